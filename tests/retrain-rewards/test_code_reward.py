@@ -23,9 +23,10 @@ from retrain.rooms.tasks.child.orphans import descendants
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 from retrain.rooms.tasks.scoring.service import ScoringService
 from retrain_rewards.code import reward as module
-from retrain_rewards.code.process import Limits, decoded
+from retrain_rewards.code.process import Limits
 from retrain_rewards.code.reward import CodeReward, last_program
 from retrain_rewards.code.sandbox import NO_SANDBOX, Sandbox, find_sandbox
+from retrain_rewards.code.values import decoded
 from retrain_rewards.tables import RewardTable
 
 SANDBOX, REASON = find_sandbox()
@@ -125,9 +126,31 @@ def test_functions_take_and_return_plain_values(reward: CodeReward) -> None:
         ("```python\na\n```", "a"),
         ("```\na\n```\nthen\n```py\nb\nc\n```", "b\nc"),
         ("```python\na\n```\n```bash\nls\n```", "a"),
-        ("```python\na\n```\n```python\nb", ""),  # cut off: what stood before is not what it ended with
+        ("```python\na\n```\n```python\nb", "b"),  # the last fence need not end
         ("````python\n```\na\n````", "```\na"),
-        ("  ```Python3\n  a\n  ```", "  a"),
+        ("  ```Python3\n  a\n  ```", "a"),
+        ('```py title="x"\na\n```', "a"),
+        ("```{.python .numberLines}\na\n```", "a"),
+        ("```python3.11\na\n```", "a"),
+        ("```Python 3\na\n```", "a"),
+        ("```python:main.py\na\n```", "a"),
+        ("``` python\na\n```", "a"),
+        ("~~~python\na\n```\nb\n~~~", "a\n```\nb"),
+        ("~~~~\na\n~~~\nb\n~~~~~", "a\n~~~\nb"),
+        ("1. so\n\n      ```python\n      if x:\n          y\n      ```", "if x:\n    y"),
+        ("```python\n\tif x:\n\t\ty", "\tif x:\n\t\ty"),
+        ("```python\n>>> def f(n):\n...     return n\n...\n>>> f(1)\n1\n```", "def f(n):\n    return n\n\nf(1)"),
+        ("```python\ndef f(n): return n\n```\n```python\n>>> f(1)\n1\n```", "def f(n): return n"),
+        ("```python\nprint(1)\n```\nOutput:\n```\n1\n```", "print(1)"),
+        ("```python\nprint(1)\n```\n```\nhello, world\n```", "print(1)"),
+        ("```python\nprint(1)\n```\n```\n{'a': [1, 2]}\nTrue\n```", "print(1)"),
+        ("```python\nprint(1)\n```\n```python\n[1, 2]\n```", "print(1)"),
+        ("```python\nprint(1)\n```\n```output\nprint(2)\n```", "print(1)"),
+        ("```python\nprint(1)\n```\nbetter:\n```\nn = 2\nprint(n)\n```", "n = 2\nprint(n)"),
+        ("```python\nprint(1)\n```\n```python\nprint(2\n```", "print(2"),
+        ("use ```print(1)``` or\n```python\nb\n```", "b"),
+        ("```print(1)```\n```python\nb\n```", "b"),
+        ("```c++\nint a;\n```", ""),
     ],
 )
 def test_the_program_is_the_last_block(text: str, program: str) -> None:

@@ -46,6 +46,14 @@ class RewardTable(Table):
     test_timeout_s: float = key(
         2.0, "Seconds that the program may take for one test (code).", gt=0.0, needs="reward code"
     )
+    test_tolerance: float = key(
+        0.0,
+        "Difference allowed of a float, relative to the larger of 1 and the expected one (code).",
+        ge=0.0,
+        lt=1.0,
+        needs="reward code",
+    )
+    numpy: bool = key(False, "Let programs and tests import the numpy of this environment (code).", needs="reward code")
     test_memory_mb: int = key(1024, "Memory of the program, in MiB (code).", ge=64, needs="reward code")
     unsafe: bool = key(False, "Run programs even where no sandbox works, with your rights (code).", needs="reward code")
     judge_model: str = key("", "Model that judges (judge).", needs="reward judge")

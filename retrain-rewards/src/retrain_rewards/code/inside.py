@@ -1,10 +1,10 @@
-"""What runs inside the sandbox: the program of one completion, or tests that call it from another sandbox.
+"""The program of one completion, run inside the sandbox; or tests that call it from another sandbox.
 
-It is sent as text to a bare interpreter and imports next to nothing: `json` alone would double the time to start.
-Nothing that comes from here is trusted. Once a program runs, it can change all of this, and all it gains is to answer
-for itself: expected outputs never come here, and the code of tests never comes into the program's process.
+It runs in a bare interpreter and imports next to nothing: `json` alone would double the time to start. The reply of a
+program's process is never trusted. Once a program runs, it can change all of this, and all it gains is to answer for
+itself: expected outputs never come here, and the code of tests never comes into the program's process.
 
-The other side sends `marshal`, and gets JSON, in frames of eight bytes of length and the content.
+The scoring process sends `marshal` and gets text, in frames of eight bytes of length and the content.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import builtins
 import marshal
 import os
 import sys
-from _json import encode_basestring_ascii as quoted
 
 TYPE_CHECKING = False  # importing `typing` would double the time to start
 if TYPE_CHECKING:
@@ -24,18 +23,29 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 8
 TEXT_CHARS = 200  # of an exception's text
-ANNOTATIONS = ("Any", "Callable", "Dict", "Iterable", "Iterator", "List", "Optional", "Set", "Tuple", "Union")
+RECURSION_LIMIT = 50_000  # as other graders set it: frames of Python code do not use the stack of the process
+TASKS = 128  # threads of a process; the process that scores ends one that has more
 
 
-def main() -> None:
-    """Take the limits from `argv`, keep the channel, say that we are here, and play the part that we are given."""
-    memory_bytes, cpu_s, file_bytes = (int(word) for word in sys.argv[1:4])
+def main(arguments: list[str]) -> None:
+    """Set the limits, keep the channel, say that we are here, and play the part that we are given."""
+    memory_bytes, cpu_s, file_bytes, link = map(int, arguments)
+    sys.argv[:] = ["program.py"]
     channel = os.dup(0)
     _detach()
     _limit(memory_bytes, cpu_s, file_bytes)
-    _send(channel, "true")
-    part, source = _receive(channel)
-    {"script": _serve_script, "functions": _serve_functions, "tests": _serve_tests}[part](channel, source, file_bytes)
+    send(channel, b"here")
+    part, source, imports = (*receive(channel), "", "")[:3]
+    if part == "script":
+        _serve_script(channel, source, imports, file_bytes)
+    elif part == "functions":
+        from retrain_rewards.code import functions
+
+        functions.serve(channel, link, source, imports)
+    else:
+        from retrain_rewards.code import checks
+
+        checks.serve(channel, link)
 
 
 def _detach() -> None:
@@ -58,16 +68,53 @@ def _limit(memory_bytes: int, cpu_s: int, file_bytes: int) -> None:
             continue
 
 
-def _serve_script(channel: int, source: str, output_bytes: int) -> None:
+def prepare() -> None:
+    """Give a program what an interpreter without `site` lacks, and what graders set for it."""
+    from _sitebuiltins import Quitter
+
+    for name in ("exit", "quit"):
+        setattr(builtins, name, Quitter(name, "Ctrl-D"))
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
+    _count_threads()
+
+
+STARTED: list[bool] = []  # one entry for each thread that a program has started
+
+
+def _count_threads() -> None:
+    """Refuse a thread too many as the system would. A program can undo this, and is then ended from outside."""
+    import _thread
+
+    def counted(start: Callable[..., Any]) -> Callable[..., Any]:
+        def start_thread(*arguments: Any, **keywords: Any) -> Any:
+            if _thread._count() >= TASKS - 8:
+                raise RuntimeError("can't start new thread")
+            STARTED.append(True)
+            return start(*arguments, **keywords)
+
+        return start_thread
+
+    for name in ("start_new_thread", "start_new", "start_joinable_thread"):  # the last since Python 3.13
+        if hasattr(_thread, name):
+            setattr(_thread, name, counted(getattr(_thread, name)))
+
+
+def _serve_script(channel: int, source: str, prelude: str, output_bytes: int) -> None:
     """Run the program once per request, from the beginning, with the request as its standard input."""
-    code = _compiled(source, "program.py")
+    prepare()
+    code = compiled(source, "program.py")
+    before = compiled(prelude, "imports.py")
     while True:
-        stdin = _receive(channel)
-        output, fault = ("", code) if isinstance(code, str) else _run_script(code, stdin, output_bytes)
-        _send(channel, f"[{quoted(output)},{quoted(fault)}]")
+        stdin = receive(channel)
+        output, fault = (b"", code) if isinstance(code, str) else _run_script(before, code, stdin, output_bytes)
+        is_used_up = b"1" if STARTED else b"0"  # pools of threads do not start again once they are ended
+        failed = fault.encode("utf-8", "replace")
+        send(channel, is_used_up + len(failed).to_bytes(HEADER_BYTES, "big") + failed + output)
 
 
-def _run_script(code: CodeType, stdin: str, output_bytes: int) -> tuple[str, str]:
+def _run_script(before: Any, code: CodeType, stdin: str, output_bytes: int) -> tuple[bytes, str]:
     _detach()
     feed, output = _file(stdin.encode("utf-8", "surrogatepass")), _file(b"")
     os.dup2(feed, 0)
@@ -78,21 +125,24 @@ def _run_script(code: CodeType, stdin: str, output_bytes: int) -> tuple[str, str
     module = sys.modules["__main__"] = type(sys)("__main__")
     fault = ""
     try:
+        exec(before, module.__dict__)
         exec(code, module.__dict__)
     except SystemExit as leaving:
         fault = f"exited with code {leaving.code!r}"[:TEXT_CHARS] if leaving.code else ""
     except BaseException as error:
-        fault = _described(error)
+        fault = described(error)
     try:
+        if STARTED and "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()  # waits for the threads, as an interpreter does that ends
         atexit._run_exitfuncs()  # many write what they have collected only then
         sys.stdout.flush()
     except BaseException as error:
-        fault = fault or _described(error)
-    written, start = b"", 0
-    while part := os.pread(output, 1 << 20, start):
-        written, start = written + part, start + len(part)
+        fault = fault or described(error)
+    written = bytearray()
+    while part := os.pread(output, 1 << 20, len(written)):
+        written += part
     os.close(output)
-    return written.decode("utf-8", "replace"), fault or ("printed too much" if start >= output_bytes else "")
+    return bytes(written), fault or ("printed too much" if len(written) >= output_bytes else "")
 
 
 def _file(content: bytes) -> int:
@@ -104,70 +154,16 @@ def _file(content: bytes) -> int:
     return descriptor
 
 
-def _serve_functions(channel: int, source: str, _: int) -> None:
-    """Load the program as a module, and answer calls of its functions."""
-    module = sys.modules["program"] = type(sys)("program")
-    code = _compiled(source, "program.py")
-    fault = code if isinstance(code, str) else ""
-    try:
-        if "typing" not in source and any(name in source for name in ANNOTATIONS):
-            import typing  # the prompt's own import, which completions often leave out
-
-            module.__dict__.update({name: getattr(typing, name) for name in ANNOTATIONS})
-        if not isinstance(code, str):
-            exec(code, module.__dict__)
-    except BaseException as error:
-        fault = _described(error)
-    while True:
-        name, arguments, keywords = _receive(channel)
-        try:
-            if fault:
-                raise ImportError(fault)
-            function = getattr(module, name, None)
-            if function is None and hasattr(module, "Solution"):
-                function = getattr(module.Solution(), name, None)
-            if function is None:
-                raise NameError(f"the program defines no {name}")
-            answer = f"[{_encoded(function(*arguments, **keywords))}]"
-        except BaseException as error:
-            answer = f"[{quoted(type(error).__name__)},{quoted(_described(error))}]"
-        _send(channel, answer)
-
-
-def _serve_tests(channel: int, _: str, __: int) -> None:
-    """Run code of tests; the names that it takes from the program are functions that ask for their value."""
-
-    def asking(name: str) -> Callable[..., Any]:
-        def ask(*arguments: Any, **keywords: Any) -> Any:
-            _send(channel, f"[{quoted(name)},{_encoded(arguments)},{_encoded(keywords)}]")
-            answer = _receive(channel)
-            if len(answer) == 1:
-                return answer[0]
-            kind = getattr(builtins, answer[0], None)
-            raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(answer[1])
-
-        return ask
-
-    while True:
-        source, names = _receive(channel)
-        namespace: dict[str, Any] = {"__name__": "tests", **{name: asking(name) for name in names}}
-        fault = ""
-        try:
-            exec(compile(source, "tests.py", "exec"), namespace)
-        except BaseException as error:
-            fault = _described(error)
-        _send(channel, quoted(fault))
-
-
-def _compiled(source: str, name: str) -> CodeType | str:
+def compiled(source: str, name: str) -> CodeType | str:
     """The code, or what is wrong with it."""
     try:
         return compile(source, name, "exec", dont_inherit=True)
     except BaseException as error:
-        return _described(error)
+        return described(error)
 
 
-def _described(error: BaseException) -> str:
+def described(error: BaseException) -> str:
+    """A short text of an exception, whatever that exception does."""
     try:
         text = f"{type(error).__name__}: {error}"
     except BaseException:
@@ -175,50 +171,34 @@ def _described(error: BaseException) -> str:
     return text[:TEXT_CHARS]
 
 
-def _encoded(value: Any) -> str:
-    """A plain value as JSON: an array is `[tag, ...]`; subclasses as their base. TypeError for any other object."""
-    if value is None or value is True or value is False:
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return str(quoted(str.__str__(value)))
-    if isinstance(value, int):
-        return int.__repr__(value)
-    if isinstance(value, float):
-        text = float.__repr__(value)
-        return text if text[-1].isdigit() else f'["float","{text}"]'
-    if isinstance(value, complex):
-        return f'["complex",{_encoded(value.real)},{_encoded(value.imag)}]'
-    if isinstance(value, bytes | bytearray):
-        return f'["bytes",{quoted(value.decode("latin-1"))}]'
-    if isinstance(value, dict):
-        return ",".join(['["dict"', *(_encoded(each) for pair in value.items() for each in pair)]) + "]"
-    for kind in (list, tuple, set, frozenset):
-        if isinstance(value, kind):
-            return ",".join([f'["{kind.__name__}"', *map(_encoded, value)]) + "]"
-    raise TypeError(f"{type(value).__name__} is no plain value")
-
-
-def _send(channel: int, text: str) -> None:
-    content = text.encode("ascii")
+def send(channel: int, content: bytes) -> None:
+    """Send a frame."""
     content = len(content).to_bytes(HEADER_BYTES, "big") + content
     while content:
         content = content[os.write(channel, content) :]
 
 
-def _receive(channel: int) -> Any:
-    size = int.from_bytes(_read(channel, HEADER_BYTES), "big")
-    return marshal.loads(_read(channel, size))
+def receive(channel: int) -> Any:
+    """The values of the next frame of the scoring process."""
+    return marshal.loads(read_frame(channel, leave))
 
 
-def _read(channel: int, size: int) -> bytes:
+def read_frame(channel: int, ended: Callable[[], Any]) -> bytes:
+    """The content of the next frame; `ended` is called when the other side is gone."""
+    size = int.from_bytes(_read(channel, HEADER_BYTES, ended), "big")
+    return _read(channel, size, ended)
+
+
+def _read(channel: int, size: int, ended: Callable[[], Any]) -> bytes:
     content = bytearray()
     while len(content) < size:
-        part = os.read(channel, size - len(content))
+        part = os.read(channel, min(size - len(content), 1 << 20))
         if not part:
-            os._exit(0)
+            ended()
         content += part
     return bytes(content)
 
 
-if __name__ == "__main__":
-    main()
+def leave() -> None:
+    """End this process: the scoring process is gone, or the other side."""
+    os._exit(0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from retrain.api import Example, RewardError
+from retrain_rewards.code.usual import modules_read, unbound
 from retrain_rewards.sources.columns import value_at
 
 LAYOUTS = (
@@ -41,7 +43,7 @@ class CallTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeTest:
-    """Code that raises nothing when the program's functions, which it calls by `names`, are right."""
+    """Code that raises nothing when the program is right, whose functions and classes it uses by `names`."""
 
     source: str
     names: Sequence[str]
@@ -54,7 +56,8 @@ def read_tests(example: Example, column: str, *, in_reference: bool) -> tuple[Te
     """The tests in a column of an example; RewardError when there are none, or none that can be read."""
     value: Any = example.reference if in_reference else value_at(example.info, column)
     try:
-        tests = tuple(_read(_plain(value), example.info))
+        with _integers_of_any_length():
+            tests = tuple(_read(_plain(value), example.info))
     except (ValueError, TypeError, LookupError, RecursionError, SyntaxError) as error:
         why = f"{type(error).__name__}: {error}"
         raise RewardError(f"the tests of example {example.id} cannot be read ({why}): they are {LAYOUTS}") from None
@@ -63,6 +66,17 @@ def read_tests(example: Example, column: str, *, in_reference: bool) -> tuple[Te
     if all(isinstance(test, StdinTest) and not test.stdout.strip() for test in tests):
         raise RewardError(f"the tests of example {example.id} expect no output: silence would pass")
     return tests
+
+
+@contextmanager
+def _integers_of_any_length() -> Iterator[None]:
+    """The data are trusted, so a number in them may have more than 4,300 digits."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        yield
+    finally:
+        sys.set_int_max_str_digits(before)
 
 
 def _plain(value: Any) -> Any:
@@ -158,16 +172,8 @@ def _simple(statement: ast.stmt) -> CallTest | None:
 
 
 def _code_test(source: str) -> CodeTest:
-    """The names that the code reads and does not make itself are the program's functions."""
-    nodes = list(ast.walk(ast.parse(source)))
-    made = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)}
-    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    made |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
-    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    made |= {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
-    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    names = sorted(read - made - set(dir(builtins)))
+    """The names that the code reads and does not make itself are the program's."""
+    names = sorted(unbound(source) - modules_read(source))
     if not names:
         raise ValueError("the test code calls nothing of the program")
     return CodeTest(source=source, names=names)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,18 +21,33 @@ from retrain_rewards.code import inside
 
 START_S = 10.0
 MESSAGE_CHARS = 300
+SLACK_BYTES = 4096
 CHUNK_BYTES = 2**20
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LANG": "C.UTF-8"}
-KINDS: dict[str, Callable[[list[Any]], Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "dict": lambda flat: dict(zip(flat[::2], flat[1::2], strict=True)),
-    "bytes": lambda parts: parts[0].encode("latin-1"),
-    "complex": lambda parts: complex(*parts),
-    "float": lambda parts: float(parts[0]),
-}
+SLICE_S = 0.02  # between two looks at the number of threads
+PACKAGE = "retrain_rewards.code"
+MODULES = ("inside", "values", "functions", "link", "checks")
+BOOT = f"""
+import marshal, os, sys
+def read(size):
+    content = b""
+    while len(content) < size:
+        part = os.read(0, size - len(content))
+        if not part: os._exit(0)
+        content += part
+    return content
+modules = marshal.loads(read(int.from_bytes(read(8), "big")))
+spec = sys.modules["_frozen_importlib"].ModuleSpec
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return spec(name, self, is_package=not modules[name]) if name in modules else None
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        if modules[module.__name__]: exec(marshal.loads(modules[module.__name__]), module.__dict__)
+sys.meta_path.insert(0, Finder())
+from {PACKAGE} import inside
+inside.main(sys.argv[1:])
+"""
 
 
 class ProcessFault(Exception):  # noqa: N818 - not always an error of ours
@@ -53,16 +68,31 @@ class Limits:
 
     @property
     def frame_bytes(self) -> int:
-        """The longest frame: every byte of what was printed as an escape."""
-        return 6 * self.output_bytes
+        """The longest frame: everything printed, and the text of a fault."""
+        return self.output_bytes + SLACK_BYTES
 
 
 class Process:
-    """An interpreter behind `command` that plays one part of `inside`; a context that ends it with all it started."""
+    """An interpreter behind `command` that plays one part of `inside`; a context that ends it with all it started.
 
-    def __init__(self, command: Sequence[str], python: str, limits: Limits, *, calls: bytes = b"") -> None:
+    `link` is a socket that connects it with another one; `packages` a folder from which it may import more.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        python: str,
+        limits: Limits,
+        *,
+        calls: bytes = b"",
+        link: socket.socket | None = None,
+        packages: str = "",
+    ) -> None:
         self.limits = limits
+        self._link = link
+        self._packages = packages
         self._inner = 0  # the process that the sandbox's own process has started
+        self._program = 0  # and its child, in which the program runs
         self._exits = ExitStack()
         self._channel, theirs = socket.socketpair()
         self._exits.callback(self._channel.close)
@@ -73,7 +103,8 @@ class Process:
             self._exits.close()
             raise
         try:
-            self._receive(time.monotonic() + START_S)
+            self.send(_modules(), time.monotonic() + START_S)
+            self._receive(time.monotonic() + START_S, SLACK_BYTES)
             self._inner = json.loads(os.read(self._info, CHUNK_BYTES))["child-pid"] if command else 0
         except ProcessEnded as error:
             self._kill()
@@ -89,8 +120,9 @@ class Process:
     ) -> subprocess.Popen[bytes]:
         folder = "/" if command else self._exits.enter_context(tempfile.TemporaryDirectory(prefix="program-"))
         # -s -S -P: no packages and no folder of ours; not -I, which would not let us fix the order of sets
-        bare = [python, "-s", "-S", "-P", "-B", "-c", _source()]
-        sizes = [str(size) for size in (self.limits.memory_bytes, self.limits.cpu_s, self.limits.output_bytes)]
+        bare = [python, "-s", "-S", "-P", "-B", "-c", BOOT]
+        linked = self._link.fileno() if self._link else -1
+        numbers = map(str, (self.limits.memory_bytes, self.limits.cpu_s, self.limits.output_bytes, linked))
         with ExitStack() as spawning:
             told: list[str] = []
             descriptors: list[int] = []
@@ -99,17 +131,18 @@ class Process:
                 self._exits.callback(os.close, self._info)
                 spawning.callback(os.close, writing)
                 descriptors, told = [writing], ["--info-fd", str(writing)]
+            descriptors += [linked] if self._link else []
             if calls:
                 descriptors.append(_pipe_with(calls, spawning))
                 told += ["--seccomp", str(descriptors[-1])]
             return subprocess.Popen(
-                [*command, *told, *bare, *sizes],
+                [*command, *told, *bare, *numbers],
                 stdin=channel.fileno(),
                 stdout=channel.fileno(),
                 stderr=subprocess.PIPE,
                 pass_fds=descriptors,
                 cwd=folder,
-                env=ENVIRONMENT,
+                env=ENVIRONMENT | ({"PYTHONPATH": self._packages} if self._packages else {}),
                 start_new_session=True,
             )
 
@@ -124,10 +157,13 @@ class Process:
         except OSError:
             raise ProcessEnded("ended early") from None
 
-    def ask(self, message: Any, deadline: float) -> Any:
-        """The answer to a message, as JSON gives it; ProcessEnded without one."""
+    def ask(self, message: Any, deadline: float, limit_bytes: int = 0, beside: Process | None = None) -> bytes:
+        """The answer to a message, of at most `limit_bytes`; ProcessEnded without one.
+
+        Until it comes, the threads of this process and of the one `beside` it are counted.
+        """
         self.send(message, deadline)
-        return self._receive(deadline)
+        return self._receive(deadline, limit_bytes or self.limits.frame_bytes, beside)
 
     def close(self) -> None:
         """End the process and everything that it has started; safe to call twice."""
@@ -159,23 +195,26 @@ class Process:
         said = self._process.stderr.read() or b""
         return " ".join(said.decode("utf-8", "replace").split())[-MESSAGE_CHARS:]
 
-    def _receive(self, deadline: float) -> Any:
-        size = int.from_bytes(self._read(inside.HEADER_BYTES, deadline), "big")
-        if size > self.limits.frame_bytes:
+    def _receive(self, deadline: float, limit_bytes: int, beside: Process | None = None) -> bytes:
+        watched = [self, beside] if beside else [self]
+        size = int.from_bytes(self._read(inside.HEADER_BYTES, deadline, watched), "big")
+        if size > limit_bytes:
             raise ProcessEnded("answered with too much")
-        try:
-            return json.loads(self._read(size, deadline))
-        except (ValueError, RecursionError):
-            raise ProcessEnded("answered with something that cannot be read") from None
+        return self._read(size, deadline, watched)
 
-    def _read(self, size: int, deadline: float) -> bytes:
+    def _read(self, size: int, deadline: float, watched: Sequence[Process]) -> bytes:
         content = bytearray()
         while len(content) < size:
-            self._channel.settimeout(max(deadline - time.monotonic(), 0.001))
+            left_s = deadline - time.monotonic()
+            self._channel.settimeout(max(min(left_s, SLICE_S), 0.001))
             try:
                 part = self._channel.recv(min(size - len(content), CHUNK_BYTES))
             except TimeoutError:
-                raise ProcessEnded("ran out of time") from None
+                if left_s <= SLICE_S:
+                    raise ProcessEnded("ran out of time") from None
+                if max(process.tasks() for process in watched) > inside.TASKS:
+                    raise ProcessEnded("started too many threads") from None
+                continue
             except OSError:
                 part = b""
             if not part:
@@ -183,20 +222,26 @@ class Process:
             content += part
         return bytes(content)
 
-
-def decoded(value: Any) -> Any:
-    """The plain value that `inside` has encoded; ValueError for anything that is none."""
-    if not isinstance(value, list):
-        return value
-    try:
-        return KINDS[value[0]]([decoded(each) for each in value[1:]])
-    except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
-        raise ValueError(f"no plain value: {type(error).__name__}") from None
+    def tasks(self) -> int:
+        """The threads of the process in which the program runs; 0 where the system does not count them."""
+        pid = self._inner or self._process.pid
+        try:
+            if self._inner and not self._program:  # the sandbox's own process has started one more, the program's
+                self._program = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+            return len(os.listdir(f"/proc/{self._program or pid}/task"))
+        except (OSError, ValueError, IndexError):
+            return 0
 
 
 @lru_cache(maxsize=1)
-def _source() -> str:
-    return Path(inside.__file__).read_text(encoding="utf-8")
+def _modules() -> dict[str, bytes]:
+    """The compiled modules that run inside, by their names; the packages around them are empty."""
+    folder = Path(inside.__file__).parent
+    code = {
+        f"{PACKAGE}.{name}": marshal.dumps(compile((folder / f"{name}.py").read_text("utf-8"), f"{name}.py", "exec"))
+        for name in MODULES
+    }
+    return {"retrain_rewards": b"", PACKAGE: b""} | code
 
 
 def _pipe_with(content: bytes, exits: ExitStack) -> int:

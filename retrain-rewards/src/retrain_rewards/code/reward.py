@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import ast
 import logging
 import math
+import re
+import socket
 import time
-import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from retrain.api import ConfigError, Example, Outcome, PluginContext, Problem, RewardError, Score
+from retrain_rewards.code.blocks import FENCE, last_program
+from retrain_rewards.code.checks import UNUSED
+from retrain_rewards.code.compare import (
+    SHOWN_CHARS,
+    json_form,
+    matches,
+    printed_as_expected,
+    read_reply,
+    reply_limit,
+    shown,
+)
+from retrain_rewards.code.inside import HEADER_BYTES, TEXT_CHARS
 from retrain_rewards.code.layouts import CallTest, CodeTest, StdinTest, Test, read_tests
-from retrain_rewards.code.process import Limits, Process, ProcessEnded, ProcessFault, decoded
-from retrain_rewards.code.sandbox import FIX, NO_SANDBOX, Sandbox, find_sandbox, interpreter
+from retrain_rewards.code.prepare import ready
+from retrain_rewards.code.process import Limits, Process, ProcessEnded, ProcessFault
+from retrain_rewards.code.sandbox import FIX, NO_SANDBOX, Sandbox, find_sandbox, interpreter, with_numpy
+from retrain_rewards.code.usual import FAULTS, prelude, unbound
 from retrain_rewards.deadline import time_limit_of
 from retrain_rewards.tables import RewardTable
 
 LOG = logging.getLogger("retrain")
 OWN_SHARE = 0.8  # of the scoring time limit: a program that is too slow is wrong, and no failed score
-FENCE = "```"
-LANGUAGES = ("", "python", "python3", "py")
-SHOWN_CHARS = 80
+NUMPY_FIX = "pip install numpy in this environment, or leave the key out"
+PROCESSES = re.compile(r"\b(multiprocessing|ProcessPoolExecutor|subprocess|os\.(fork|system|popen|posix_spawn))\b")
+NO_PROCESSES = " (the sandbox does not offer further processes, such as those of multiprocessing: use threads)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +55,8 @@ class CodeReward:
     program: str = "block"
     partial: bool = False
     test_timeout_s: float = 2.0
+    test_tolerance: float = 0.0
+    numpy: bool = False
     time_limit_s: float = 8.0
     limits: Limits = field(default_factory=Limits)
 
@@ -50,18 +66,23 @@ class CodeReward:
         source = text if self.program == "text" else last_program(text)
         if not source.strip():
             return _score(0.0, "no program")
-        if fault := _syntax_fault(source):
-            return _score(0.0, fault)
-        with Trial(self, source) as trial:
+        try:
+            imports = prelude(unbound(source), has_numpy=self.numpy)
+        except FAULTS as error:
+            return _score(0.0, f"no program: {type(error).__name__}")
+        with Trial(self, source, imports, tests) as trial:
             passed = 0
             detail = ""
             for number, test in enumerate(tests, start=1):
                 fault = trial.fault(test)
                 passed += not fault
-                detail = detail or (f"test {number} of {len(tests)}: {fault}" if fault else "")
+                detail = detail or (f"test {number} of {len(tests)}: {fault}{self._hint(source)}" if fault else "")
                 if fault and not self.partial:
                     break
         return _score(passed / len(tests) if self.partial else float(passed == len(tests)), detail)
+
+    def _hint(self, source: str) -> str:
+        return NO_PROCESSES if self.sandbox.calls and PROCESSES.search(source) else ""
 
     def gold(self, example: Example) -> str | None:
         """The reference as a completion, after the prompt where it only goes on with it; None if it is no program."""
@@ -71,25 +92,28 @@ class CodeReward:
             return example.reference
         prompt = example.prompt if isinstance(example.prompt, str) else ""
         for source in (example.reference, f"{prompt.rstrip()}\n{example.reference}"):
-            if not _syntax_fault(source):
+            with suppress(*FAULTS):
+                unbound(source)
                 return f"{FENCE}python\n{source.strip()}\n{FENCE}"
         return None
 
 
 class Trial:
-    """One program at its tests: in a process of its own, and where tests are code, that code in another.
+    """One program at its tests: in a process, and where tests are code, that code in another.
 
     A process that has ended is replaced for the next test.
     """
 
-    def __init__(self, reward: CodeReward, source: str) -> None:
+    def __init__(self, reward: CodeReward, source: str, imports: str, tests: Sequence[Test]) -> None:
         self.reward = reward
-        self.source = source
+        self.program = (source, imports)
         self.deadline = time.monotonic() + reward.time_limit_s
         self.processes: dict[str, Process] = {}
+        self._is_linked = any(isinstance(test, CodeTest) for test in tests)
+        self._sockets: tuple[socket.socket, ...] = ()
 
     def fault(self, test: Test) -> str:
-        """What is wrong with the program by this test; empty when it passes."""
+        """The reason why the program fails this test; empty when it passes."""
         deadline = min(time.monotonic() + self.reward.test_timeout_s, self.deadline)
         if time.monotonic() >= self.deadline:
             return f"all tests together took longer than {self.reward.time_limit_s:g} s"
@@ -102,54 +126,64 @@ class Trial:
         except ProcessEnded as error:
             self.close()
             return f"the program {error}"
-        except (MemoryError, RecursionError, ValueError) as error:  # of a value made for that
-            self.close()
-            return f"the program returned a value that cannot be compared ({type(error).__name__})"
 
     def _script(self, test: StdinTest, deadline: float) -> str:
-        output, fault = _two_texts(self._process("script", self.source).ask(test.stdin, deadline))
-        if fault:
-            return fault
-        return "" if _lines(output) == _lines(test.stdout) else f"printed {output[:SHOWN_CHARS]!r}"
+        reply = self._process("script", *self.program).ask(test.stdin, deadline)
+        size = int.from_bytes(reply[1 : 1 + HEADER_BYTES], "big")
+        fault, output = (reply[1 + HEADER_BYTES :][part] for part in (slice(size), slice(size, None)))
+        if reply[:1] == b"1":  # it has started threads: the next test begins in another process
+            self.close()
+        if size:
+            return fault.decode("utf-8", "replace")
+        text = output.decode("utf-8", "replace")
+        is_right = printed_as_expected(text, test.stdout, tolerance=self.reward.test_tolerance)
+        return "" if is_right else f"printed {text[:SHOWN_CHARS]!r}"
 
     def _call(self, test: CallTest, deadline: float) -> str:
-        value, fault = self._value(test.function, test.arguments, test.keywords, deadline)
-        if fault:
-            return ": ".join(fault)
-        expected = _as_json(test.expected) if test.is_json else test.expected
-        value = _as_json(value) if test.is_json else value
-        return "" if value == expected else f"{test.function} returned {repr(value)[:SHOWN_CHARS]}"
+        expected = json_form(test.expected) if test.is_json else test.expected
+        size, items = reply_limit(expected)
+        message = (test.function, tuple(test.arguments), dict(test.keywords), test.is_json)
+        reply = self._process("functions", *self.program).ask(message, deadline, size).decode("utf-8", "replace")
+        if not reply.startswith("+"):
+            return reply[1:][:TEXT_CHARS] or "the program answered with nothing"
+        try:
+            value = read_reply(reply[1:], items)
+        except ValueError as error:
+            return f"{test.function} returned {error}"
+        if matches(value, expected, as_json=test.is_json, tolerance=self.reward.test_tolerance):
+            return ""
+        return f"{test.function} returned {shown(reply[1:])}"
 
     def _code(self, test: CodeTest, deadline: float) -> str:
-        tests = self._process("tests", "")
-        reply = tests.ask((test.source, list(test.names)), deadline)
-        while isinstance(reply, list):
-            name, arguments, keywords = (decoded(each) for each in reply)
-            value, fault = self._value(name, arguments, keywords, deadline)
-            reply = tests.ask(fault or (value,), deadline)
-        return str(reply)
+        program = self._process("functions", *self.program)
+        tests = self._process("tests")
+        program.send(None, deadline)
+        reply = tests.ask((ready(test.source), list(test.names)), deadline, beside=program)
+        if reply == UNUSED.encode():
+            raise RewardError(f"{UNUSED}: every program would pass")
+        return reply.decode("utf-8", "replace")[: 4 * SHOWN_CHARS]
 
-    def _value(
-        self, function: str, arguments: Sequence[Any], keywords: Mapping[str, Any], deadline: float
-    ) -> tuple[Any, tuple[str, str] | None]:
-        """What a function of the program returns, or the name and the text of the exception that it raises."""
-        reply = self._process("functions", self.source).ask((function, tuple(arguments), dict(keywords)), deadline)
-        try:
-            if isinstance(reply, list) and len(reply) == 1:
-                return decoded(reply[0]), None
-        except ValueError as error:
-            return None, ("TypeError", str(error))
-        return None, _two_texts(reply)
-
-    def _process(self, part: str, source: str) -> Process:
+    def _process(self, part: str, *given: str) -> Process:
         if part not in self.processes:
-            sandbox = self.reward.sandbox
+            reward = self.reward
+            if self._is_linked and not self._sockets:
+                self._sockets = socket.socketpair()
+            link = {"functions": 0, "tests": 1}.get(part) if self._sockets else None
             try:
-                process = Process(sandbox.command, interpreter(), self.reward.limits, calls=sandbox.calls)
+                process = Process(
+                    reward.sandbox.command,
+                    interpreter(),
+                    reward.limits,
+                    calls=reward.sandbox.calls,
+                    link=None if link is None else self._sockets[link],
+                    packages=reward.sandbox.packages,
+                )
             except (ProcessFault, OSError) as error:
                 raise RewardError(f"the sandbox for a program could not be started: {error}") from error
+            if link is not None:
+                self._sockets[link].close()  # so that the other process sees the end of this one
             self.processes[part] = process
-            process.send((part, source), self.deadline)
+            process.send((part, *given), self.deadline)
         return self.processes[part]
 
     def close(self) -> None:
@@ -157,7 +191,9 @@ class Trial:
         with ExitStack() as exits:
             for process in self.processes.values():
                 exits.callback(process.close)
-            self.processes = {}
+            for end in self._sockets:
+                exits.callback(end.close)
+            self.processes, self._sockets = {}, ()
 
     def __enter__(self) -> Trial:
         return self
@@ -178,6 +214,12 @@ def make_code(context: PluginContext) -> CodeReward:
         LOG.warning("UNSAFE: programs that the model writes run WITHOUT A SANDBOX, with your rights: %s", reason)
     else:
         LOG.info("Programs run in a sandbox: %s", sandbox.name)
+    if table.numpy:
+        try:
+            sandbox = with_numpy(sandbox or NO_SANDBOX)
+        except ImportError as error:
+            what = f"programs cannot have numpy: {error}"
+            raise ConfigError(Problem(where=config.place("reward.numpy"), what=what, fix=NUMPY_FIX)) from None
     if "boxed" in config.data.instruction:
         place = config.place("data.instruction")
         LOG.warning("%s asks for a box, and reward 'code' reads a program: ask for one ```python block there", place)
@@ -189,56 +231,12 @@ def make_code(context: PluginContext) -> CodeReward:
         program=table.program,
         partial=table.partial,
         test_timeout_s=table.test_timeout_s,
+        test_tolerance=table.test_tolerance,
+        numpy=table.numpy,
         time_limit_s=time_limit_s,
         limits=Limits(memory_bytes=table.test_memory_mb * 2**20, cpu_s=math.ceil(time_limit_s) + 1),
     )
 
 
-def last_program(text: str) -> str:
-    """The last fenced block of a text if it is Python (or names no language); empty when there is none, or no end."""
-    found, lines, fence = "", list[str](), ""
-    language = ""
-    for line in text.splitlines():
-        bare = line.strip()
-        if not fence and bare.startswith(FENCE):
-            fence = bare[: len(bare) - len(bare.lstrip("`"))]
-            language, lines = bare[len(fence) :].strip().casefold(), []
-        elif fence and bare == fence:
-            found, fence = "\n".join(lines) if language in LANGUAGES else found, ""
-        elif fence:
-            lines.append(line)
-    return "" if fence else found
-
-
-def _syntax_fault(source: str) -> str:
-    """Why a text is no program, found before any process starts; empty when it is one."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of the model's own escape sequences
-            ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"no program: {type(error).__name__}"
-    return ""
-
-
 def _score(value: float, detail: str) -> Score:
     return Score(outcome=Outcome.SCORED, value=value, detail=detail)
-
-
-def _two_texts(reply: Any) -> tuple[str, str]:
-    if isinstance(reply, list) and len(reply) == 2 and all(isinstance(each, str) for each in reply):
-        return reply[0], reply[1]
-    raise ProcessEnded("answered with something that cannot be read")
-
-
-def _lines(text: str) -> list[str]:
-    """Lines without white space at their ends, and without empty ones at the end."""
-    return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _as_json(value: Any) -> Any:
-    """A value as JSON would hold it."""
-    if isinstance(value, list | tuple):
-        return [_as_json(each) for each in value]
-    if isinstance(value, dict):
-        return {str(name): _as_json(each) for name, each in value.items()}
-    return value

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from retrain_rewards.code import seccomp
 from retrain_rewards.code.process import Limits, Process, ProcessFault
 
+PACKAGES = "/packages"
 WORK = "/work"
 WORK_BYTES = 2**26
 DEV_BYTES = 2**16
@@ -33,6 +35,7 @@ class Sandbox:
     name: str
     command: tuple[str, ...] = ()
     calls: bytes = b""  # the filter of system calls
+    packages: str = ""  # the folder of packages that programs may import, as they see it
 
     @property
     def is_real(self) -> bool:
@@ -94,3 +97,16 @@ def _shared() -> list[str]:
     """Folder of the interpreter's shared library, where it has one."""
     library = Path(str(sysconfig.get_config_var("LIBDIR") or ""), str(sysconfig.get_config_var("LDLIBRARY") or ""))
     return [str(library.resolve())] if library.suffix in (".so", ".dylib") and library.is_file() else []
+
+
+def with_numpy(sandbox: Sandbox) -> Sandbox:
+    """The same sandbox with the numpy of this environment in it; ImportError where it is not installed."""
+    spec = importlib.util.find_spec("numpy")
+    if spec is None or spec.origin is None:
+        raise ImportError("numpy is not installed")
+    folder = Path(spec.origin).parent.parent
+    if not sandbox.is_real:
+        return replace(sandbox, packages=str(folder))
+    found = [name for name in ("numpy", "numpy.libs") if (folder / name).is_dir()]
+    binds = [word for name in found for word in ("--ro-bind", str(folder / name), f"{PACKAGES}/{name}")]
+    return replace(sandbox, command=(sandbox.command[0], *binds, *sandbox.command[1:]), packages=PACKAGES)

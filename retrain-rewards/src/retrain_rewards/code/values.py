@@ -1,0 +1,278 @@
+"""Plain values as text and back: what passes between a program, the code of tests and the process that scores.
+
+It runs inside the sandbox too, so it imports next to nothing. A number, text, truth value or None is itself in JSON;
+everything else is an array `[tag, ...]`. Lists and other values that can change are numbered in the order in which they
+begin, so that a second occurrence is `["&", number]`: identity survives, and so do values that hold themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+from _json import encode_basestring_ascii as quoted
+from _json import make_scanner
+
+TYPE_CHECKING = False  # importing `typing` would double the time to start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+LONG_BITS = 8192  # longer integers are hexadecimal, since decimal digits take quadratic time and have a limit
+ITEMS_OF_ITERATOR = 1_000_000  # read from a generator that stands for a list
+VIEWS = {type({}.keys()): "dict_keys", type({}.values()): "dict_values", type({}.items()): "dict_items"}
+KEPT_DICTS = ("Counter", "OrderedDict")
+FACTORIES = {"int": int, "list": list, "set": set, "dict": dict, "str": str, "float": float, "bool": bool}
+ARRAY_KINDS = "biufcSU"
+
+
+class Encoder:
+    """Encodes the values of one message; `export` encodes an object that is no plain value, or raises TypeError."""
+
+    def __init__(self, export: Callable[[Any], str] | None = None, known: Sequence[Any] = ()) -> None:
+        self._export = export
+        self.known = list(known)  # also keeps the ids of `_numbers` in use
+        self._numbers = {id(value): number for number, value in enumerate(self.known)}
+
+    def encode(self, value: Any) -> str:
+        """A value as text. By its real type, whatever its `__class__` says; subclasses as their base."""
+        if value is None or value is True or value is False:
+            return "null" if value is None else "true" if value else "false"
+        kind = type(value)
+        if kind is str or issubclass(kind, str):
+            return str(quoted(str.__str__(value)))
+        if issubclass(kind, int):
+            if int.bit_length(value) <= LONG_BITS:
+                return int.__repr__(value)
+            return f'["int","{int.__format__(value, "x")}"]'
+        if issubclass(kind, float):
+            text = float.__repr__(value)
+            return text if text[-1].isdigit() else f'["float","{text}"]'
+        if issubclass(kind, bytes):
+            return f'["bytes",{quoted(bytes.decode(value, "latin-1"))}]'
+        if issubclass(kind, tuple):
+            return self._tuple(kind, value)
+        for base in (list, dict, set, bytearray):
+            if issubclass(kind, base):
+                return self._changeable(base, kind, value)
+        if issubclass(kind, frozenset):
+            return self.tagged("frozenset", frozenset.__iter__(value))
+        if issubclass(kind, complex):
+            return self.tagged("complex", (value.real, value.imag))
+        return self._of_library(kind, value)
+
+    def tagged(self, tag: str, parts: Iterable[Any]) -> str:
+        """An array of a tag and values."""
+        return ",".join([f'["{tag}"', *map(self.encode, parts)]) + "]"
+
+    def _tuple(self, kind: type, value: Any) -> str:
+        fields = getattr(kind, "_fields", None)
+        if type(fields) is tuple and len(fields) == tuple.__len__(value) and all(type(name) is str for name in fields):
+            return self.tagged("namedtuple", (kind.__name__, fields, *tuple.__iter__(value)))
+        return self.tagged("tuple", tuple.__iter__(value))
+
+    def _changeable(self, base: type, kind: type, value: Any) -> str:
+        number = self._numbers.setdefault(id(value), len(self.known))
+        if number < len(self.known):
+            return f'["&",{number}]'
+        if base is not bytearray and self._export and kind.__module__ in ("program", "__main__"):
+            try:
+                return self._export(value)  # of a class that the tests may call methods of, if it is known already
+            except TypeError:
+                pass
+        self.known.append(value)
+        if base is bytearray:
+            return f'["bytearray",{quoted(value.decode("latin-1"))}]'
+        if base is not dict:
+            return self.tagged(base.__name__, vars(base)["__iter__"](value))
+        flat = (each for pair in list(dict.items(value)) for each in pair)
+        if kind.__module__ == "collections" and kind.__name__ in KEPT_DICTS:
+            return self.tagged(kind.__name__, flat)
+        if kind.__module__ == "collections" and kind.__name__ == "defaultdict":
+            name = getattr(value.default_factory, "__name__", "")
+            return self.tagged("defaultdict", (name if FACTORIES.get(name) is value.default_factory else "", *flat))
+        return self.tagged("dict", flat)
+
+    def _of_library(self, kind: type, value: Any) -> str:
+        """Values of the standard library and of numpy, none of which is imported for that."""
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if kind is range:
+            return self.tagged("range", (value.start, value.stop, value.step))
+        if kind in VIEWS:
+            return self.tagged(VIEWS[kind], value if VIEWS[kind] != "dict_items" else map(tuple, value))
+        if name == "fractions.Fraction":
+            return self.tagged("Fraction", (value.numerator, value.denominator))
+        if name == "decimal.Decimal":
+            return self.tagged("Decimal", (str(value),))
+        if name in ("datetime.date", "datetime.datetime", "datetime.time"):
+            return self.tagged(kind.__name__, (value.isoformat(),))
+        if name == "datetime.timedelta":
+            return self.tagged("timedelta", (value.days, value.seconds, value.microseconds))
+        if name == "collections.deque":
+            number = self._numbers.setdefault(id(value), len(self.known))
+            if number < len(self.known):
+                return f'["&",{number}]'
+            self.known.append(value)
+            return self.tagged("deque", (value.maxlen, *value))
+        if name == "array.array":
+            return self.tagged("array", (value.typecode, *value))
+        numpy = sys.modules.get("numpy")
+        if numpy and issubclass(kind, numpy.generic) and value.dtype.kind in ARRAY_KINDS:
+            return self.encode(value.item())
+        if numpy and issubclass(kind, numpy.ndarray) and value.dtype.kind in ARRAY_KINDS:
+            return self.tagged("ndarray", (value.dtype.str, value.shape, value.tolist()))
+        if self._export:
+            return self._export(value)
+        raise TypeError(f"{kind.__name__} is no plain value")
+
+
+class Decoder:
+    """Decodes the values of one message; `take` decodes the tags of objects, those that are no plain values."""
+
+    def __init__(self, take: Callable[[str, list[Any], Decoder], Any] | None = None, known: Sequence[Any] = ()) -> None:
+        self._take = take
+        self.known = list(known)
+
+    def decode(self, node: Any) -> Any:
+        """The value of a parsed text; ValueError for anything that is none."""
+        if type(node) is not list:
+            return node
+        try:
+            tag, parts = node[0], node[1:]
+            if tag in ("list", "set", "dict", "bytearray", "deque", "Counter", "OrderedDict", "defaultdict"):
+                return self._changeable(tag, parts)
+            if tag == "tuple":
+                return tuple(map(self.decode, parts))
+            if tag == "&":
+                return self.known[parts[0]]
+            if tag in PLAIN:
+                return PLAIN[tag]([self.decode(part) for part in parts])
+        except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, ValueError) as error:
+            raise ValueError(f"no plain value: {type(error).__name__}") from None
+        if self._take and type(tag) is str:
+            return self._take(tag, parts, self)
+        raise ValueError("no plain value: unknown tag")
+
+    def _changeable(self, tag: str, parts: list[Any]) -> Any:
+        """Empty first and then filled, since it may hold itself."""
+        if tag == "bytearray":
+            self.known.append(bytearray(parts[0].encode("latin-1")))
+            return self.known[-1]
+        made: Any
+        if tag in ("list", "set", "dict"):
+            made = {"list": list, "set": set, "dict": dict}[tag]()
+        else:
+            import collections
+
+            if tag == "deque":
+                made, parts = collections.deque(maxlen=parts[0]), parts[1:]
+            elif tag == "defaultdict":
+                made, parts = collections.defaultdict(FACTORIES.get(parts[0])), parts[1:]
+            else:
+                made = getattr(collections, tag)()
+        self.known.append(made)
+        values = list(map(self.decode, parts))
+        replace_content(made, values)
+        return made
+
+
+def content(value: Any) -> list[Any]:
+    """The parts of a value that can change, in order; keys and values of a dict alternate."""
+    if issubclass(type(value), dict):
+        return [each for pair in list(dict.items(value)) for each in pair]
+    return list(value)
+
+
+def replace_content(value: Any, parts: list[Any]) -> None:
+    """Let a list, set, dict, deque or bytearray hold other parts."""
+    if isinstance(value, dict):
+        dict.clear(value)
+        for key, each in zip(parts[::2], parts[1::2], strict=True):
+            dict.__setitem__(value, key, each)
+    elif isinstance(value, list | bytearray):
+        value[:] = parts
+    else:
+        value.clear()
+        (value.update if isinstance(value, set) else value.extend)(parts)
+
+
+def parsed(text: str) -> Any:
+    """The arrays, texts and numbers of a JSON text, none of which is an object; ValueError for any other."""
+    try:
+        value, end = SCAN(text, 0)
+    except (StopIteration, RecursionError, SystemError) as error:  # SystemError: of text that ends early
+        raise ValueError(f"nothing that can be read: {type(error).__name__}") from None
+    if end != len(text):
+        raise ValueError("more than one value")
+    return value
+
+
+def decoded(node: Any) -> Any:
+    """The plain value of a parsed text; ValueError for anything that is none."""
+    return Decoder().decode(node)
+
+
+def _namedtuple(parts: list[Any]) -> Any:
+    import collections
+
+    name, fields, *values = parts
+    return collections.namedtuple(name, fields)(*values)
+
+
+def _made(module: str, name: str) -> Callable[[list[Any]], Any]:
+    def make(parts: list[Any]) -> Any:
+        return getattr(__import__(module), name)(*parts)
+
+    return make
+
+
+def _from_iso(name: str) -> Callable[[list[Any]], Any]:
+    return lambda parts: getattr(__import__("datetime"), name).fromisoformat(parts[0])
+
+
+def _ndarray(parts: list[Any]) -> Any:
+    import numpy
+
+    kind, shape, values = parts
+    if numpy.dtype(kind).kind not in ARRAY_KINDS:
+        raise ValueError("an array of objects")
+    return numpy.array(values, dtype=kind).reshape(shape)
+
+
+PLAIN: dict[str, Callable[[list[Any]], Any]] = {
+    "frozenset": frozenset,
+    "bytes": lambda parts: parts[0].encode("latin-1"),
+    "complex": lambda parts: complex(*parts),
+    "float": lambda parts: float(parts[0]),
+    "int": lambda parts: int(parts[0], 16),
+    "range": lambda parts: range(*parts),
+    "dict_keys": lambda parts: dict.fromkeys(parts).keys(),
+    "dict_values": lambda parts: dict(enumerate(parts)).values(),
+    "dict_items": lambda parts: dict(parts).items(),
+    "namedtuple": _namedtuple,
+    "Fraction": _made("fractions", "Fraction"),
+    "Decimal": _made("decimal", "Decimal"),
+    "date": _from_iso("date"),
+    "datetime": _from_iso("datetime"),
+    "time": _from_iso("time"),
+    "timedelta": _made("datetime", "timedelta"),
+    "array": lambda parts: __import__("array").array(parts[0], parts[1:]),
+    "ndarray": _ndarray,
+}
+
+
+class _Scanning:
+    """The settings of a scanner, which the package `json` would set in the same way."""
+
+    strict, memo = True, dict[str, str]()
+    object_hook: Any = None
+    parse_float, parse_int = float, int
+
+    @staticmethod
+    def object_pairs_hook(_: Any) -> Any:
+        raise ValueError("an object")
+
+    @staticmethod
+    def parse_constant(name: str) -> Any:
+        raise ValueError(name)
+
+
+SCAN = make_scanner(_Scanning())  # type: ignore[arg-type]
