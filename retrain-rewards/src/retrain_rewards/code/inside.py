@@ -1,4 +1,4 @@
-"""The program of one completion, run inside the sandbox; or tests that call it from another sandbox.
+"""Inside the sandbox: its limits, the channel to the scoring process, and programs that read standard input.
 
 It runs in a bare interpreter and imports next to nothing: `json` alone would double the time to start. The reply of a
 program's process is never trusted. Once a program runs, it can change all of this, and all it gains is to answer for
@@ -27,25 +27,14 @@ RECURSION_LIMIT = 50_000  # as other graders set it: frames of Python code do no
 TASKS = 128  # threads of a process; the process that scores ends one that has more
 
 
-def main(arguments: list[str]) -> None:
-    """Set the limits, keep the channel, say that we are here, and play the part that we are given."""
-    memory_bytes, cpu_s, file_bytes, link = map(int, arguments)
+def begin(memory_bytes: int, cpu_s: int, file_bytes: int) -> int:
+    """Set the limits, keep the channel to the scoring process, and say there that we are here."""
     sys.argv[:] = ["program.py"]
     channel = os.dup(0)
     _detach()
     _limit(memory_bytes, cpu_s, file_bytes)
     send(channel, b"here")
-    part, source, imports = (*receive(channel), "", "")[:3]
-    if part == "script":
-        _serve_script(channel, source, imports, file_bytes)
-    elif part == "functions":
-        from retrain_rewards.code import functions
-
-        functions.serve(channel, link, source, imports)
-    else:
-        from retrain_rewards.code import checks
-
-        checks.serve(channel, link)
+    return channel
 
 
 def _detach() -> None:
@@ -101,7 +90,7 @@ def _count_threads() -> None:
             setattr(_thread, name, counted(getattr(_thread, name)))
 
 
-def _serve_script(channel: int, source: str, prelude: str, output_bytes: int) -> None:
+def serve_script(channel: int, source: str, prelude: str = "", *, output_bytes: int) -> None:
     """Run the program once per request, from the beginning, with the request as its standard input."""
     prepare()
     code = compiled(source, "program.py")

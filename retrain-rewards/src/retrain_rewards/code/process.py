@@ -26,7 +26,7 @@ CHUNK_BYTES = 2**20
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LANG": "C.UTF-8"}
 SLICE_S = 0.02  # between two looks at the number of threads
 PACKAGE = "retrain_rewards.code"
-MODULES = ("inside", "values", "functions", "link", "checks")
+MODULES = ("start", "inside", "values", "functions", "link", "checks")
 BOOT = f"""
 import marshal, os, sys
 def read(size):
@@ -45,8 +45,8 @@ class Finder:
     def exec_module(self, module):
         if modules[module.__name__]: exec(marshal.loads(modules[module.__name__]), module.__dict__)
 sys.meta_path.insert(0, Finder())
-from {PACKAGE} import inside
-inside.main(sys.argv[1:])
+from {PACKAGE} import start
+start.main(sys.argv[1:])
 """
 
 
