@@ -20,6 +20,7 @@ _THEIR_PATH = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pa
 for _name in set(os.environ) - set(_CLEAN):
     del os.environ[_name]
 os.environ.update(_CLEAN)
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # as if activated
 
 MARKS = ("slow", "long", "gpu", "server", "client", "real")
 _text = cache(Path.read_text)

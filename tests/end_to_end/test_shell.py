@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from retrain.rooms.cli.main import main
+from retrain.rooms.text.typed_command import program
 from tests.end_to_end.running import SCRIPT, Outcome, retrain, tiny
 from tests.end_to_end.terminal import converse
 from tests.shared import made_once, slow_or_long
@@ -222,10 +223,12 @@ def test_a_quiet_campaign_says_how_it_ended_and_nothing_else(tmp_path: Path) -> 
     flags = ("--campaign-max-steps", "1", "--campaign-seeds", "1", "--campaign-parallel", "false", *SHORT[2:])
     outcome = retrain("campaign.toml", "-q", *flags, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
-    head, manifest, following = outcome.out.splitlines()
+    head, manifest, *following = outcome.out.splitlines()
     assert head.startswith("Campaign done: 1 of 1 runs done, 0 failed (")
     assert manifest.startswith("  manifest: logs/campaign_")
-    assert following.startswith("  next: retrain compare logs/campaign_")
+    assert len(following) == 2
+    for line, verb in zip(following, ("compare", "report"), strict=True):
+        assert line.startswith(f"  next: {program()} {verb} logs/campaign_")
 
 
 JSON_COMMANDS: dict[str, tuple[str, ...]] = {

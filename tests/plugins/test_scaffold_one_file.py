@@ -77,7 +77,7 @@ def test_the_parts_of_a_run_are_selected_from_toml(lab: Path) -> None:
         'uncertainty_kind = "my_uncertainty.SPEC"\n'
         '[data]\nsource = "my_data_source.PLUGIN"\noptions = { digits = 1, size = 45 }\n'
         'sampler = "my_sampler.PLUGIN"\nsampler_params = { floor = 0.5 }\n'
-        '[reward]\ntype = "my_reward.create"\n[inference]\nengine = "my_inference_engine.create"\n'
+        '[reward]\ntype = "my_reward.PLUGIN"\n[inference]\nengine = "my_inference_engine.PLUGIN"\n'
         '[logging]\nrecorders = ["my_recorder.create"]\n',
     )
     assert line["condition"] == "my_advantage.leave_one_out+my_transform"
@@ -103,7 +103,7 @@ def test_a_planning_detector_is_selected_from_toml(lab: Path) -> None:
     line = trained(
         lab,
         MODEL + '[algorithm]\ntransform_mode = "gtpo_hicra"\n[planning]\n'
-        'detector = "my_planning_detector.create"\n[data]\nsource = "arithmetic"\n',
+        'detector = "my_planning_detector.PLUGIN"\n[data]\nsource = "arithmetic"\n',
     )
     assert line["condition"] == "maxrl+gtpo_hicra"
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {folder.parent.name: folder for folder in sorted(ROOT.glob("retrain-*/src"))}
 FILES = {file: folder for folder in SOURCES.values() for file in sorted(folder.rglob("*.py"))}
 KERNEL = ROOT / "retrain-core/src/retrain/kernel"
-KERNEL_LINES, STEP_LINES, FILE_LINES = 4050, 200, 500  # each is a bound that is not reached
+KERNEL_LINES, STEP_LINES, FILE_LINES = 4150, 200, 500  # each is a bound that is not reached
 PLUGIN_WORDS = re.compile(r"\b(gtpo|hicra|sepa|gtpo_sepa|prime_rl|wandb|tinker)\b", re.IGNORECASE)
 INSTALL_LINES = KERNEL / "plugins/first_party.toml"  # the table of what our own distributions provide
 

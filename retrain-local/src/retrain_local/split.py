@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
+from pydantic import BaseModel, ValidationError
+
 from retrain.api import (
     ConfigError,
     Deliver,
@@ -19,6 +21,7 @@ from retrain.api import (
     Kind,
     Measuring,
     PluginContext,
+    Problem,
     Publishing,
     Sample,
     SampleRequest,
@@ -151,8 +154,21 @@ def find_engine(context: PluginContext, devices: Devices) -> Found:
     return found
 
 
+def _engine_params(context: PluginContext, found: Found) -> BaseModel | None:
+    """`[inference] options` as the model that the engine declares; ConfigError when they do not fit."""
+    options: dict[str, object] = context.config.value("inference.options", {})
+    where = context.config.place("inference.options")
+    try:
+        return found.params.model_validate(options) if found.params else None
+    except ValidationError as error:
+        details = [(".".join(map(str, detail["loc"])), detail["msg"]) for detail in error.errors()]
+        fix = f"known: {', '.join(found.params.model_fields)}" if found.params else ""
+        raise ConfigError(*(Problem(where=f"{where}.{name}", what=what, fix=fix) for name, what in details)) from None
+
+
 def create_engine(context: PluginContext, found: Found, policies: Sequence[LocalPolicy], threads: int) -> Engine:
     """One engine, or one per policy behind a `ParallelEngine`."""
+    context = replace(context, params=_engine_params(context, found))
     if len(policies) == 1:
         engine: Engine = found.target(context, policies[0])
         return engine

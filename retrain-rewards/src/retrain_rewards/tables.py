@@ -25,6 +25,7 @@ class RewardTable(Table):
         "match", "Reward: match, math, code, judge, custom, none (a teacher teaches) or a plugin.", names=Kind.REWARD
     )
     weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
+    params: dict[str, Any] = key({}, "Parameters of a reward plugin; with weights, a table for each reward's name.")
     answer: Literal["box", "last_number"] = key(
         "box", "What of a completion is its answer (match).", needs="reward match"
     )

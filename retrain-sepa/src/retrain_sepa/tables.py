@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import field_validator
 
@@ -66,6 +66,7 @@ class PlanningTable(Table):
     detector: str = key(
         "regex", "regex, semantic or a plugin.", names=Kind.PLANNING_DETECTOR, needs="planning detector"
     )
+    params: dict[str, Any] = key({}, "Parameters of a detector plugin.", needs="planning detector")
     model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).", needs="planning.detector")
     threshold: float = key(0.02, "Margin of the planning similarity (semantic).", needs="planning.detector")
 

@@ -44,6 +44,8 @@ OPTIONS_OF_KIND = {
     Kind.BACKEND: "backend.options",
     Kind.LAUNCHER: "campaign.launcher_options",
     Kind.SAMPLER: "data.sampler_params",
+    Kind.REWARD: "reward.params",
+    Kind.PLANNING_DETECTOR: "planning.params",
 }
 # Keys of tables that another distribution registers: set if the table exists, omitted without harm if it does not.
 OPTIONAL_KEY_OF_KIND = {

@@ -24,7 +24,6 @@ from retrain.api import (
 )
 from retrain_local.decoder import Decoder
 from retrain_local.memory import free_memory, is_out_of_memory
-from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
 from retrain_local.sampling.cache import Cache, budget_tokens, enough_tokens
 from retrain_local.sampling.decode import Batch, decode_step
@@ -58,7 +57,7 @@ def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
     from retrain_local.attention.select_kernels import kernels_for
 
     config, sampler = context.config, policy.sampler
-    given = context.params.cache_gb if isinstance(context.params, LocalOptions) else 0.0
+    given = float(config.backend.options.get("cache_gb", 0.0))  # `context.params` may be those of an engine around it
     share = config.value("inference.prefix_caching", True)
     return PytorchEngine(
         policy,

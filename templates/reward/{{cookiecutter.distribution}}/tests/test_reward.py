@@ -36,9 +36,14 @@ def test_conforms(check: Check) -> None:
     ],
 )
 def test_the_last_box_counts(reference: str, text: str, expected: float) -> None:
-    assert CloseNumber().score(Example(id="1", prompt="?", reference=reference), text).value == expected
+    assert CloseNumber(1e-6).score(Example(id="1", prompt="?", reference=reference), text).value == expected
+
+
+@pytest.mark.parametrize(("tolerance", "expected"), [(0.0, 0.0), (0.01, 0.0), (0.05, 1.0)])
+def test_the_tolerance_decides(tolerance: float, expected: float) -> None:
+    assert CloseNumber(tolerance).score(Example(id="1", prompt="?", reference="100"), r"\boxed{104}").value == expected
 
 
 def test_a_reference_that_is_not_a_number_gives_no_verdict() -> None:
-    score = CloseNumber().score(Example(id="1", prompt="?", reference="blue"), "4")
+    score = CloseNumber(1e-6).score(Example(id="1", prompt="?", reference="blue"), "4")
     assert score.outcome is Outcome.NO_VERDICT

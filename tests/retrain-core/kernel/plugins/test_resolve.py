@@ -60,13 +60,64 @@ def test_a_dotted_path_is_imported(name: str, write: Write, plugins: Plugins) ->
     assert find(plugins, name) == "found"
 
 
-def test_search_paths_come_before_the_plain_path_in_their_order(write: Write, plugins: Plugins) -> None:
+def test_search_paths_are_tried_before_the_plain_path(write: Write, plugins: Plugins) -> None:
     write("my_mod_b.py", "thing = 'plain'")
     assert find(plugins, "my_mod_b.thing", "one_b", "two_b/deep") == "plain"
-    write("two_b/deep/my_mod_b.py", "thing = 'second'")
-    assert find(plugins, "my_mod_b.thing", "one_b", "./two_b/deep/") == "second"
-    write("one_b/my_mod_b.py", "thing = 'first'")
-    assert find(plugins, "my_mod_b.thing", "one_b", "two_b/deep") == "first"
+    write("two_b/deep/my_mod_c.py", "thing = 'deep'")
+    assert find(plugins, "my_mod_c.thing", "one_b", "./two_b/deep/") == "deep"
+
+
+@pytest.mark.parametrize(
+    ("files", "search_paths"),
+    [
+        (("two_t.py", "plugins/two_t.py"), ("plugins",)),
+        (("two_t/__init__.py", "plugins/two_t.py"), ("plugins",)),
+        (("lab/two_t.py", "plugins/two_t.py"), ("lab", "plugins")),
+        (("lab/two_t.py", "lab/deep/two_t/__init__.py"), ("lab/deep", "lab")),
+        (("two_t.py", "two_t/__init__.py"), ()),
+        (("plugins/two_t.py", "plugins/two_t/__init__.py"), ("plugins",)),
+    ],
+)
+def test_two_files_for_one_dotted_path_are_refused_and_both_named(
+    files: tuple[str, str], search_paths: tuple[str, ...], write: Write, plugins: Plugins, tmp_path: Path
+) -> None:
+    for file in files:
+        write(file, f"open({str(tmp_path / 'imported')!r}, 'w')\nthing = 1")
+    told = message(plugins, "two_t.thing", *search_paths)
+    assert all(str(tmp_path / file) in told for file in files)
+    looked = problem_with(plugins, Kind.TRANSFORM, "two_t.thing", where=WHERE, search_paths=search_paths)
+    assert str(looked) == told
+    assert not (tmp_path / "imported").exists()
+
+
+def test_a_module_here_that_hides_an_installed_one_is_refused(write: Write, plugins: Plugins) -> None:
+    write("colorsys.py", "thing = 1")
+    told = message(plugins, "colorsys.thing")
+    assert told.count("colorsys.py") == 2
+
+
+def test_one_file_by_two_paths_is_no_ambiguity(write: Write, plugins: Plugins, tmp_path: Path) -> None:
+    write("one_f/my_mod_f.py", "thing = 'same'")
+    (tmp_path / "linked").symlink_to("one_f")
+    (tmp_path / "my_mod_f.py").symlink_to("one_f/my_mod_f.py")
+    assert find(plugins, "my_mod_f.thing", "one_f", "./one_f/", "linked") == "same"
+
+
+def test_a_folder_without_python_files_is_no_candidate(write: Write, plugins: Plugins, tmp_path: Path) -> None:
+    write("plugins/my_mod_k.py", "thing = 'found'")
+    (tmp_path / "my_mod_k").mkdir()
+    assert find(plugins, "my_mod_k.thing", "plugins") == "found"
+
+
+def test_copies_behind_the_installed_packages_hide_nothing(
+    write: Write, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("copies/my_mod_l.py", "thing = 'copy'")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "copies")])  # as a resumed run has its own
+    assert find(plugins, "my_mod_l.thing") == "copy"
+    write("my_mod_l.py", "thing = 'here'")
+    del sys.modules["my_mod_l"]
+    assert find(plugins, "my_mod_l.thing") == "here"
 
 
 def test_a_registered_name_comes_before_any_module(write: Write, plugins: Plugins) -> None:

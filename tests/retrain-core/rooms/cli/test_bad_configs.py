@@ -46,7 +46,8 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Bad], 
             (tmp_path / folder).mkdir()
         files = {name: text.encode() for name, text in case.files.items()}
         files |= {name: text.encode("latin-1") for name, text in case.bytes.items()}
-        files |= {"retrain.toml": case.text.encode()} if case.text else {}
+        is_override = case.argv[:1] and case.argv[0].startswith("--")  # of an empty file
+        files |= {"retrain.toml": case.text.encode()} if case.text or is_override else {}
         for name, content in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(content)

@@ -172,9 +172,28 @@ def test_the_configuration_of_the_folder_is_the_default(command: Callable[..., A
     assert json.loads(command("explain", "--json", "--lr", "1e-3").out)["config"] == "retrain.toml"
 
 
-def test_overrides_alone_run_on_the_defaults(command: Callable[..., Any]) -> None:
-    content = json.loads(command("explain", "--json", "--max-steps", "7").out)
-    assert (content["config"], content["max_steps"]) == ("(defaults)", 7)
+@pytest.mark.parametrize("flags", [("--max-steps", "3"), ("--set", "training.seed=1"), ("--model", "builtin:tiny")])
+@pytest.mark.parametrize("verb", [(), ("train",), ("-q",), ("explain",), ("audit",), ("capacity",)])
+def test_flags_without_a_configuration_are_refused_with_the_next_step(
+    verb: tuple[str, ...], flags: tuple[str, ...], command: Callable[..., Any], tmp_path: Path
+) -> None:
+    result = command(*verb, *flags)
+    assert (result.code, result.out) == (2, "")
+    assert "retrain.toml: no configuration in this folder" in result.err
+    assert "retrain init --template tiny" in result.err
+    assert f"retrain my.toml {' '.join(flags)}" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_not_there_is_named_where_there_is_no_configuration(command: Callable[..., Any]) -> None:
+    result = command("--resume", "logs/gone")
+    assert result.code == 2
+    assert "logs/gone" in result.err
+
+
+def test_flags_are_enough_to_try_the_credit_and_the_memory_of_a_gpu(command: Callable[..., Any]) -> None:
+    assert command("trace", "--transform-mode", "none").code == 0
+    assert command("capacity", "--known-models", "--max-tokens", "64").code == 0
 
 
 def loaded_modules(arguments: list[str], cwd: Path, tmp_path: Path) -> set[str]:
@@ -200,10 +219,11 @@ def loaded_modules(arguments: list[str], cwd: Path, tmp_path: Path) -> set[str]:
         ["plugins", "--json"],
         ["init", "--list"],
         ["explain", "--keys"],
-        ["explain", "--max-steps", "3"],
+        ["explain", "my.toml", "--max-steps", "3"],
     ],
 )
 def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "my.toml").touch()
     modules = loaded_modules(arguments, tmp_path, tmp_path)
     assert "retrain.rooms.cli.main" in modules
     assert modules & set(HEAVY) == set()

@@ -38,8 +38,8 @@ def test_it_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("kind", [slug(kind) for kind in KINDS])
 def test_the_file_is_the_example_of_the_distribution(kind: str, tmp_path: Path) -> None:
-    assert run(["init-plugin", "--kind", kind, "--name", "my_part", "--json"]) == 0
     assert run(["plugin", "new", "my-part", "--kind", kind, "--no-input"]) == 0
+    assert run(["init-plugin", "--kind", kind, "--name", "my_part", "--json"]) == 0
     own = (tmp_path / "plugins/my_part.py").read_text(encoding="utf-8").splitlines()
     file = kind.replace("-", "_")
     for line in (tmp_path / f"my-part/src/my_part/{file}.py").read_text(encoding="utf-8").splitlines():
@@ -50,7 +50,9 @@ def test_json_names_files_and_toml(tmp_path: Path, capsys: pytest.CaptureFixture
     assert run(["init-plugin", "-k", "reward", "-n", "close", "-o", "lab/parts", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["files"] == ["lab/parts/close.py"] == files(tmp_path)
-    assert tomllib.loads(content["toml"]) == {"reward": {"type": "lab.parts.close.create"}}
+    assert tomllib.loads(content["toml"]) == {
+        "reward": {"type": "lab.parts.close.PLUGIN", "params": {"tolerance": 1e-6}}
+    }
 
 
 @pytest.mark.parametrize("existing", ["plugins/mine.py", "tests/test_mine_plugin.py"])
@@ -89,4 +91,48 @@ def test_a_wrong_command_line_is_told_and_nothing_is_written(
 ) -> None:
     assert run(["init-plugin", *arguments]) == 2
     assert told in capsys.readouterr().err
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        ("own_parts.py", "own-parts"),
+        ("own_parts/__init__.py", "own-parts"),
+        ("own_parts/score.py", "own-parts"),
+        ("plugins/own_parts/__init__.py", "own_parts"),
+        ("lab/own_parts.py", "own_parts"),
+    ],
+)
+@pytest.mark.parametrize("command", [("init-plugin", "-k", "reward", "-n"), ("plugin", "new", "--no-input")])
+def test_a_name_that_a_file_here_has_is_refused_with_the_file_and_a_free_name(
+    command: tuple[str, ...], holder: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "retrain.toml").write_text('[plugins]\nsearch_paths = ["lab", "plugins"]\n', encoding="utf-8")
+    for file in (holder, "my_own_parts.py"):  # the second one is taken too
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("", encoding="utf-8")
+    before = files(tmp_path)
+    assert run([*command, name]) == 2
+    told = capsys.readouterr().err
+    assert holder.removesuffix("/score.py") in told
+    assert "my-own-parts-2 is free" in told
+    assert files(tmp_path) == before
+    assert run([*command, "my-own-parts-2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "holder"),
+    [
+        (("-k", "transform", "-n", "gtpo"), "retrain-sepa"),
+        (("-k", "reward", "-n", "numpy"), "numpy/__init__.py"),
+        (("-k", "reward", "-n", "json"), "standard library"),
+        (("-k", "recorder", "-n", "yaml"), "yaml/__init__.py"),
+    ],
+)
+def test_a_name_that_something_installed_has_is_refused(
+    arguments: tuple[str, ...], holder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["init-plugin", *arguments]) == 2
+    assert holder in capsys.readouterr().err
     assert files(tmp_path) == []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
-from retrain.rooms.scaffold.naming import MAX_CHARS, names_from, plain_text, refuse_taken
+from retrain.rooms.scaffold.naming import MAX_CHARS, Names, names_from, plain_text, refuse_taken
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,11 @@ def test_every_text_is_refused_or_gives_names_that_can_be_used(text: str) -> Non
         assert name not in sys.stdlib_module_names
 
 
+def nothing(names: Names) -> list[Path]:
+    """No file is to be written."""
+    return []
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "owner"),
     [
@@ -86,16 +91,16 @@ def test_every_text_is_refused_or_gives_names_that_can_be_used(text: str) -> Non
         ("nll", Kind.UNCERTAINTY, "retrain-sepa"),
         ("local", Kind.BACKEND, "retrain-local"),
         ("tinker", Kind.BACKEND, "retrain-tinker"),
-        ("numpy", Kind.REWARD, "a module 'numpy' is installed already"),
+        ("numpy", Kind.REWARD, "the module name 'numpy' is taken by .*numpy/__init__.py"),
     ],
 )
 def test_a_name_that_is_taken_is_refused_with_its_owner(name: str, kind: Kind, owner: str, plugins: Plugins) -> None:
     with pytest.raises(ConfigError, match=owner):
-        refuse_taken(names_from(name, where="NAME"), kind, plugins, where="NAME")
+        refuse_taken(names_from(name, where="NAME"), kind, plugins, where="NAME", targets=nothing)
 
 
 def test_a_name_of_another_kind_is_free(plugins: Plugins) -> None:
-    refuse_taken(names_from("grpo", where="NAME"), Kind.REWARD, plugins, where="NAME")
+    refuse_taken(names_from("grpo", where="NAME"), Kind.REWARD, plugins, where="NAME", targets=nothing)
 
 
 def test_a_name_that_a_stranger_has_is_refused(distribution: Callable[..., Path]) -> None:
@@ -104,7 +109,7 @@ def test_a_name_that_a_stranger_has_is_refused(distribution: Callable[..., Path]
     source = "from retrain.api import PluginSpec, hookimpl\n@hookimpl\ndef retrain_register_rewards(register):\n"
     distribution("theirs", {"theirs": source + "    register(PluginSpec(name='mine', summary='s', factory=print))\n"})
     with pytest.raises(ConfigError, match=r"theirs 1\.0 provides it"):
-        refuse_taken(names_from("mine", where="NAME"), Kind.REWARD, load_plugins({}), where="NAME")
+        refuse_taken(names_from("mine", where="NAME"), Kind.REWARD, load_plugins({}), where="NAME", targets=nothing)
 
 
 @pytest.mark.parametrize("text", ['say "hi"', "back\\slash", "{{ 7 * 7 }}", "two\nlines", "\x1b[31m", "line\u2028end"])

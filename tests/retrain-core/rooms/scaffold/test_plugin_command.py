@@ -47,7 +47,7 @@ def test_json_alone_is_written_with_json(tmp_path: Path, capsys: pytest.CaptureF
     assert content["kind"] == "reward"
     assert content["folder"] == "some/where/my-reward"
     assert "src/my_reward/reward.py" in content["files"]
-    assert tomllib.loads(content["toml"]) == {"reward": {"type": "my_reward"}}
+    assert tomllib.loads(content["toml"]) == {"reward": {"type": "my_reward", "params": {"tolerance": 1e-6}}}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
         f"some/where/my-reward/{file}" for file in content["files"]
     }

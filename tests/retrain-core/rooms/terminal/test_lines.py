@@ -23,7 +23,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group, Kind
-from retrain.rooms.terminal.lines import NEXT, RunLines, held_out_line, next_commands
+from retrain.rooms.terminal.lines import RunLines, held_out_line, next_commands
 from retrain.rooms.terminal.panel import LiveDisplay
 from retrain.rooms.terminal.progress_lines import ProgressLines
 from retrain.rooms.terminal.step_lines import (
@@ -35,6 +35,7 @@ from retrain.rooms.terminal.step_lines import (
     with_parts,
 )
 from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL, duration, printable
+from retrain.rooms.text.typed_command import program
 
 MakeGroup = Callable[..., Group]
 ALL_KINDS = ("sepa", "kl", "teacher", "refill", "graded", "parts", "placeholder")
@@ -332,6 +333,10 @@ def test_the_end_says_what_was_learnt_and_what_to_do_next(
     )
     lines = RunLines(context)
     last = METRICS | {"step": 69, "eval_correct_rate": 0.949, "eval_ci_low": 0.915, "eval_ci_high": 0.97}
+    checkpoint = tmp_path / "final"
+    checkpoint.mkdir()
+    (checkpoint / "adapter_model.safetensors").touch()
+    lines.retrain_checkpoint_saved(checkpoint)
     lines.retrain_step_end(last | {"eval_pass_at_1": 0.9, "eval_examples": 64, "eval_samples": 4})
     config = SimpleNamespace(model=SimpleNamespace(lora_rank=8), training=TrainingTable())
     lines.retrain_run_end(SimpleNamespace(condition="a+b", config=config, folder=run_folder, manifest={}), None)  # type: ignore[arg-type]
@@ -339,15 +344,35 @@ def test_the_end_says_what_was_learnt_and_what_to_do_next(
     assert caplog.messages[at] == ("Held-out: 47.3% [41.2, 53.4] before -> 94.9% [91.5, 97.0] after 70 steps")
     assert caplog.messages[at + 1] == "Next:"
     commands = caplog.messages[at + 2 :]
-    assert commands == [f"  {line}" for line in next_commands(run_folder, context.plugins)]
+    shown = next_commands(run_folder, context.plugins, checkpoint, is_evaluated=True)
+    assert commands == [f"  {line}" for line in shown]
     assert len(commands) == 3
     quoted = f"'{run_folder}'"
     for command in commands:
-        assert command.split()[0] == "retrain"
+        assert command.split()[0] == program()
         assert context.plugins.find(Kind.COMMAND, command.split()[1]), "only what is there"
         assert quoted in command
     for record in caplog.records[-5:]:
         assert record.levelno < OUTCOME_LEVEL, "not with --quiet"
+
+
+@pytest.mark.parametrize(
+    ("files", "is_evaluated", "verbs"),
+    [
+        (("adapter_model.safetensors",), True, ["chat", "eval", "merge"]),
+        (("adapter_model.safetensors",), False, ["chat", "merge", "report"]),
+        (("config.json", "model.safetensors"), True, ["chat", "eval", "merge"]),
+        (("own_state.safetensors",), True, ["chat", "eval", "report"]),
+        (("state.json",), True, ["report", "credit", "status"]),
+    ],
+)
+def test_the_next_commands_are_those_that_the_run_can_serve(
+    files: tuple[str, ...], is_evaluated: bool, verbs: list[str], context: PluginContext, tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    shown = next_commands(Path("logs/tiny"), context.plugins, tmp_path, is_evaluated=is_evaluated)
+    assert [line.split()[1] for line in shown] == verbs
 
 
 def test_what_was_measured_once_or_by_somebody_else_is_told_without_a_before(tmp_path: Path) -> None:
@@ -364,10 +389,10 @@ def test_what_was_measured_once_or_by_somebody_else_is_told_without_a_before(tmp
 def test_advice_names_only_commands_that_something_provides(tmp_path: Path) -> None:
     offered = {"merge", "report", "status", "chat"}
     plugins: Any = SimpleNamespace(find=lambda kind, name: [name] if name in offered else [])
-    assert next_commands(Path("logs/a"), plugins) == [
-        NEXT[name].format(run="logs/a") for name in ("chat", "merge", "report")
-    ]
-    assert next_commands(Path("a"), SimpleNamespace(find=lambda kind, name: [])) == []  # type: ignore[arg-type]
+    (tmp_path / "adapter_model.safetensors").touch()
+    shown = next_commands(Path("logs/a"), plugins, tmp_path, is_evaluated=True)
+    assert [line.split()[1] for line in shown] == ["chat", "merge", "report"]
+    assert next_commands(Path("a"), SimpleNamespace(find=lambda *_: []), None, is_evaluated=False) == []  # type: ignore[arg-type]
 
 
 def test_the_panel_says_how_far_the_phase_has_come(context: PluginContext) -> None:

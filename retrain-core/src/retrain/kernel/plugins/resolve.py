@@ -1,8 +1,8 @@
 """Resolves a name in the TOML to the object it denotes.
 
-Order: registered name, `search_paths` prefix + dotted path, dotted path. The message about a missing name gives the
-place that uses it, the nearest name, every name with its distribution, the install line for a name of ours, and any
-entry point that failed to load, with its error.
+Order: registered name, `search_paths` prefix + dotted path, dotted path; two files for one dotted path are an error.
+The message about a missing name gives the place that uses it, the nearest name, every name with its distribution, the
+install line for a name of ours, and any entry point that failed to load, with its error.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.plugins.first_party import install_line, left_out, promised_default, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.module_files import candidate_files, candidate_modules
 from retrain.kernel.plugins.spec import Owner, PluginSpec, Registered
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def resolve(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths
     if entries:
         return _from_registry(entries, kind, name, where)
     if _is_dotted(name):
+        if two_files := _ambiguity(kind, name, where, search_paths):
+            raise PluginError(two_files)
         found = _from_dotted_path(name, kind, where, search_paths)
         if found is not None:
             return found
@@ -52,6 +55,8 @@ def problem_with(
 ) -> Problem | None:
     """The problem that `resolve` would raise, found without importing the part itself; None when it looks fine."""
     entries = plugins.find(kind, name)
+    if not entries and _is_dotted(name) and (two_files := _ambiguity(kind, name, where, search_paths)):
+        return two_files
     if len(entries) == 1 or (not entries and _is_dotted(name) and module_of(name, search_paths)):
         return None
     if entries:
@@ -61,7 +66,7 @@ def problem_with(
 
 def module_of(name: str, search_paths: Sequence[str]) -> str:
     """The module that a dotted path refers to, not imported; empty when there is none."""
-    for candidate in _candidates(_split(name)[0], search_paths):
+    for candidate in candidate_modules(_split(name)[0], search_paths):
         try:
             if importlib.util.find_spec(candidate) is not None:
                 return candidate
@@ -83,7 +88,7 @@ def missing(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths
     listed = ", ".join(f"{entry.spec.name} ({entry.owner})" for entry in known) or "none installed"
     lines.append(f"known {kind} names: {listed}")
     if _is_dotted(name):
-        modules = ", ".join(_candidates(_split(name)[0], search_paths))
+        modules = ", ".join(candidate_modules(_split(name)[0], search_paths))
         lines.append(f"as a dotted path: no module found under {modules}")
     lines += [f"failed to load: {each.owner} ({each.owner.source}): {each.error}" for each in plugins.failures]
     what, fix = f"no {kind} named {name!r}", _fix(plugins, kind, name, near)
@@ -122,9 +127,19 @@ def _clash(entries: list[Registered], kind: Kind, name: str, where: str) -> Prob
     return Problem(where=where, what=f"{kind} {name!r} is provided twice: by {owners}", fix=fix)
 
 
+def _ambiguity(kind: Kind, name: str, where: str, search_paths: Sequence[str]) -> Problem | None:
+    """The problem with a dotted path whose module could be either of two files."""
+    files = candidate_files(_split(name)[0], search_paths)
+    if len(files) < 2:
+        return None
+    what = f"{kind} {name!r} could come from {' or '.join(map(str, files))}"
+    why = "one file would silently hide the other"
+    return Problem(where=where, what=what, why=why, fix="rename or remove all but one, and name that one")
+
+
 def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[str]) -> Found | None:
     module_name, attribute = _split(name)
-    for candidate in _candidates(module_name, search_paths):
+    for candidate in candidate_modules(module_name, search_paths):
         try:
             module = importlib.import_module(candidate)
         except Exception as error:
@@ -158,8 +173,3 @@ def _is_dotted(name: str) -> bool:
 def _split(name: str) -> tuple[str, str]:
     module, _, attribute = name.replace(":", ".").rpartition(".")
     return module, attribute if module else ""
-
-
-def _candidates(module: str, search_paths: Sequence[str]) -> list[str]:
-    prefixes = [path.strip("./").replace("/", ".") for path in search_paths]
-    return [*(f"{prefix}.{module}" for prefix in prefixes if prefix), module]

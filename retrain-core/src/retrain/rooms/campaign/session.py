@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +35,7 @@ from retrain.rooms.session.devices import ENTRY, KEY, SettledDevices
 from retrain.rooms.session.records.files import write_json, write_text
 from retrain.rooms.session.records.manifest import public_values
 from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, duration
+from retrain.rooms.text.typed_command import program
 
 THROTTLE = "tinker_throttle"
 CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "followed_up", "follow_up_error")
@@ -213,7 +215,8 @@ def _conclude(
         raise RetrainError(Problem(where=str(folder), what=what, why="\n    ".join([*shown, *more]), fix=fix))
     if schedule.cannot_look:
         raise schedule.cannot_look
-    lines.say(f"  next: retrain compare {folder}; retrain report {folder}", OUTCOME_LEVEL)
+    for verb in ("compare", "report"):
+        lines.say(f"  next: {program()} {verb} {shlex.quote(str(folder))}", OUTCOME_LEVEL)
 
 
 def _needed(runs: list[PlannedRun], manifest: Mapping[str, Any]) -> list[PlannedRun]:

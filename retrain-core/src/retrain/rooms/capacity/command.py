@@ -71,9 +71,11 @@ def command(
     if pilot and gpu_memory:
         what = "--pilot measures this machine, --gpu-memory asks about another"
         raise ConfigError(Problem(where="--pilot --gpu-memory", what=what, fix="give one of them"))
-    if (gpu_memory or known_models) and not arguments and not DEFAULT_FILE.is_file():
-        arguments = ("--model", ModelTable().model)  # a question about a GPU needs no file
-    config, prompt = load_checked(arguments, plugins, will_run=bool(pilot)).config, prompt_tokens or 0
+    needs_file = not (gpu_memory or known_models)  # a question about a GPU needs none
+    if not (needs_file or arguments or DEFAULT_FILE.is_file()):
+        arguments = ("--model", ModelTable().model)
+    checked = load_checked(arguments, plugins, will_run=bool(pilot), needs_file=needs_file)
+    config, prompt = checked.config, prompt_tokens or 0
     if known_models:
         rows = fits.known_models(
             config, plugins, prompt_tokens=prompt, cards=[gpu_memory] if gpu_memory else fits.CARDS_GIB

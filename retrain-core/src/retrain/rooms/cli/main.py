@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -54,7 +55,9 @@ def run(arguments: list[str]) -> int:
         _print_error(error.label, str(error))
         return error.exit_code
     except StopRequested as stop:
-        how = f"`retrain --resume {stop.folder or 'RUN'}` continues it"
+        from retrain.rooms.text.typed_command import program  # only a stopped run needs it
+
+        how = f"`{program()} --resume {shlex.quote(str(stop.folder)) if stop.folder else 'RUN'}` continues it"
         click.echo(f"retrain: stopped by {stop.reason}; the state is saved, {how}", err=True)
         return EXIT_RESUMABLE
     except click.ClickException as error:

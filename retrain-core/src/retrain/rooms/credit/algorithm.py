@@ -260,7 +260,10 @@ def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector
     if not flow.needs_planning:
         return None
     name = context.config.value("planning.detector", "regex")
-    detector: PlanningDetector = build_part(Kind.PLANNING_DETECTOR, name, "planning.detector", context)
+    params: dict[str, Any] = context.config.value("planning.params", {})
+    detector: PlanningDetector = build_part(
+        Kind.PLANNING_DETECTOR, name, "planning.detector", context, params, "planning.params"
+    )
     return detector
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import field_validator
 
@@ -19,6 +19,7 @@ class InferenceTable(Table):
     """Which engine samples completions, and how. The keys from `url` to `api_key_env` apply to servers."""
 
     engine: str = key("pytorch", "pytorch, or a server: max, vllm, sglang, mlx, openai.", names=Kind.INFERENCE_ENGINE)
+    options: dict[str, Any] = key({}, "Options of an engine plugin.")
     url: str = key(
         "",
         "URL of the server, or several with commas; empty = the engine's own on this machine.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.pack.archive import write_pack
 from retrain.rooms.pack.gather import Options, gather
 from retrain.rooms.text.terminal_text import printable
+from retrain.rooms.text.typed_command import program
 
 SUFFIX = ".rtpack"
 EPILOG = """\b
@@ -83,4 +85,4 @@ def command(
         click.echo(f"  note: {note}")
     if page:
         click.echo(f"  page: {printable(str(page))}")
-    click.echo(f"Next: retrain rerun {printable(str(file))}")
+    click.echo(f"Next: {program()} rerun {shlex.quote(printable(str(file)))}")

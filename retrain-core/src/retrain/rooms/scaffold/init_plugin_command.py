@@ -10,9 +10,11 @@ from pathlib import Path
 import click
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.scaffold.kinds import KINDS, kind_of, slug
-from retrain.rooms.scaffold.naming import names_from
+from retrain.rooms.scaffold.naming import Names, names_from, refuse_taken
 from retrain.rooms.scaffold.render import OneFile, render_file, scratch
+from retrain.rooms.text.typed_command import program
 
 DEFAULT_DIR = Path("plugins")
 EPILOG = """\b
@@ -21,7 +23,7 @@ Examples:
   retrain init-plugin --kind reward --name exact --with-test
 
 \b
-Exit codes: 0 written; 2 usage error, or the file exists already.
+Exit codes: 0 written; 2 usage error, or the name or a file is taken.
 """
 
 
@@ -33,22 +35,24 @@ Exit codes: 0 written; 2 usage error, or the file exists already.
 )
 @click.option("--with-test", is_flag=True, help="Write tests/test_NAME_plugin.py as well.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def command(kind: str, name: str, output_dir: Path, with_test: bool, as_json: bool) -> None:
+@click.pass_obj
+def command(plugins: Plugins, kind: str, name: str, output_dir: Path, with_test: bool, as_json: bool) -> None:
     """Write a working plugin as a single file, and print the TOML that selects it."""
     chosen = kind_of(kind)
     names = names_from(name, where="--name")
     prefix = search_path(output_dir)
-    file = output_dir / f"{names.module}.py"
-    test = Path("tests") / f"test_{names.module}_plugin.py"
-    targets = [file, test] if with_test else [file]
-    for target in targets:
-        if target.exists() or target.is_symlink():
-            fix = "remove it, or use another --name"
-            raise ConfigError(Problem(where=str(target), what="exists already; nothing was written", fix=fix))
+
+    def files_of(wanted: Names) -> list[Path]:
+        test = Path("tests") / f"test_{wanted.module}_plugin.py"
+        return [output_dir / f"{wanted.module}.py", *([test] if with_test else [])]
+
+    refuse_taken(names, chosen, plugins, where="--name", targets=files_of)
+    targets = files_of(names)
+    file, test = targets[0], targets[-1] if with_test else None
     made = render_file(chosen, names, prefix)
-    _write(made, file, test if with_test else None)
-    commands = [f"python -m pytest {shlex.quote(str(test))}"] if with_test else []
-    commands += ["retrain explain", "retrain"][: 2 - len(commands)]
+    _write(made, file, test)
+    commands = [f"{program('python')} -m pytest {shlex.quote(str(test))}"] if test else []
+    commands += [f"{program()} explain", program()][: 2 - len(commands)]
     if as_json:
         content = {"kind": chosen.value, "name": made.selected, "files": list(map(str, targets)), "toml": made.toml}
         click.echo(json.dumps({**content, "next": commands}, indent=2))

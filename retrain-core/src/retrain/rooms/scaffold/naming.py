@@ -7,14 +7,20 @@ import keyword
 import re
 import sys
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import provider
 from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.module_files import candidate_files
 from retrain.kernel.types import Kind
 
+CONFIGURATION = Path("retrain.toml")
 MAX_CHARS = 40
+SEARCHED = "plugins"  # the default of [plugins] search_paths: names below it need no prefix
 PREFIX = "retrain_"  # of distributions only: retrain-entropy-floor registers `entropy_floor`
 # Characters that end a TOML or Python string, or that the templates would interpret.
 UNSAFE = re.compile(r"[\"\\{}\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -59,22 +65,50 @@ def names_from(text: str, *, where: str) -> Names:
     return Names(distribution="-".join(words), module=module, part=part)
 
 
-def refuse_taken(names: Names, kind: Kind, plugins: Plugins, *, where: str) -> None:
-    """ConfigError when another plugin registers the name for this kind, or a module with the name is installed."""
-    owners = [str(entry.owner) for entry in plugins.find(kind, names.part)]
-    promised = provider(kind, names.part)
-    fix = f"use another name, such as my-{names.distribution}"
-    if owners or promised:
-        what = f"{kind} {names.part!r} exists already: {' and '.join(owners) or promised} provides it"
-        why = "two owners of one name are an error in every configuration that uses it"
-        raise ConfigError(Problem(where=where, what=what, why=why, fix=fix))
+def refuse_taken(
+    names: Names, kind: Kind, plugins: Plugins, *, where: str, targets: Callable[[Names], Sequence[Path]]
+) -> None:
+    """ConfigError with a free name if a plugin, a module or one of the `targets` to be written has this one."""
+
+    def holder(wanted: Names) -> Problem | None:
+        for target in targets(wanted):
+            if target.exists() or target.is_symlink():
+                return Problem(where=str(target), what="exists already; nothing was written")
+        owners = " and ".join(str(entry.owner) for entry in plugins.find(kind, wanted.part))
+        if owner := owners or provider(kind, wanted.part):
+            what = f"{kind} {wanted.part!r} exists already: {owner} provides it"
+            return Problem(where=where, what=what, why="two owners of one name are an error in every configuration")
+        if module := _place_of(wanted.module):
+            what = f"the module name {wanted.module!r} is taken by {module}"
+            return Problem(where=where, what=what, why="one of the two would hide the other")
+        return None
+
+    if found := holder(names):
+        own = names.distribution
+        others = (names_from(f"my-{own}{end}", where=where) for end in ("", *(f"-{n}" for n in range(2, 100))))
+        free = next(other for other in others if holder(other) is None)
+        raise ConfigError(replace(found, fix=f"use another name: {free.distribution} is free"))
+
+
+def _place_of(module: str) -> str:
+    """The file or folder that an import of `module` reads here or below a search path; empty if the name is free."""
+    folders = [Path(path, module) for path in ("", *_search_paths())]  # without __init__.py, but with modules
+    for found in (*candidate_files(module, _search_paths()), *(each for each in folders if any(each.glob("*.py")))):
+        return str(found)
     try:
-        found = importlib.util.find_spec(names.module)
+        spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a module without a spec, such as __main__
-        found = None
-    if found is not None and found.origin is not None:
-        what = f"a module {names.module!r} is installed already: {found.origin}"
-        raise ConfigError(Problem(where=where, what=what, why="only one of the two could be imported", fix=fix))
+        return ""
+    return str(spec.origin or "") if spec else ""
+
+
+def _search_paths() -> list[str]:
+    """The search paths of the configuration in this folder, or the default ones."""
+    try:
+        given = read_toml(CONFIGURATION)[0].get("plugins", {}).get("search_paths", [])
+    except (ConfigError, AttributeError):  # no file, or not a usable one: `retrain explain` reports it
+        given = []
+    return [path for path in given if isinstance(path, str)] if isinstance(given, list) and given else [SEARCHED]
 
 
 def plain_text(text: str, *, where: str) -> str:

@@ -20,6 +20,7 @@ from retrain.kernel.types import Kind
 from retrain.rooms.scaffold.kinds import KINDS, kind_of, slug
 from retrain.rooms.scaffold.naming import Names, names_from, plain_text, refuse_taken
 from retrain.rooms.scaffold.render import description_of, render_distribution, scratch
+from retrain.rooms.text.typed_command import program
 
 LICENSES = ("Apache-2.0", "MIT", "BSD-3-Clause")
 DEFAULT_KIND = Kind.TRANSFORM
@@ -64,7 +65,7 @@ def new(
     asks = sys.stdin.isatty() and sys.stdout.isatty() and not no_input and not as_json
     chosen = kind_of(_answer("Kind", kind, slug(DEFAULT_KIND), asks))
     names = names_from(_name(name, asks), where="NAME")
-    refuse_taken(names, chosen, plugins, where="NAME")
+    refuse_taken(names, chosen, plugins, where="NAME", targets=lambda wanted: [output_dir / wanted.distribution])
     given = {
         "description": plain_text(
             _answer("Description", description, description_of(chosen), asks), where="--description"
@@ -73,10 +74,6 @@ def new(
         "license": licence,
     }
     target = output_dir / names.distribution
-    if target.exists() or target.is_symlink():
-        what = "exists already; nothing was written"
-        fix = "remove it, use another name, or another --output-dir"
-        raise ConfigError(Problem(where=str(target), what=what, fix=fix))
     with scratch(output_dir) as folder:
         made, toml = render_distribution(chosen, names, folder, given)
         shutil.move(made, target)
@@ -106,7 +103,10 @@ def _print_json(kind: Kind, names: Names, target: Path, toml: str) -> None:
 
 
 def _next_commands(target: Path) -> list[str]:
-    return [f'pip install -e "{_shown(target)}[dev]"', f"pytest {shlex.quote(_shown(target))}"]
+    return [
+        f'{program("pip")} install -e "{_shown(target)}[dev]"',
+        f"{program('pytest')} {shlex.quote(_shown(target))}",
+    ]
 
 
 def _shown(path: Path) -> str:

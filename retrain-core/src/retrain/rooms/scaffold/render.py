@@ -16,10 +16,9 @@ from retrain import __version__
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Kind
 from retrain.rooms.scaffold.kinds import slug, template
-from retrain.rooms.scaffold.naming import Names
+from retrain.rooms.scaffold.naming import SEARCHED, Names
 
 SHARED = "distribution"
-SEARCHED = "plugins"  # the default of [plugins] search_paths: names below it need no prefix
 README = "README.md"
 TOML_BLOCK = re.compile(r"```toml\n(.*?)\n```", flags=re.DOTALL)
 

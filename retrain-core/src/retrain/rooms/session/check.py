@@ -22,9 +22,19 @@ from retrain.rooms.session.steps.learning_rate import Course
 from retrain.rooms.session.tables import read_config as read_config
 from retrain.rooms.session.tables import registered_tables as registered_tables
 from retrain.rooms.session.tables import table_hint as table_hint
+from retrain.rooms.tasks.reward_params import PARAMS as REWARD_PARAMS
+from retrain.rooms.tasks.reward_params import reward_params
 
 # Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
+# Keys of options, with kind and key of the part that they are for.
+OPTIONS = {
+    "data.sampler_params": (Kind.SAMPLER, "data.sampler"),
+    "inference.options": (Kind.INFERENCE_ENGINE, "inference.engine"),
+    "planning.params": (Kind.PLANNING_DETECTOR, "planning.detector"),
+}
+# Other kinds may read options that they do not declare; a part of these that declares none has none.
+DECLARES_ALL = (Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR, Kind.REWARD)
 CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
 CHECKED_ELSEWHERE = (*CREDIT_KINDS, Kind.LOSS)
 
@@ -74,18 +84,25 @@ def place_of(config: Config, path: str) -> str:
 
 
 def check_options(config: Config, plugins: Plugins) -> list[Problem]:
-    """Problems with the options of backend, data source and sampler, judged by the models that these declare."""
+    """Problems with the options of parts outside the flow of credit, judged by the models that these declare."""
     problems = []
     for name, (backend, default) in sorted(_options_of_others(config, plugins).items()):
         if config.backend.options[name] != default:
             where = f"{config.place('backend.options')}.{name}"
             what = f"belongs to backend {backend!r}, not to {config.backend.backend!r}"
             problems.append(Problem(where=where, what=what, fix="remove it, or keep the default " + repr(default)))
-    params: dict[str, Any] = config.value("data.sampler_params", {})
+    weights: Mapping[str, float] = config.value("reward.weights", {})
+    rewards = list(weights) or [config.value("reward.type", "")]
+    given: Mapping[str, Any] = config.value(REWARD_PARAMS, {}) if weights else {}
+    for name in (name for name, own in given.items() if name not in weights or not isinstance(own, Mapping)):
+        fix = "with weights, params holds a table for each reward's name: remove it, or correct the name"
+        where = f"{config.place(REWARD_PARAMS)}.{name}"
+        problems.append(Problem(where=where, what="is not a table for a reward in weights", fix=fix))
     for kind, name, path, options in (
         (Kind.BACKEND, config.backend.backend, "backend.options", backend_options(config, plugins)),
         (Kind.DATA_SOURCE, config.data.source, "data.options", config.data.options),
-        (Kind.SAMPLER, config.value("data.sampler", ""), "data.sampler_params", params),
+        *((kind, config.value(key, ""), path, config.value(path, {})) for path, (kind, key) in OPTIONS.items()),
+        *((Kind.REWARD, name, REWARD_PARAMS, reward_params(config, name)) for name in rewards),
     ):
         entries = plugins.find(kind, name)
         try:
@@ -95,6 +112,9 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
             fix = f"repair or reinstall {entries[0].owner.distribution}"
             problems.append(Problem(where=config.place(path), what=what, fix=fix))
             continue
+        if options and entries and model is None and kind in DECLARES_ALL:
+            what, fix = f"{kind} {name!r} takes no parameters", f"remove {', '.join(options)}"
+            problems.append(Problem(where=config.place(path), what=what, fix=fix))
         unknown = [name for name in options if model and name not in model.model_fields]
         former = {name: note for name in unknown if (note := note_on(f"{path}.{name}"))}
         problems += [

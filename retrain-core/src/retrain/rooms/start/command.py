@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.rooms.session.streams import is_interactive
 from retrain.rooms.start.templates import DEFAULT_FILE, exists_error, refuse_existing, template_text
+from retrain.rooms.text.typed_command import program
 
 DEFAULT_TEMPLATE = "default"
 SCHEMA_COMMAND = "schema"
@@ -100,8 +102,8 @@ def command(
         file, text = template_text(plugins, template, output)
         refuse_existing(file)
     _write_with_schema(plugins, file, text)
-    words = [] if str(file) == DEFAULT_FILE else [str(file)]
-    following = [" ".join(["retrain", *verb, *words]) for verb in (["explain"], [])]
+    words = [] if str(file) == DEFAULT_FILE else [shlex.quote(str(file))]
+    following = [" ".join([program(), *verb, *words]) for verb in (["explain"], [])]
     if as_json:
         click.echo(json.dumps({"file": str(file), "template": template, "next": following, **told}, indent=2))
         return

@@ -29,6 +29,7 @@ from retrain.rooms.terminal.step_lines import (
     with_parts,
 )
 from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL
+from retrain.rooms.text.typed_command import program
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
@@ -39,12 +40,18 @@ LOG = logging.getLogger("retrain")
 MOST_NEXT = 3
 # What to do with a finished run, the likeliest first; the commands of rooms that are not there are left out.
 NEXT = {
-    "chat": "retrain chat {run}",
-    "eval": "retrain eval {run}",
-    "merge": "retrain merge {run} --out {run}/merged",
-    "report": "retrain report {run}",
-    "credit": "retrain credit {run}",
-    "status": "retrain status {run}",
+    "chat": "chat {run}",
+    "eval": "eval {run}",
+    "merge": "merge {run} --out {merged}",
+    "report": "report {run}",
+    "credit": "credit {run}",
+    "status": "status {run}",
+}
+# Files of a checkpoint, one of which a command needs; a trainer elsewhere keeps the weights to itself.
+NEEDED = {
+    "chat": ("*.safetensors",),
+    "eval": ("*.safetensors",),
+    "merge": ("adapter_model.safetensors", "config.json"),
 }
 
 
@@ -114,7 +121,8 @@ class RunLines:
             LOG.log(OUTCOME_LEVEL, "Trained on %s: %s", devices["used"], devices["why"])
         if self._last_eval:
             LOG.info("%s", held_out_line(run.folder / "metrics.jsonl", self._last_eval))
-        if commands := next_commands(run.folder, self._plugins):
+        is_evaluated = self._last_eval is not None
+        if commands := next_commands(run.folder, self._plugins, self._last_adapter, is_evaluated=is_evaluated):
             LOG.info("Next:")
         for command in commands:
             LOG.info("  %s", command)
@@ -153,7 +161,14 @@ def _steps(metrics: Mapping[str, Any]) -> str:
     return f"{done} step{'s' * (done != 1)}"
 
 
-def next_commands(run: Path, plugins: Plugins) -> list[str]:
-    """What to type next, as far as something here provides those commands."""
-    known = [shown for name, shown in NEXT.items() if plugins.find(Kind.COMMAND, name)]
-    return [shown.format(run=shlex.quote(str(run))) for shown in known[:MOST_NEXT]]
+def next_commands(run: Path, plugins: Plugins, checkpoint: Path | None, *, is_evaluated: bool) -> list[str]:
+    """The likeliest commands for a finished run that work as typed here; `checkpoint` is its last one."""
+    known = [name for name in NEXT if plugins.find(Kind.COMMAND, name)]
+    usable = [
+        name
+        for name in known
+        if (name != "eval" or is_evaluated)
+        and (name not in NEEDED or (checkpoint and any(any(checkpoint.glob(each)) for each in NEEDED[name])))
+    ]
+    shown = {"run": shlex.quote(str(run)), "merged": shlex.quote(str(run / "merged"))}
+    return [f"{program()} {NEXT[name].format(**shown)}" for name in usable[:MOST_NEXT]]

@@ -5,10 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from retrain.api import Engine, Kind, PluginContext, Sample, SampleRequest, SamplingParams, resolve
+from pydantic import BaseModel, ConfigDict, Field
+from retrain.api import (
+    Engine,
+    Kind,
+    PluginContext,
+{% if cookiecutter.form == "file" %}
+    PluginSpec,
+{% endif %}
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    resolve,
+)
 
 INNER_ENGINE = "pytorch"
-MAX_COMPLETIONS = 64
+
+
+class Options(BaseModel):
+    """`[inference.options]`: how many completions are sampled in parallel at most."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_completions: int = Field(default=64, ge=1)
 
 
 class InPortions:
@@ -51,4 +70,15 @@ def create(context: PluginContext, policy: Any) -> InPortions:
     """The engine around `INNER_ENGINE`; `policy` is the policy that the backend shares with its engines."""
     where = context.config.place("inference.engine")
     found = resolve(context.plugins, Kind.INFERENCE_ENGINE, INNER_ENGINE, where=where)
-    return InPortions(found.target(context, policy), MAX_COMPLETIONS)
+    options = context.params if isinstance(context.params, Options) else Options()
+    return InPortions(found.target(context, policy), options.max_completions)
+{% if cookiecutter.form == "file" %}
+
+
+PLUGIN = PluginSpec(
+    name="{{ cookiecutter.name }}",
+    summary="{{ cookiecutter.description }}",
+    factory=create,
+    params=Options,
+)
+{% endif %}

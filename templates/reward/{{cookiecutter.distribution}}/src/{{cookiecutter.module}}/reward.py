@@ -6,12 +6,21 @@ import math
 import re
 from dataclasses import dataclass
 
-from retrain.api import Example, PluginContext, Score
+from pydantic import BaseModel, ConfigDict, Field
+from retrain.api import Example, PluginContext, {% if cookiecutter.form == "file" %}PluginSpec, {% endif %}Score
 
 BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 # Digits are bounded, so that no model output can make the search or the conversion slow.
 UNSIGNED = r"(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})"
 NUMBER = re.compile(r"[+-]?" + UNSIGNED + r"(?:[eE][+-]?\d{1,3}|/" + UNSIGNED + ")?")
+
+
+class Params(BaseModel):
+    """`[reward.params]`: how far from the reference a number may be, as a fraction of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tolerance: float = Field(default=1e-6, ge=0.0, lt=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +30,7 @@ class CloseNumber:
     It is pickled and sent to the scoring processes, so it holds only plain data.
     """
 
-    tolerance: float = 1e-6
+    tolerance: float
 
     def score(self, example: Example, text: str) -> Score:
         """Score one completion; no verdict when the reference is not a number."""
@@ -49,5 +58,16 @@ def value(text: str) -> float | None:
 
 
 def create(context: PluginContext) -> CloseNumber:
-    """The reward; `context.config` has the whole configuration, in case yours needs it."""
-    return CloseNumber()
+    """The reward that `[reward.params]` describes."""
+    params = context.params if isinstance(context.params, Params) else Params()
+    return CloseNumber(params.tolerance)
+{% if cookiecutter.form == "file" %}
+
+
+PLUGIN = PluginSpec(
+    name="{{ cookiecutter.name }}",
+    summary="{{ cookiecutter.description }}",
+    factory=create,
+    params=Params,
+)
+{% endif %}

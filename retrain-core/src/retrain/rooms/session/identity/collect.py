@@ -42,6 +42,7 @@ HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
 FREE_FORM = (  # whatever a plugin takes: a data file among it is recognised by its suffix
     *("backend.options", "data.options", "data.sampler_params", "environment.args", "eval.sets"),
+    *("inference.options", "planning.params", "reward.params"),
     *(f"algorithm.{name}" for name in ("params", "advantage_params", "transform_params")),
 )
 

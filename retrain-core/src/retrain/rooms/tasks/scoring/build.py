@@ -12,6 +12,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
 from retrain.rooms.tasks.contracts import LoadedData, Reward
 from retrain.rooms.tasks.examples import names_a_reward
+from retrain.rooms.tasks.reward_params import PARAMS, reward_params
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 
 LOG = logging.getLogger("retrain")
@@ -34,7 +35,11 @@ def build_rewards(config: Config, context: PluginContext, data_reward: Reward | 
     if data_reward is not None:
         LOG.info("%s replaces the verifier that data source %r brings", config.place(path), config.data.source)
     return tuple(
-        NamedReward(name=name, reward=build_part(Kind.REWARD, name, path, context), weight=float(weight))
+        NamedReward(
+            name=name,
+            reward=build_part(Kind.REWARD, name, path, context, reward_params(config, name), PARAMS),
+            weight=float(weight),
+        )
         for name, weight in weights.items()
     )
 

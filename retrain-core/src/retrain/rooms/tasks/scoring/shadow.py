@@ -12,6 +12,8 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
 from retrain.rooms.tasks.contracts import Reward
+from retrain.rooms.tasks.reward_params import PARAMS as REWARD_PARAMS
+from retrain.rooms.tasks.reward_params import reward_params
 from retrain.rooms.tasks.scoring.build import build_rewards
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 from retrain.rooms.tasks.scoring.service import ScoringService
@@ -34,7 +36,8 @@ def build_shadow(config: Config, context: PluginContext) -> ScoringService | Non
     name = shadow_name(config)
     if not name:
         return None
-    reward = build_part(Kind.REWARD, name, NAME, replace(context, config=shadow_config(config)))
+    own = shadow_config(config)
+    reward = build_part(Kind.REWARD, name, NAME, replace(context, config=own), reward_params(own, name), REWARD_PARAMS)
     return ScoringService((NamedReward(name=name, reward=reward),), config.scoring)
 
 
