@@ -249,6 +249,7 @@ def test_a_bad_configuration_is_told_before_anything_heavy_is_imported(tmp_path:
 def test_dotenv_is_loaded_the_real_environment_wins_and_json_stays_pure(script: Script, tmp_path: Path) -> None:
     lines = "# comment\nRETRAIN__TRAINING__MAX_STEPS=7\nRETRAIN__TRAINING__BATCH_SIZE='3'\nRETRAIN__TRAINING__LR=9\n"
     (tmp_path / ".env").write_text(lines)
+    (tmp_path / "retrain.toml").touch()
     done = script("explain", "--json", "--group-size", "2", environ={"RETRAIN__TRAINING__LR": "0.5"})
     assert done.returncode == 0, done.stderr
     assert done.stderr == "Loaded .env\n"
@@ -269,6 +270,7 @@ def test_the_folder_is_on_the_path_of_the_installed_script(script: Script, tmp_p
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "mine.py").write_text("def shape(ctx):\n    return ctx.uncertainties_G\n")
     (tmp_path / "plain.py").write_text("def raw(rewards):\n    return rewards\n")
+    (tmp_path / "retrain.toml").touch()
     done = script("explain", "--json", "--transform-mode", "mine.shape", "--advantage-mode", "plain.raw")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["condition"] == "plain.raw+mine.shape"
