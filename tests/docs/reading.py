@@ -66,13 +66,15 @@ def anchors(page: Path) -> set[str]:
 
 def typed_lines(page: Path) -> list[str]:
     """What a page tells people to type into a shell, line by line, without comments and with continuations joined."""
-    found = []
-    for block in blocks(page, *SHELL):
-        lines = block.replace("\\\n", " ").splitlines()
-        prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]  # the others are output
-        bare = (COMMENT.sub(r"\1", line) for line in prompted or lines)
-        found += [" ".join(line.split()) for line in bare if line.strip()]
-    return found
+    return [line for block in blocks(page, *SHELL) for line in typed_in(block)]
+
+
+def typed_in(block: str) -> list[str]:
+    """The lines to type of one block."""
+    lines = block.replace("\\\n", " ").splitlines()
+    prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]  # the others are output
+    bare = (COMMENT.sub(r"\1", line) for line in prompted or lines)
+    return [" ".join(line.split()) for line in bare if line.strip()]
 
 
 def commands_of(line: str) -> Iterator[list[str]]:

@@ -151,16 +151,6 @@ def _type_page(installed: Installed, page: Path, folder: Path) -> list[str]:
     return failed
 
 
-def _type_what_a_person_types_next(installed: Installed, folder: Path) -> None:
-    """`plugin new`, `compare` and `report`, with nothing installed but core and local and what they require."""
-    here = installed.folder_for(SITE / "compare.md", ["logs/campaign_20260301_120000"], folder)
-    installed.must("retrain plugin new my-transform --kind transform", at=here)
-    assert (here / "my-transform" / "pyproject.toml").is_file()
-    assert "2 conditions, 4 runs: 4 compared" in installed.must("retrain compare logs/campaign_*", at=here)
-    installed.must("retrain report logs/campaign_*", at=here)
-    assert list(here.glob("logs/campaign_*/report.html"))
-
-
 def _type_pages(installed: Installed, pages: Sequence[Path], folder: Path) -> list[str]:
     """Type the lines of these pages; what failed. Pages that change the environment come last, one after another."""
     by_name = {name_of(page): page for page in pages}
@@ -179,6 +169,5 @@ def _type_pages(installed: Installed, pages: Sequence[Path], folder: Path) -> li
 @pytest.mark.timeout(1800)
 def test_every_documented_line_works_in_a_clean_environment(installed: Installed, tmp_path: Path) -> None:
     """One test, so that tests in parallel make one environment."""
-    _type_what_a_person_types_next(installed, tmp_path / "next")
     failed = _type_pages(installed, pages_to_run(), tmp_path)
     assert not failed, f"{len(failed)} lines\n\n" + "\n\n".join(failed)

@@ -34,7 +34,6 @@ def test_a_run_keeps_what_was_predicted_and_measured_and_the_next_forecast_knows
 
 
 def test_a_model_of_unknown_size_is_said_to_be_unknown(tmp_path: Path) -> None:
-    (tmp_path / "retrain.toml").touch()
     explained = retrain("explain", "--model", "nobody/nothing", cwd=tmp_path)
     assert explained.code == 0
     assert "peak_memory" in explained.out

@@ -68,13 +68,13 @@ def test_one_file_plugins_of_the_whole_ladder(rung: str, tmp_path: Path) -> None
         assert line["condition"] == "mine.first_token_only"
 
 
-def test_search_paths_come_before_the_plain_path(tmp_path: Path) -> None:
+def test_search_paths_decide_where_a_name_is_found(tmp_path: Path) -> None:
     source = "def advantage(rewards):\n    return [{} * (r - 0.5) for r in rewards]\n"
     (tmp_path / "plugins").mkdir()
     (tmp_path / "lab").mkdir()
     (tmp_path / "plugins/shaped.py").write_text(source.format(2))
     (tmp_path / "lab/shaped.py").write_text(source.format(3))
-    for arguments, largest in (((), 1.0), (("--plugins-search-paths", "lab,plugins"), 1.5)):
+    for arguments, largest in (((), 1.0), (("--plugins-search-paths", "lab"), 1.5)):
         outcome = retrain(
             "trace",
             "--json",

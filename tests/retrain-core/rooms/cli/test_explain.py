@@ -19,11 +19,6 @@ DOCUMENTED_FIELDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _empty_configuration(tmp_path: Path) -> None:
-    (tmp_path / "retrain.toml").touch()
-
-
 def explained(command: Command, *arguments: str) -> dict[str, Any]:
     """The JSON of an explanation without errors."""
     result = command("explain", *arguments, "--json")
@@ -92,7 +87,7 @@ def test_keys_list_every_flag(command: Command) -> None:
 
 def test_explaining_touches_nothing(command: Command, tmp_path: Path) -> None:
     explained(command, "--max-steps", "3")
-    assert [file.name for file in tmp_path.iterdir()] == ["retrain.toml"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_plugins_as_json_and_text(command: Command, toys: Path) -> None:

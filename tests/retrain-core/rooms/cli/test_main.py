@@ -172,8 +172,8 @@ def test_the_configuration_of_the_folder_is_the_default(command: Callable[..., A
     assert json.loads(command("explain", "--json", "--lr", "1e-3").out)["config"] == "retrain.toml"
 
 
-@pytest.mark.parametrize("flags", [("--max-steps", "3"), ("--set", "training.seed=1"), ("--model", "builtin:tiny")])
-@pytest.mark.parametrize("verb", [(), ("train",), ("-q",), ("explain",), ("audit",), ("capacity",)])
+@pytest.mark.parametrize("flags", [("--max-steps", "3"), ("--set", "training.seed=1"), ("--lr=1e-4",)])
+@pytest.mark.parametrize("verb", [(), ("train",), ("-q",), ("audit",), ("capacity",)])
 def test_flags_without_a_configuration_are_refused_with_the_next_step(
     verb: tuple[str, ...], flags: tuple[str, ...], command: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -191,7 +191,22 @@ def test_a_run_that_is_not_there_is_named_where_there_is_no_configuration(comman
     assert "logs/gone" in result.err
 
 
-def test_flags_are_enough_to_try_the_credit_and_the_memory_of_a_gpu(command: Callable[..., Any]) -> None:
+def test_a_model_without_tasks_is_refused_before_it_is_loaded(command: Callable[..., Any]) -> None:
+    result = command("--model", "builtin:tiny")
+    assert (result.code, result.out) == (2, "")
+    assert "no configuration in this folder" in result.err
+
+
+def test_a_typo_is_told_where_there_is_no_configuration(command: Callable[..., Any]) -> None:
+    result = command("--max-stps", "3")
+    assert result.code == 2
+    assert "did you mean --max-steps?" in result.err
+
+
+def test_flags_are_enough_where_nothing_is_loaded(command: Callable[..., Any]) -> None:
+    content = json.loads(command("explain", "--json", "--max-steps", "7").out)
+    assert (content["config"], content["max_steps"]) == ("(defaults)", 7)
+    assert "no configuration in this folder" in command("explain", "--max-steps", "7").out
     assert command("trace", "--transform-mode", "none").code == 0
     assert command("capacity", "--known-models", "--max-tokens", "64").code == 0
 
@@ -219,11 +234,10 @@ def loaded_modules(arguments: list[str], cwd: Path, tmp_path: Path) -> set[str]:
         ["plugins", "--json"],
         ["init", "--list"],
         ["explain", "--keys"],
-        ["explain", "my.toml", "--max-steps", "3"],
+        ["explain", "--max-steps", "3"],
     ],
 )
 def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
-    (tmp_path / "my.toml").touch()
     modules = loaded_modules(arguments, tmp_path, tmp_path)
     assert "retrain.rooms.cli.main" in modules
     assert modules & set(HEAVY) == set()
@@ -249,7 +263,6 @@ def test_a_bad_configuration_is_told_before_anything_heavy_is_imported(tmp_path:
 def test_dotenv_is_loaded_the_real_environment_wins_and_json_stays_pure(script: Script, tmp_path: Path) -> None:
     lines = "# comment\nRETRAIN__TRAINING__MAX_STEPS=7\nRETRAIN__TRAINING__BATCH_SIZE='3'\nRETRAIN__TRAINING__LR=9\n"
     (tmp_path / ".env").write_text(lines)
-    (tmp_path / "retrain.toml").touch()
     done = script("explain", "--json", "--group-size", "2", environ={"RETRAIN__TRAINING__LR": "0.5"})
     assert done.returncode == 0, done.stderr
     assert done.stderr == "Loaded .env\n"
@@ -270,7 +283,6 @@ def test_the_folder_is_on_the_path_of_the_installed_script(script: Script, tmp_p
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "mine.py").write_text("def shape(ctx):\n    return ctx.uncertainties_G\n")
     (tmp_path / "plain.py").write_text("def raw(rewards):\n    return rewards\n")
-    (tmp_path / "retrain.toml").touch()
     done = script("explain", "--json", "--transform-mode", "mine.shape", "--advantage-mode", "plain.raw")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["condition"] == "plain.raw+mine.shape"

@@ -14,7 +14,7 @@ from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.audit.report import AuditReport, Cause, where_found
 from retrain.rooms.audit.start import SHADOW, audit_tasks, shadow_of
-from retrain.rooms.session.configure import load_checked
+from retrain.rooms.session.configure import load_checked, refuse_defaults
 from retrain.rooms.session.seed_sources import run_seeds
 from retrain.rooms.tasks.tasks import load_tasks
 from retrain.rooms.text.terminal_text import duration, printable
@@ -70,6 +70,7 @@ def command(
     code 1 when more than the allowed share is there."""
     _refuse_unread(ctx, contamination=contamination or model_probe, model_probe=model_probe)
     config = load_checked(arguments, ctx.obj).config
+    refuse_defaults(config, arguments)
     if contamination or model_probe:
         from retrain.rooms.audit.contamination_audit import audit_contamination, report_lines
 

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.config.schema import ModelTable
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
@@ -15,7 +16,7 @@ from retrain.rooms.capacity.forecast import forecast
 from retrain.rooms.capacity.pilot import run_pilot
 from retrain.rooms.capacity.shapes import document_of
 from retrain.rooms.capacity.show import text
-from retrain.rooms.session.configure import DEFAULT_FILE, load_checked
+from retrain.rooms.session.configure import DEFAULT_FILE, load_checked, refuse_defaults
 
 SIZE = click.IntRange(min=1)
 GPU_HELP = "Ask about CUDA GPUs of this memory, which need not be here: fits or not, and what to change."
@@ -71,11 +72,12 @@ def command(
     if pilot and gpu_memory:
         what = "--pilot measures this machine, --gpu-memory asks about another"
         raise ConfigError(Problem(where="--pilot --gpu-memory", what=what, fix="give one of them"))
-    needs_file = not (gpu_memory or known_models)  # a question about a GPU needs none
-    if not (needs_file or arguments or DEFAULT_FILE.is_file()):
-        arguments = ("--model", ModelTable().model)
-    checked = load_checked(arguments, plugins, will_run=bool(pilot), needs_file=needs_file)
-    config, prompt = checked.config, prompt_tokens or 0
+    is_about_gpus = gpu_memory or known_models
+    if is_about_gpus and not arguments and not DEFAULT_FILE.is_file():
+        arguments = ("--model", ModelTable().model)  # a question about a GPU needs no file
+    config, prompt = load_checked(arguments, plugins, will_run=bool(pilot)).config, prompt_tokens or 0
+    if pilot or not (is_about_gpus or any(sizes.values()) or config.origin("model.model") != DEFAULT_ORIGIN):
+        refuse_defaults(config, arguments)
     if known_models:
         rows = fits.known_models(
             config, plugins, prompt_tokens=prompt, cards=[gpu_memory] if gpu_memory else fits.CARDS_GIB

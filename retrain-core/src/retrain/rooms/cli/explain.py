@@ -14,7 +14,7 @@ from retrain.kernel.config.toml_text import toml_text
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.credit.recipes import configured_recipe, departures
 from retrain.rooms.session.check import declared_capabilities, registered_tables
-from retrain.rooms.session.configure import Checked, claim_of, load_checked
+from retrain.rooms.session.configure import Checked, claim_of, load_checked, missing_file
 from retrain.rooms.session.notices import credit_notices, unclipped, without_effect
 from retrain.rooms.session.steps.check_loss import applicable_losses, capability_fields
 from retrain.rooms.session.steps.learning_rate import Course
@@ -46,11 +46,12 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[s
         rows = _key_rows(plugins)
         click.echo(json.dumps(rows, indent=2) if as_json else _key_lines(rows))
         return
-    claim = claim_of(arguments, plugins)
+    claim, unnamed = claim_of(arguments, plugins), None
     if claim:
         content = hide(dict(claim.load_explain()(arguments, plugins)))
     else:
-        content = explain(load_checked(arguments, plugins), plugins)
+        checked = load_checked(arguments, plugins)
+        content, unnamed = explain(checked, plugins), missing_file(checked.config, arguments)
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
@@ -72,6 +73,8 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[s
         click.echo("\nWarnings:")
         for warning in warnings:
             click.echo(f"  {warning}")
+    if unnamed:
+        click.echo(f"\n`retrain` refuses to run this: {unnamed}")
 
 
 def _shown(value: Any) -> str:

@@ -35,9 +35,10 @@ def command(plugins: Plugins, is_quiet: bool, arguments: tuple[str, ...]) -> Non
     from retrain.rooms.session.collector import paused_collector  # keeps the loop out of help and completion
 
     with paused_collector():
-        from retrain.rooms.session.configure import load_checked
+        from retrain.rooms.session.configure import load_checked, refuse_defaults
 
         checked = load_checked(arguments, plugins, starts_run=True)
+        refuse_defaults(checked.config, arguments)
         from retrain.rooms.session.session import train  # only after the checks
 
         with plugins.notify("retrain_console", plugins=plugins, is_quiet=is_quiet) or nullcontext():

@@ -36,28 +36,13 @@ class Checked:
 
 
 def load_checked(
-    arguments: Sequence[str],
-    plugins: Plugins,
-    *,
-    starts_run: bool = False,
-    will_run: bool = True,
-    needs_file: bool = True,
+    arguments: Sequence[str], plugins: Plugins, *, starts_run: bool = False, will_run: bool = True
 ) -> Checked:
     """Resolve `[CONFIG] [overrides]`. ConfigError lists every problem found, before any heavy import.
 
     `starts_run`: the parts of credit are tried too. Not `will_run`: libraries that only a run needs may be missing.
-    `needs_file`: overrides without a file have to name a model and tasks, so that no default is fetched unasked.
     """
-    file, overrides = split_arguments(arguments)
-    unnamed = needs_file and file is None and not _names_a_run(overrides)
-    return load_file(
-        file,
-        overrides,
-        plugins,
-        starts_run=starts_run,
-        will_run=will_run,
-        else_refused=(_no_configuration(overrides),) if unnamed else (),
-    )
+    return load_file(*split_arguments(arguments), plugins, starts_run=starts_run, will_run=will_run)
 
 
 def load_file(
@@ -68,16 +53,10 @@ def load_file(
     starts_run: bool = False,
     will_run: bool = True,
     settings: Sequence[Setting] = (),
-    else_refused: Sequence[Problem] = (),
 ) -> Checked:
-    """As `load_checked`, of this file or its tables, or of the defaults where it is None; `settings` override all.
-
-    `else_refused` are problems with a configuration that has no others.
-    """
+    """As `load_checked`, of this file or its tables, or of the defaults where it is None; `settings` override all."""
     tables = registered_tables(plugins)
     config, flow, problems = _load(file, overrides, plugins, tables, settings, will_run=will_run)
-    if else_refused and not problems:
-        raise ConfigError(*else_refused)
     if starts_run and flow is not None:
         problems += check_run(config, plugins, flow)
     if problems or flow is None:
@@ -123,6 +102,26 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     raise ConfigError(_no_configuration(rest))
 
 
+def refuse_defaults(config: Config, overrides: Sequence[str]) -> None:
+    """ConfigError if neither a file nor a flag names a model and tasks, before a default is fetched unasked."""
+    if problem := missing_file(config, overrides):
+        raise ConfigError(problem)
+
+
+def missing_file(config: Config, overrides: Sequence[str]) -> Problem | None:
+    """The problem with a run of this configuration if neither a file nor a flag names its model and tasks."""
+    flags = {word.partition("=")[0] for word in overrides}
+    is_named = config.source or flags & RESUMES or (MODEL in flags and flags & TASKS)
+    return None if is_named else _no_configuration(overrides)
+
+
+def _no_configuration(overrides: Sequence[str]) -> Problem:
+    typed = shlex.join(["retrain", "my.toml", *overrides])
+    fix = f"write one with `retrain init --template tiny`, or give a path: `{typed}`"
+    why = f"flags are enough only if they name a model and tasks: {MODEL} and --data-source" if overrides else ""
+    return Problem(where=str(DEFAULT_FILE), what="no configuration in this folder", why=why, fix=fix)
+
+
 def claim_of(arguments: Sequence[str], plugins: Plugins) -> ConfigClaim | None:
     """The plugin's claim on the file that the command line names; None when the file is for training.
 
@@ -135,19 +134,6 @@ def claim_of(arguments: Sequence[str], plugins: Plugins) -> ConfigClaim | None:
         return None
     claim: ConfigClaim | None = plugins.notify("retrain_claim_config", document=document)
     return claim
-
-
-def _names_a_run(overrides: Sequence[str]) -> bool:
-    """True if the flags name a run to resume, or a model and its tasks."""
-    flags = {word.partition("=")[0] for word in overrides}
-    return bool(flags & RESUMES) or (MODEL in flags and bool(flags & TASKS))
-
-
-def _no_configuration(overrides: Sequence[str]) -> Problem:
-    typed = shlex.join(["retrain", "my.toml", *overrides])
-    fix = f"write one with `retrain init --template tiny`, or give a path: `{typed}`"
-    why = f"flags are enough only if they name a model and tasks: {MODEL} and --data-source" if overrides else ""
-    return Problem(where=str(DEFAULT_FILE), what="no configuration in this folder", why=why, fix=fix)
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str:

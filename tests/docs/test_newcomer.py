@@ -1,0 +1,134 @@
+"""README and Getting started, typed line by line in their order, in one clean environment and one empty folder.
+
+Environment variables, which Getting started documents, shorten runs and the campaign; command_plan.py says which lines
+are not typed here, and why.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.docs.clean_environment import OURS, Installed, make_environment
+from tests.docs.command_plan import NEWCOMER, reason_not_run
+from tests.docs.reading import FENCE, ROOT, SHELL, typed_in
+
+RUN = ("run.json", "config.toml", "metrics.jsonl", "emergence", "adapter/final", "trainer_state.json")
+NAMED = re.compile(r"`(\w+\.py)`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the page says that a line brings about: files and folders, and words of its output."""
+
+    files: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+EXPECTED: dict[str, dict[str, Seen]] = {
+    "README.md": {
+        "pip install -c constraints.txt ./retrain-core": Seen(),
+        "retrain init --template tiny": Seen(files=("retrain.toml",)),
+        "retrain explain": Seen(words=("log_dir", "retrain.toml:")),
+        "retrain": Seen(
+            files=tuple(f"logs/tiny/{name}" for name in RUN),
+            words=(
+                *("Loading tokenizer for builtin:tiny", "Loaded 4000 examples", "gold 8/8 correct", "trainable params"),
+                *("the same seed gives the same run", "Eval before training", "Step 0 [maxrl+gtpo_sepa]"),
+                *("Training complete.", "Adapter saved to logs/tiny/adapter/final", "Held-out: ", "Next:"),
+            ),
+        ),
+        "retrain --seed 2": Seen(files=("logs/hicra/metrics.jsonl",), words=("[maxrl+gtpo_hicra]",)),
+        "retrain --resume logs/hicra": Seen(words=("Already complete",)),
+        "retrain status": Seen(words=("tiny", "hicra")),
+        "retrain audit": Seen(words=("gold 8/8",)),
+        "retrain trace": Seen(words=("maxrl+gtpo_sepa",)),
+        "retrain credit logs/tiny": Seen(files=("credit.html",)),
+        "retrain init-plugin": Seen(files=("plugins/entropy_floor.py", "tests/test_entropy_floor_plugin.py")),
+        "retrain plugin new": Seen(
+            files=tuple(f"my-transform/{name}" for name in ("pyproject.toml", "README.md", "tests", ".github"))
+        ),
+        "retrain plugins": Seen(words=("gtpo_sepa", "retrain-sepa")),
+        "retrain init --template campaign-tiny": Seen(
+            files=("campaign.toml", "logs/campaign_*/manifest.json"), words=("Campaign done: 4 of 4 runs done",)
+        ),
+        "retrain compare": Seen(words=("2 conditions",)),
+        "retrain report": Seen(files=("logs/campaign_*/report.html",)),
+    },
+    "docs/pages/getting-started.md": {
+        "pip install --find-links dist": Seen(),
+        "retrain init --template tiny": Seen(files=("first.toml",)),
+        "retrain first.toml": Seen(files=("logs/tiny/metrics.jsonl",), words=("Step 0 [maxrl+gtpo_sepa]",)),
+        "retrain status": Seen(words=("tiny",)),
+        "retrain credit logs/tiny": Seen(files=("credit.html",)),
+        "retrain --resume logs/tiny --max-steps 100": Seen(
+            words=("Resuming logs/tiny at step 3", "Training complete.")
+        ),
+        "retrain init --template quickstart": Seen(files=("real.toml",)),
+        "retrain explain real.toml": Seen(words=("peak_memory",)),
+        "retrain first.toml --seed 42": Seen(words=("Seed 42",)),
+    },
+}
+
+
+@dataclass(slots=True)
+class Newcomer:
+    """Someone who types what the pages say into one shell, in one folder."""
+
+    installed: Installed
+    folder: Path
+    faults: list[str] = field(default_factory=list)
+
+    def reads(self, page: str) -> None:
+        """Type the lines of a page, and write the files that it shows, in the order of the page."""
+        awaited, text = dict(EXPECTED[page]), (ROOT / page).read_text(encoding="utf-8")
+        for block in FENCE.finditer(text):
+            named = NAMED.findall(text[: block.start()].rstrip().rpartition("\n\n")[2])
+            if block["language"] == "python" and named:
+                (self.folder / named[-1]).write_text(block["body"], encoding="utf-8")
+            for line in typed_in(block["body"]) if block["language"] in SHELL else ():
+                if reason_not_run(ROOT / page, line) or line in self.installed.typed:
+                    continue
+                begins = max((each for each in awaited if line.startswith(each)), key=len, default="")
+                output = self.types(page, line, awaited.pop(begins, Seen()))
+                if page == "README.md" and line == "retrain":
+                    self.types_what_follows(page, output)
+        awaited = {line: seen for line, seen in awaited.items() if seen != Seen()}
+        self.faults += [f"{page} has no line that begins with {line!r}" for line in awaited]
+
+    def types(self, page: str, line: str, seen: Seen) -> str:
+        """Type a line; whatever it does otherwise than the page says is a fault. Its output."""
+        done = self.installed.type(line, at=self.folder)
+        if line.startswith(("pip ", "python3 ")):
+            self.installed.typed.add(line)  # another page need not install the same again
+        lacking = [word for word in seen.words if word not in done.stdout]
+        lacking += [file for file in seen.files if not list(self.folder.glob(file))]
+        if done.returncode or lacking:
+            self.faults.append(f"{page}: {line}\nexit code {done.returncode}, no {lacking}\n{done.stdout[-3000:]}")
+        return done.stdout
+
+    def types_what_follows(self, page: str, output: str) -> None:
+        """Type the three commands below the last `Next:`."""
+        lines = output.rpartition("Next:\n")[2].splitlines()
+        following = [line.strip() for line in lines if line.startswith("  ")]
+        if len(following) != 3:
+            self.faults.append(f"the next commands are {following}")
+        for each in following:
+            self.types(page, each, Seen())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_what_readme_and_getting_started_tell_to_type_works_in_their_order(tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    installed = make_environment(tmp_path)
+    newcomer = Newcomer(installed, folder)
+    for page in NEWCOMER:
+        newcomer.reads(page)
+    assert installed.distributions() == set(OURS)
+    newcomer.types("README.md", "retrain trace --transform-mode my_transforms.make_transform_spec", Seen())
+    assert not newcomer.faults, f"{len(newcomer.faults)} faults\n\n" + "\n\n".join(newcomer.faults)
