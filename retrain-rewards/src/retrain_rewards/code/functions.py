@@ -78,6 +78,7 @@ class _Requests:
     def __init__(self, module: Any, fault: str) -> None:
         self._module = module
         self._fault = fault
+        self._events: Any = None
 
     def __call__(self, verb: str, *parts: Any) -> Any:
         from retrain_rewards.code import link
@@ -91,8 +92,18 @@ class _Requests:
             return target(*rest[0], **rest[1])
         if verb == "get":
             return getattr(target, rest[0])
+        if verb == "await":
+            return self._loop().run_until_complete(target)
         if verb == "set":
             return setattr(target, rest[0], rest[1])
         if verb == "del":
             return delattr(target, rest[0])
         return link.operate(target, *rest)
+
+    def _loop(self) -> Any:
+        """The event loop of the program's coroutines, one for all of them."""
+        if self._events is None:
+            import asyncio
+
+            self._events = asyncio.new_event_loop()
+        return self._events

@@ -35,6 +35,7 @@ SPECIALS = (
 PREDICATES = frozenset(
     name for kind in (str, set) for name in dir(kind) if name.startswith("is") or name in ("startswith", "endswith")
 )
+BORROWED = 64  # lists of the program's objects whose changes by the tests are looked for
 FRAMEWORKS = ("unittest", "pytest", "_pytest")
 PROGRAM = ("program", "__main__")  # the modules whose classes stay where they are
 
@@ -50,6 +51,7 @@ class Link:
         self.constructors: set[type] = set()  # classes that the tests name as classes are named
         self.asked = 0
         self.pending: list[tuple[Any, list[Any]]] = []  # changes of arguments, until the statement ends
+        self.borrowed: list[tuple[Any, list[Any], int]] = []  # copies of lists of the program's objects
         self._serve = serve
         self._ended = ended
         self._lock = RLock()
@@ -68,7 +70,7 @@ class Link:
             self._send(encoder.tagged(verb, parts))
             while (frame := self._receive())[0] not in ("ok", "error", "end"):
                 self.answer(frame)
-            kind, node, changes = frame
+            kind, node, changes, *lent = frame
             known = list(encoder.known)
             for number, *_ in changes:  # the answer shows changed arguments, and they themselves a little later
                 known[number] = type(known[number])()
@@ -82,6 +84,8 @@ class Link:
                 for number, *_ in changes
             ]
             self._demote(decoder.objects[1 if makes else 0 :])
+            parts_lent = zip(decoder.known[len(known) :], *lent, strict=True) if lent else ()
+            self.borrowed += [(each, content(each), handle) for each, handle in parts_lent]
         if self.guards and kind == "ok" and value is not None:
             self.pending += changed  # `f(x) == sorted(x)` is about the x of before the call
         else:
@@ -102,8 +106,13 @@ class Link:
         """Let arguments hold what the program has made of them."""
         for value, parts in self.pending if changes is None else changes:
             replace_content(value, parts)
-        if changes is None:
-            self.pending = []
+        if changes is not None:
+            return
+        self.pending, borrowed = [], self.borrowed[-BORROWED:]
+        self.borrowed = [(value, content(value), handle) for value, _, handle in borrowed]
+        for value, before, handle in borrowed:
+            if _differ(before, now := content(value)):
+                self.ask("fill", handle, now)
 
     def answer(self, frame: list[Any]) -> None:
         """Serve one request."""
@@ -113,12 +122,13 @@ class Link:
         before = [content(value) for value in decoder.known]
         kind = "ok"
         try:
-            value = self._serve(verb, *parts)
+            value = self._fill(*parts) if verb == "fill" else self._serve(verb, *parts)
         except StopIteration as error:
             is_end = verb == "op" and parts[1] == "__next__"
             kind, value = ("end", error.value) if is_end else ("error", error)
         except BaseException as error:
             kind, value = "error", error
+        lent = ""
         try:
             encoder = Encoder(self._export, decoder.known)
             is_made = kind == "ok" and verb == "call" and _makes_own(parts[0], value)
@@ -126,12 +136,19 @@ class Link:
             changes = ",".join(
                 ",".join([f"[{number}", *map(encoder.encode, now)]) + "]"
                 for number, (old, now) in enumerate(zip(before, map(content, decoder.known), strict=True))
-                if len(old) != len(now) or any(one is not other for one, other in zip(old, now, strict=True))
+                if _differ(old, now)
             )
+            if verb == "get" and len(encoder.known) > len(
+                decoder.known
+            ):  # lists of an object: the tests may change them
+                lent = f",[{','.join(str(self._handle(each)) for each in encoder.known[len(decoder.known) :])}]"
         except BaseException as error:  # of a value that cannot cross, or whose methods raise
             kind, changes = "error", ""
             text = Encoder(self._export).encode(TypeError(inside.described(error)))
-        self._send(f'["{kind}",{text},[{changes}]]')
+        self._send(f'["{kind}",{text},[{changes}]{lent}]')
+
+    def _fill(self, handle: int, parts: list[Any]) -> None:
+        replace_content(self.mine(handle), parts)
 
     def next_request(self) -> list[Any]:
         """The next request of the other side."""
@@ -223,6 +240,15 @@ class Link:
         self._classes[handle] = stand_in_class(self, handle, name, specials.split(), bases)
 
 
+def _differ(before: list[Any], now: list[Any]) -> bool:
+    return len(before) != len(now) or any(one is not other for one, other in zip(before, now, strict=True))
+
+
+async def _awaited(link: Link, coroutine: Any) -> Any:
+    """A coroutine of this side that stands for one of the other, which runs to its end there."""
+    return link.ask("await", coroutine)
+
+
 class LinkDecoder(Decoder):
     """Decodes one message with the objects in it."""
 
@@ -234,7 +260,8 @@ class LinkDecoder(Decoder):
     def _object(self, tag: str, parts: list[Any], _: Decoder) -> Any:
         if tag == "object":
             self.objects.append(parts[0])
-            return self.link.stand_in(parts[0], self._class(parts[1]))
+            made = self.link.stand_in(parts[0], self._class(parts[1]))
+            return _awaited(self.link, made) if type(made).__name__ == "coroutine" else made
         if tag == "yours":
             return self.link.mine(parts[0])
         if tag == "class":
@@ -366,6 +393,7 @@ def stand_in_class(link: Link, handle: int, name: str, specials: list[str], base
     namespace: dict[str, Any] = {"__module__": "program", "_retrain_link": link, "_retrain_class": handle}
     namespace |= {each: _forwarded(each) for each in SPECIALS.intersection(specials)}
     if not errors:
+        namespace["__doc__"] = property(lambda self: link.ask("get", self, "__doc__"))
         namespace |= {"__slots__": (), **{each: _forwarded(each) for each in ALWAYS}}
     own = [] if any(issubclass(base, StandInError) for base in errors) else [StandInError]
     parents = (*own, *errors) if errors else tuple(stand_ins) or (StandIn,)
@@ -383,11 +411,15 @@ def _forwarded(special: str) -> Callable[..., Any]:
         if special in GUARDED and not is_trusted and any(handle_of(each) is None for each in arguments):
             if special == "__contains__":
                 return any(each is arguments[0] or each == arguments[0] for each in self)
-            return NotImplemented  # only the program would say that its object equals a plain value
+            if special in ("__eq__", "__ne__"):
+                return special == "__ne__"  # only the program would say that its object equals a plain value
+            return NotImplemented
         if special == "__exit__":
             arguments = (*arguments[:2], None)  # a traceback does not cross
         given = () if special == "__deepcopy__" else arguments
         made = link.ask("op", self, special, given, keywords, makes=True)
+        if special == "__exit__" and link.guards and arguments[0] is not None:
+            return made and not issubclass(arguments[0], AssertionError)  # a failed test stays a failed test
         is_new = (new := handle_of(made)) is not None and new not in link.returned
         if is_new and is_trusted and special in (*ARITHMETIC, "__copy__", "__deepcopy__"):
             link.trusted.add(new)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from retrain_rewards.code.usual import modules_read
 
-EXPECTING = ("assertRaises", "assertRaisesRegex", "suppress")  # our own `pytest.raises` does it itself
+EXPECTING = ("raises", "assertRaises", "assertRaisesRegex", "suppress")
 ENDING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
@@ -41,26 +41,44 @@ def _calls(tree: ast.Module) -> str:
             lines += [f"{node.name}()"] if node.decorator_list or not required else []
         if isinstance(node, ast.ClassDef) and not {"main", "TextTestRunner", "run"} & attributes:
             bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+            methods = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
             if "TestCase" in bases:
-                lines = [*lines, "__import__('unittest').main(argv=['tests'])"]
+                lines.append("__import__('unittest').main(argv=['tests'])")
+            elif node.name.startswith("Test"):
+                lines += [f"{node.name}().{name}()" for name in methods if name.startswith("test")]
     return "\n".join(dict.fromkeys(lines))
 
 
 class _Prepared(ast.NodeTransformer):
+    """A block that advances an iterator itself ends with its StopIteration, not with one of the program."""
+
+    _advances = False
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        return self._within(node, node.body)
+
+    def visit_With(self, node: ast.With) -> ast.AST:
+        return self._within(node, node.body)
+
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
-        self.generic_visit(node)
-        if node.type:
+        if node.type and not self._advances:
             node.type = _call("__expected__", node.type)
-        return node
+        return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in EXPECTING and node.args:
+        name = _name(node.func)
+        if name in EXPECTING and node.args and not self._advances:
             number = len(node.args) if name == "suppress" else 1
             kinds = _call("__expected__", ast.Tuple(node.args[:number], ast.Load()))
             node.args[:number] = [ast.Starred(kinds, ast.Load()) if name == "suppress" else kinds]
-        return node
+        return self.generic_visit(node)
+
+    def _within(self, node: ast.AST, body: list[ast.stmt]) -> ast.AST:
+        calls = [_name(each.func) for part in body for each in ast.walk(part) if isinstance(each, ast.Call)]
+        before, self._advances = self._advances, not {"next", "__next__", "send"}.isdisjoint(calls)
+        made = self.generic_visit(node)
+        self._advances = before
+        return made
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -73,13 +91,17 @@ class _Prepared(ast.NodeTransformer):
 
 def _settled(statement: ast.stmt) -> list[ast.stmt]:
     """A statement, and the settling of changes after it where it may have called the program."""
-    calls = any(isinstance(node, ast.Call) for node in ast.walk(statement))
+    calls = any(isinstance(node, ast.Call | ast.Attribute) for node in ast.walk(statement))
     if not calls or isinstance(statement, ENDING):
         return [statement]
     settle: ast.stmt = ast.Expr(_call("__settle__"))
     if isinstance(statement, ast.For | ast.While | ast.If | ast.With):
         statement.body.insert(0, settle)
     return [statement, settle]
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:

@@ -15,7 +15,21 @@ STARS = (
     *("string", "re", "datetime", "fractions", "decimal", "collections", "heapq", "bisect", "copy", "math", "random"),
     *("statistics", "itertools", "functools", "operator", "io", "json", "abc", "enum", "dataclasses", "typing"),
 )
-OTHERS = ("sys", "os", "time", "threading", "queue", "cmath", "calendar", "textwrap", "array", "struct", "types")
+OTHERS = (
+    "sys",
+    "os",
+    "time",
+    "asyncio",
+    "contextlib",
+    "threading",
+    "queue",
+    "cmath",
+    "calendar",
+    "textwrap",
+    "array",
+    "struct",
+    "types",
+)
 MODULES = (*STARS, *OTHERS)
 FROM_LATE = {"stdin": "sys", "stdout": "sys", "setrecursionlimit": "sys", "maxsize": "sys", "perf_counter": "time"}
 
