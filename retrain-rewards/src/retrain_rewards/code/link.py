@@ -147,7 +147,7 @@ class Link:
             text = Encoder(self._export).encode(TypeError(inside.described(error)))
         self._send(f'["{kind}",{text},[{changes}]{lent}]')
 
-    def _fill(self, handle: int, parts: list[Any]) -> None:
+    def _fill(self, handle: int, parts: list[Any]) -> Any:
         replace_content(self.mine(handle), parts)
 
     def next_request(self) -> list[Any]:
