@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -74,11 +74,10 @@ def test_the_table_has_at_least_60_answers() -> None:
 
 @pytest.mark.parametrize("cause", GAMED)
 def test_a_gamed_answer_scores_0_and_math_verify_alone_is_fooled(reward: MathReward, cause: str) -> None:
-    lax = Judge(replace(reward, strict=False))
     strict = Judge(reward)
     for reference, answer, prompt in answers(cause):
         assert strict(reference, answer, prompt) == 0.0, (reference, answer)
-        assert lax(reference, answer, prompt) == 1.0, (reference, answer)
+        assert direct(reference, answer), (reference, answer)
 
 
 @pytest.mark.parametrize("name", ["match", "math"])
@@ -209,7 +208,7 @@ def test_small_numbers_agree_within_the_relative_tolerance(judge: Judge, exponen
 
 
 def test_a_reference_without_a_value_still_gives_no_verdict(reward: MathReward) -> None:
-    score = reward.score(Example(id="e", prompt="", reference=r"0.\overline{3}"), boxed(r"\frac{1}{3}"))
+    score = reward.score(Example(id="e", prompt="", reference=r"\frac{1}{0}"), boxed(r"\frac{1}{3}"))
     assert score.outcome is Outcome.NO_VERDICT
 
 

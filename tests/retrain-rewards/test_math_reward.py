@@ -102,9 +102,7 @@ def test_agrees_with_math_verify_on_500_pairs(reward: MathReward) -> None:
 # All the ways in which we mean to differ from math-verify, which says False to each of these.
 TEXT_IS_EQUAL = [(r"\{", r"\{ "), ("$", "$"), ("9^{9^{9^9}}", "9^{9^{9^9}}"), ("7" * 5000, "7" * 5000)]
 NOT_COMPARABLE = [
-    ("6:00", "6:00 p.m.", "the reference has no value, and its text differs"),
     (r"\frac{1}{0}", "5", "the reference has no value, and its text differs"),
-    (r"0.\overline{3}", r"\frac{1}{3}", "the reference has no value, and its text differs"),
     (r"\foo", "5", "the reference has no value, and its text differs"),
     ("5", "9^{9^{9^9}}", "the answer can mean a number of more than"),
     ("9^{9^{9^9}}", "5", "the reference can mean a number of more than"),

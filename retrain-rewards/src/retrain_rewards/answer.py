@@ -151,7 +151,7 @@ def _objection_to_form(
     kind = kind_of(form)
     if isinstance(gold, sympy.Expr) and kind in _LISTS and len(form.args) > 2:
         return "it lists several"
-    if (kind in _BRACES and reference.kind in _ORDERED) or (kind in _ORDERED and reference.kind in _BRACES):
+    if _brackets_differ(reference.form, form):
         return "it has other brackets"
     if accept_unfinished or not reference.is_finished:
         return ""
@@ -163,13 +163,33 @@ def _objection_to_form(
     return ""
 
 
+def _brackets_differ(reference: Any, form: Any) -> bool:
+    """Whether one is ordered and the other is not, or one includes an end that the other leaves out.
+
+    `x = 1, y = 2` is ordered by its letters.
+    """
+    from retrain_rewards.answer_form import kind_of
+
+    kinds = [kind_of(side) if side is not None else "" for side in (reference, form)]
+    for side, kind in zip((reference, form), kinds, strict=True):
+        if (
+            kind == "list"
+            and len({part.args[1] for part in side.args[1:] if kind_of(part) == "="}) == len(side.args) - 1
+        ):
+            return False
+    ordered = [kind in _ORDERED for kind in kinds]
+    if ordered[0] != ordered[1]:
+        return any(kind in (*_BRACES, "list") for kind in kinds)
+    return all(ordered) and kinds[0] != kinds[1] and len(form.args) == 3
+
+
 def _objection_to_value(gold: Any, target: Any) -> str:
     """Falsehoods that math-verify's six decimals, its percent signs and cancelled letters let through."""
     import sympy
 
     if isinstance(gold, sympy.Integer) and isinstance(target, sympy.Integer):
         return ""
-    is_formula = isinstance(gold, sympy.Expr) and not (gold.is_Symbol or target.is_Symbol)
+    is_formula = all(isinstance(side, sympy.Expr) and not side.is_Symbol for side in (gold, target))
     if is_formula and target.free_symbols - gold.free_symbols:
         return "it has other letters"
     sides = (gold, target)

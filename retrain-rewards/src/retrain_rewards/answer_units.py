@@ -26,10 +26,10 @@ NOUNS = _listed(
     month number orange ounce outcome page pair path pen pencil penny permutation person piece pint player point problem
     question rectangle revolution room rotation round row rupee run seat set side slice sock soldier solution step stick
     stone student subset team term ticket tile toy tree triangle trip turn unit value vertex vote way week win woman
-    word worker yen th st rd am bpm rpm calorie cal kcal gb kb mb tb electronvolt knot"""
+    word worker yen th st rd am bpm rpm calorie cal kcal gb kb mb tb electronvolt knot ton tonne hectare"""
 )
 MODIFIERS = _listed(
-    "of old possible positive distinct different whole natural real rational prime ordered unique total 2 3 /"
+    "of old possible positive distinct different whole natural real rational prime ordered unique total"
 )
 ALIASES = _renamed(
     """metre=meter metres=meter centimetre=centimeter centimetres=centimeter millimetre=millimeter litre=liter
@@ -37,8 +37,10 @@ ALIASES = _renamed(
     in=inch sec=second secs=second min=minute mins=minute hr=hour hrs=hour yr=year yrs=year celsius=C fahrenheit=F
     ev=electronvolt pence=penny pennies=penny children=child men=man women=woman people=person vertices=vertex sq=2
     square=2 squared=2 cu=3 cubic=3 cubed=3 per=/ mph=mile_/_hour kmh=kilometer_/_hour kph=kilometer_/_hour
-    kmph=kilometer_/_hour"""
+    kmph=kilometer_/_hour mps=meter_/_second usd=dollar eur=euro gbp=pound rs=rupee mi=mile deg=degree degs=degree
+    sqft=2_foot ml=milliliter oz=ounce yd=yard tonnes=tonne"""
 )
+PREFIXES = _renamed("kilo=k mega=M giga=G tera=T milli=m micro=u nano=n centi=c deci=d")
 # A word that changes, negates or doubles a value is never a unit, wherever it stands.
 NO_UNIT = _listed(
     """no not non none never neither nor nope wrong false incorrect except without minus negative plus times or and but
@@ -47,13 +49,38 @@ NO_UNIT = _listed(
     score hundred thousand million billion trillion ten one two three four five six seven eight nine eleven twelve
     factorial modulo mod percent is are was be equals equal"""
 )
-_NEGATIONS = _listed("no not non never neither nor nope wrong false incorrect maybe perhaps possibly either")
+_NEGATIONS = _listed(
+    """no not non never neither nor nope wrong false incorrect maybe perhaps possibly either if unless about
+    approximately approx roughly nearly almost around"""
+)
 _TEXT = re.compile(r"\\(?:text|mbox|math)(?:rm|it|bf|normal|sf|tt)?\s*\{([^{}]*)\}")
 _SIGNS = re.compile(r"\\[,;:! ]|\\(?:thinspace|quad|text|mbox)\b|[{}^~\s.]+")
-_TOKEN = re.compile(r"[A-Za-z]+|[23](?![0-9])|[/%]")
+_TOKEN = re.compile(r"[A-Za-z]+|\^?\s*-?[1-4](?![0-9])|[/%()]")
 MAX_WORDS = 6
 _DEGREES = re.compile(r"\\circ|\\degree|°")
 _VARIABLE = re.compile(r"[a-z]{1,2}")
+_DIVIDED = re.compile(r"\\frac\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_JOINED = re.compile(r"\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|[*·]")
+_PIECE = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|\\.|[A-Za-z]+|\d+|.", re.DOTALL)
+_IN_UNITS = frozenset({r"\frac", r"\cdot", r"\times", r"\mu", r"\circ", r"\Omega"})
+_CELSIUS = re.compile(r"\^\s*\{?\s*\\circ\s*\}?\s*\\?(?:text)?\{?\s*[CFK]")
+_CLOCK = re.compile(r"(?<![A-Za-z])[apAP]\.?\s*[mM]\b\.?")
+_METRES = re.compile(r"m\s*\^\s*\{?[23]\}?$")
+_VARIABLES = re.compile(
+    r"(?:(?<=[\d}])\s*|(?<=[A-Za-z])\s+)(?!(?:th|st|nd|rd|i|e)$)([A-Za-z]{1,3})$"
+)  # `4ab`, whose end math-verify takes for a unit
+_HAS_VALUE = re.compile(r"\d|\\(?:pi|sqrt|frac|infty)")
+_CURRENCIES = {
+    "€": "euros",
+    "£": "pounds",
+    "¥": "yen",
+    "₹": "rupees",
+    "USD": "dollars",
+    "Rs.": "rupees",
+    "Rs": "rupees",
+}
+_CURRENCY = re.compile(r"^(-?)\s*(€|£|¥|₹|USD|Rs\.|Rs)\s*(\d[\d,.]*)$")
+Unit = tuple[tuple[str, int], ...]  # names with their powers
 
 
 @lru_cache(maxsize=4096)
@@ -94,25 +121,100 @@ def _objection_inside(kept: str, reference: str, prompt: str) -> str:
     return ""
 
 
-def _unit_of(formula: str, tail: str, prompt: str) -> tuple[str, ...] | None:
+def _unit_of(formula: str, tail: str, prompt: str) -> Unit | None:
     if tail:
         return _unit(tail, prompt)
     if _DEGREES.search(formula):
-        return ("degree",)
-    return ("dollar",) if r"\$" in formula else ("percent",) if formula.rstrip(" .$").endswith("%") else None
+        return (("degree", 1),)
+    if r"\$" in formula:
+        return (("dollar", 1),)
+    return (("percent", 1),) if formula.rstrip(" .$").endswith("%") else None
 
 
-def _unit(tail: str, prompt: str) -> tuple[str, ...] | None:
-    """The unit, the same for each of its spellings; None for anything else."""
-    text = _DEGREES.sub("", _SIGNS.sub(" ", tail.replace(r"\$", " dollar ").replace(r"\%", "%")))
-    text = re.sub(r"\b([ap])\s+m\b", r"\1m", text)
-    text = re.sub("[A-Za-z]+", lambda word: ALIASES.get(word.group().lower(), word.group()), text).replace("_", " ")
+def _unit(tail: str, prompt: str) -> Unit | None:
+    """Names and powers of a unit, the same for each of its spellings; None for anything else.
+
+    What follows a `/` or `per` is below it, up to a closing parenthesis: `km/h`, `m/s^2`, `(kg m)/s`.
+    """
+    flat = _DIVIDED.sub(r" \1 / ( \2 ) ", tail.replace(r"\$", " dollar ").replace(r"\%", "%"))
+    text = _DEGREES.sub("", _SIGNS.sub(" ", _JOINED.sub(" ", flat.replace(r"\mu", " u").replace(r"\Omega", " ohm"))))
+    text = re.sub(r"\b([ap])\s+m\b", r"\1m", text).replace("^ ", "^")
+    text = re.sub("[A-Za-z]+", _alias, text).replace("_", " ")
     if _TOKEN.sub("", text).strip(" $-"):
         return None
-    names = [_name(token, prompt) for token in _TOKEN.findall(text)]
-    if not names and _DEGREES.search(tail):
-        return ("degree",)
-    return tuple(sorted(names)) if all(names) and set(names) - MODIFIERS and len(names) <= MAX_WORDS else None
+    powers: dict[str, int] = {}
+    last, below, coming = "", 1, 1
+    for token in _TOKEN.findall(text):
+        token = token.replace(" ", "").removeprefix("^")
+        if token in ("/", ")"):
+            below = -1 if token == "/" else 1
+        elif token.lstrip("-").isdigit():  # a power, of the unit before it or, as `square`, of the one behind it
+            if last:
+                powers[last] += below * (int(token) - 1)
+            else:
+                coming = int(token)
+            last = ""
+        elif token != "(":
+            last = _name(token, prompt)
+            if not last:
+                return None
+            powers[last] = powers.get(last, 0) + below * coming
+            coming = 1
+    if not powers and _DEGREES.search(tail):
+        return (("degree", 1),)
+    if len(powers) > 1:
+        powers.pop("degree", None)  # `degrees Celsius`
+    names = {name for name, power in powers.items() if power}
+    return tuple(sorted(powers.items())) if names - MODIFIERS and len(names) <= MAX_WORDS else None
+
+
+def _alias(word: re.Match[str]) -> str:
+    return ALIASES.get(word[0], ALIASES.get(word[0].lower(), word[0]))
+
+
+def with_plain_unit(formula: str) -> str:
+    r"""The unit at the end as one `\text{...}`, which math-verify drops: `5\frac{\text{km}}{\text{h}}`, `5 km/h`, `€5`.
+
+    Left as it is where it is no known unit, or where letters may be variables: `5m`.
+    """
+    formula = _CURRENCY.sub(lambda m: rf"{m[1]}{m[3]}\text{{ {_CURRENCIES[m[2]]}}}", formula)
+    formula = formula.replace("¢", r"\text{ cents}").replace("\N{EURO SIGN}", r"\text{ euros}")
+    if _CLOCK.search(formula):
+        return formula
+    tokens = list(_PIECE.finditer(formula))
+    first = len(tokens)
+    while first and _may_be_unit(tokens[first - 1], formula):
+        first -= 1
+    for token in tokens[first : first + MAX_WORDS * 2]:
+        head, tail = formula[: token.start()], formula[token.start() :]
+        is_written = (
+            bool(_METRES.match(tail) and head.endswith(" "))
+            or r"\text" in tail
+            or bool(_CELSIUS.match(tail))
+            or "/" in tail
+            or (len(token[0]) > 1 and head.endswith(" "))
+        )
+        begins = token[0][0].isalpha() or token[0].startswith("\\") or bool(_CELSIUS.match(tail))
+        if not begins or not is_written or head.endswith("^"):
+            continue
+        if _HAS_VALUE.search(head) and head.count("{") == head.count("}") and (unit := _unit(tail, "")):
+            return rf"{head.rstrip()}\text{{ {' '.join(_shown(*factor) for factor in unit)}}}"
+    if match := _VARIABLES.search(formula):
+        head, letters = formula[: match.start()], match[1]
+        names = re.findall("[A-Za-z]+", re.sub(r"\\[A-Za-z]+", "", head))
+        if max(map(len, names), default=0) < 3 and (names or not _unit(letters, "")):
+            return f"{head} {letters[:-1]}{{{letters[-1]}}}"
+    return formula
+
+
+def _shown(name: str, power: int) -> str:
+    return name if power == 1 else f"{name}^{power}"
+
+
+def _may_be_unit(token: re.Match[str], formula: str) -> bool:
+    if token[0].isdigit():
+        return len(token[0]) == 1 and formula[: token.start()].rstrip("{- ").endswith("^")
+    return token[0][0] in "{}/*^- " or token[0].isalpha() or token[0] in _IN_UNITS or token[0].startswith(r"\text{")
 
 
 def _name(token: str, prompt: str) -> str:
@@ -122,12 +224,20 @@ def _name(token: str, prompt: str) -> str:
         return "percent" if token == "%" else lower
     if lower in NO_UNIT:
         return ""
-    for word in (token, lower, lower.removesuffix("s"), lower.removesuffix("es")):
-        if name := word if word in NOUNS else _physical(word):
+    for word in (token, _prefixed(token), lower, lower.removesuffix("s"), lower.removesuffix("es")):
+        if name := word if word in NOUNS else _physical(word) or _prefixed(word):
             return name
-    if _physical(token[1:]) and token[0] in "kMGTmcdnu":
-        return f"{token[0]} {_physical(token[1:])}"
     return lower.removesuffix("s") if len(lower) > 2 and lower in _words(prompt) else ""
+
+
+@lru_cache(maxsize=4096)
+def _prefixed(word: str) -> str:
+    """A unit with an SI prefix that sympy does not list, `kwatt` for `kW` and `kilowatt`; empty for others."""
+    for long, short in PREFIXES.items():
+        rest = next((word[len(form) :] for form in (long, short) if word.startswith(form)), "")
+        if rest and (name := _physical(rest)):
+            return short + name
+    return ""
 
 
 @lru_cache(maxsize=4096)

@@ -9,10 +9,14 @@ from typing import ClassVar
 
 from retrain.api import Example, PluginContext, RewardError, Score
 from retrain_rewards.answer import Wanted, objection, parsed, wanted
+from retrain_rewards.answer_layout import pair_as_column
+from retrain_rewards.answer_notation import verdict_without_mathematics
+from retrain_rewards.answer_sets import both_as_sets
+from retrain_rewards.answer_text import plain
 from retrain_rewards.boxed import boxed, last_boxed
 from retrain_rewards.deadline import TimeUp, time_limit, time_limit_of
 from retrain_rewards.match import collapsed
-from retrain_rewards.math_size import refusal
+from retrain_rewards.math_size import MAX_LENGTH, refusal
 from retrain_rewards.tables import RewardTable
 
 OWN_SHARE = 0.8  # of the scoring time limit, so that a slow comparison ends here with its reason, not by a kill
@@ -53,12 +57,27 @@ class MathReward:
             return Score.of(0.0)
         if collapsed(answer) == reference:
             return Score.of(1.0)
-        for name, formula in (("answer", answer), ("reference", example.reference)):
+        for name, formula in (("answer", answer), ("reference", reference)):
+            if len(formula) > MAX_LENGTH:
+                return Score.no_verdict(f"the {name} is longer than {MAX_LENGTH} characters")
+        has_angles = "\\langle" in reference + answer or "⟨" in reference + answer
+        reference, answer = plain(reference) or reference, plain(answer)
+        if has_angles:
+            reference, answer = pair_as_column(reference), pair_as_column(answer)
+        if not answer:
+            return Score.of(0.0)
+        for name, formula in (("answer", answer), ("reference", reference)):
             if reason := refusal(formula):
                 return Score.no_verdict(f"the {name} {reason}")
+        sides = verdict_without_mathematics(reference, answer)
+        if isinstance(sides, bool):
+            return Score.of(float(sides))
+        reference, answer = both_as_sets(*sides)
+        if answer == reference:
+            return Score.of(1.0)
         try:
             with time_limit(self.time_limit_s):
-                return self._judged(wanted(example.reference), answer, _words(example.prompt))
+                return self._judged(wanted(reference), answer, _words(example.prompt))
         except TimeUp:
             return Score.no_verdict(f"comparing took longer than {self.time_limit_s:g} s")
         except (MemoryError, RecursionError) as error:
