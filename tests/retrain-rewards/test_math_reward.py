@@ -102,8 +102,9 @@ def test_agrees_with_math_verify_on_500_pairs(reward: MathReward) -> None:
 # All the ways in which we mean to differ from math-verify, which says False to each of these.
 TEXT_IS_EQUAL = [(r"\{", r"\{ "), ("$", "$"), ("9^{9^{9^9}}", "9^{9^{9^9}}"), ("7" * 5000, "7" * 5000)]
 NOT_COMPARABLE = [
-    (r"\frac{1}{0}", "5", "the reference has no value, and its text differs"),
-    (r"\foo", "5", "the reference has no value, and its text differs"),
+    (r"\frac{1}{0}", "5", r"the reference '\\frac{1}{0}' has no value, and its text differs"),
+    (r"\frac{0}{0}", "5", "has no value, and its text differs"),
+    (r"\foo", "5", r"the reference '\\foo' is not mathematics, and its text differs"),
     ("5", "9^{9^{9^9}}", "the answer can mean a number of more than"),
     ("9^{9^{9^9}}", "5", "the reference can mean a number of more than"),
     ("5", "1+" * 600 + "1", "the answer is longer than 1000 characters"),
@@ -125,6 +126,12 @@ def test_what_cannot_be_compared_is_no_verdict_and_not_wrong(
     score = judged(reward, reference, answer)
     assert score.outcome is Outcome.NO_VERDICT
     assert reason in score.detail
+
+
+@pytest.mark.parametrize("reference", [None, float("nan"), float("inf"), 5])
+def test_a_reference_that_is_no_text_says_which_and_where(reward: MathReward, reference: object) -> None:
+    with pytest.raises(RewardError, match=f"the reference of example e is {reference!r}, not text"):
+        judged(reward, reference, "5")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reference", ["", " \n"])

@@ -27,9 +27,7 @@ class MatchReward:
 
     def score(self, example: Example, text: str) -> Score:
         """Score one completion."""
-        reference = collapsed(example.reference)
-        if not reference:
-            raise RewardError(f"example {example.id} has an empty reference: nothing can match it")
+        reference = reference_of(example)
         answer = self.answer_in(text)
         wanted = reference.replace(",", "") if self.reads_numbers else reference
         return Score.of(float(answer is not None and collapsed(answer) == wanted))
@@ -52,6 +50,15 @@ def last_number(text: str) -> str | None:
     """The last number of `text` as it is written, without the commas between thousands; None when there is none."""
     found = _NUMBER.findall(text)
     return found[-1].replace(",", "") if found else None
+
+
+def reference_of(example: Example) -> str:
+    """The reference, white space collapsed; RewardError when it is empty, or None or another value that is no text."""
+    if not isinstance(example.reference, str):
+        raise RewardError(f"the reference of example {example.id} is {example.reference!r}, not text")
+    if not (reference := collapsed(example.reference)):
+        raise RewardError(f"example {example.id} has an empty reference: nothing can equal it")
+    return reference
 
 
 def collapsed(text: str) -> str:

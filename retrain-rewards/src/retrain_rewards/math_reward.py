@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retrain.api import Example, PluginContext, RewardError, Score
+from retrain.api import Example, PluginContext, Score
 from retrain_rewards.answer import Wanted, objection, parsed, wanted
 from retrain_rewards.answer_layout import pair_as_column
 from retrain_rewards.answer_notation import verdict_without_mathematics
@@ -15,7 +15,7 @@ from retrain_rewards.answer_sets import both_as_sets
 from retrain_rewards.answer_text import plain
 from retrain_rewards.boxed import boxed, last_boxed
 from retrain_rewards.deadline import TimeUp, time_limit, time_limit_of
-from retrain_rewards.match import collapsed
+from retrain_rewards.match import collapsed, reference_of
 from retrain_rewards.math_size import MAX_LENGTH, refusal
 from retrain_rewards.tables import RewardTable
 
@@ -50,9 +50,7 @@ class MathReward:
 
     def score(self, example: Example, text: str) -> Score:
         """Score one completion."""
-        reference, answer = collapsed(example.reference), last_boxed(text)
-        if not reference:
-            raise RewardError(f"example {example.id} has an empty reference: nothing can equal it")
+        reference, answer = reference_of(example), last_boxed(text)
         if not answer:
             return Score.of(0.0)
         if collapsed(answer) == reference:
@@ -87,7 +85,7 @@ class MathReward:
         from math_verify import verify
 
         golds, targets = reference.golds, parsed(answer)
-        reasons = [] if any(not isinstance(gold, str) for gold in golds) else ["the reference has no value"]
+        reasons = [] if any(not isinstance(gold, str) for gold in golds) else [f"the reference {_fault(reference)}"]
         for gold in golds:
             for target in targets:
                 try:
@@ -109,6 +107,12 @@ class MathReward:
     def gold(self, example: Example) -> str:
         """The reference in a box: it must score 1."""
         return boxed(example.reference)
+
+
+def _fault(reference: Wanted) -> str:
+    """Why nothing can be compared with a reference."""
+    what = "has no value" if reference.form is not None else "is not mathematics"
+    return f"{reference.text[:80]!r} {what}"
 
 
 def make_math(context: PluginContext) -> MathReward:

@@ -234,10 +234,10 @@ LIARS = [
     (GivesOneToEverything, "empty", "an empty answer is correct"),
     (NeverRightWithoutGold, "gold", "the right answer scored 0"),
     (KnowsNoGold, "gold", "the right answer scored 0"),
-    (GivesNoVerdict, "gold", "the right answer got no verdict"),
+    (GivesNoVerdict, "gold", "the right answer got no verdict: cannot tell"),
     (Counts, "hack", "the same text scored "),
     (Raises, "hack", "scoring failed: KeyError"),
-    (ReturnsNan, "gold", "scoring failed: the reward returned an invalid score"),
+    (ReturnsNan, "gold", "scoring failed: the reward returned nan, not a finite number"),
     (GoldRaises, "gold", "gold() raised KeyError: 'solution'"),
 ]
 
@@ -254,6 +254,20 @@ def test_every_lie_is_found_and_stops_the_run(liar: type[Any], check: str, messa
     assert "\x1b" not in str(caught.value)
     assert len(caught.value.problems) <= 6
     assert message in str(caught.value)
+
+
+class ReturnsNone(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("liar", "step"), [(ReturnsNan, "division by zero"), (ReturnsNone, "Score.no_verdict(reason)")]
+)
+def test_a_score_that_is_none_or_nan_has_its_example_and_next_step(liar: type[Any], step: str) -> None:
+    (first, *_) = audited(liar()).errors
+    assert step in first.fix
+    assert first.example_id in {example.id for example in SUMS}
 
 
 def test_an_answer_that_the_prompt_gives_away_is_explained() -> None:

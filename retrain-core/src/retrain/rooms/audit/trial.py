@@ -13,6 +13,7 @@ from retrain.rooms.audit.gold import Gold, GoldOf, gold_from_reference
 from retrain.rooms.audit.probes import Probe, Severity, wrong_texts
 from retrain.rooms.audit.report import AuditFinding, AuditReport, Tally, head
 from retrain.rooms.tasks.contracts import TimedScore
+from retrain.rooms.tasks.scoring.verdict import next_step
 from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 
@@ -178,8 +179,12 @@ def _gold_findings(example: Example, gold: Gold, tried: Sequence[_Tried]) -> Ite
 
 def _never_right(example: Example, tried: Sequence[_Tried]) -> AuditFinding:
     values = [value for t in tried for value in t.values]
-    outcome = f"scored {max(values):g}" if values else "got no verdict"
+    reason = next((t.first.score.detail for t in tried if t.first.score.detail), "")
+    shown_reason = f": {printable(hide_text(reason))[:DETAIL_CHARS]}" if reason else ""
+    outcome = f"scored {max(values):g}" if values else f"got no verdict{shown_reason}"
     fix = "choose another [reward], repair the data, or let the reward's gold(example) return an answer that scores 1"
+    if not values:
+        fix = next_step(reason) or fix
     shown, message = " or ".join(t.probe.text for t in tried), f"the right answer {outcome}"
     return _finding("error", "gold", example, shown, message, fix, "the right answer is not correct")
 
@@ -190,7 +195,7 @@ def _text_findings(tried: _Tried, best: float) -> Iterator[AuditFinding]:
     if tried.has(Outcome.FAILED):
         detail = next(score.detail for score in scores if score.outcome is Outcome.FAILED)
         message = f"scoring failed: {printable(hide_text(detail))[:DETAIL_CHARS]}"
-        fix, cause = "let no text break the reward", "scoring failed"
+        fix, cause = next_step(detail) or "let no text break the reward", "scoring failed"
         yield _finding("error", probe.check, probe.example, probe.text, message, fix, cause)
     elif (scores[0].outcome, scores[0].value) != (scores[1].outcome, scores[1].value):
         message = f"the same text scored {_shown(scores[0])}, then {_shown(scores[1])}"

@@ -30,7 +30,7 @@ def test_whatever_goes_wrong_is_a_failed_score(service: Make, rewards: Any, exam
         "hang": "timed out after 0.5 s",
         "ignore": "timed out after 0.5 s",
         "exit": "SystemExit: 1",
-        "nan": "the reward returned an invalid score: ValueError: a score must be a finite number, not nan",
+        "nan": "the reward returned nan, not a finite number",
     }
     acts = service(rewards.AsyncActs(), timeout_s=0.5, retries=1, max_failed_frac=1.0)
     with acts.batch() as batch:

@@ -140,6 +140,14 @@ def test_limits_of_one_reward_stand_above_the_others(service: Make, rewards: Any
     assert "reward_nap_mean" not in metrics
 
 
+def test_a_timeout_says_on_which_example_and_what_to_raise(service: Make, rewards: Any, example: Example) -> None:
+    nap = service(nap=rewards.Nap(), timeout_s=0.2, retries=0)
+    with pytest.raises(RewardError) as caught:
+        scored(nap, example, "100")
+    assert f"timed out after 0.2 s, on example {example.id}" in str(caught.value)
+    assert "[scoring.limits.nap] timeout_s" in str(caught.value)
+
+
 @pytest.mark.parametrize(("failures", "stops"), [(0, False), (2, False), (3, True), (20, True)])
 def test_more_failures_than_the_budget_stop_the_run(
     failures: int, stops: bool, service: Make, rewards: Any, example: Example, tmp_path: Path
@@ -156,6 +164,7 @@ def test_more_failures_than_the_budget_stop_the_run(
         told = str(caught.value)
         assert f"reward 'the_reward' failed on {failures} of 20 completions; first: ValueError: bad" in told
         assert f"retrain score --replay {folder}" in told
+        assert f", on example {example.id}" in told
     if failures:  # equal texts were asked once
         ((file, record),) = read_failures(folder)
         assert (file.name, record.text, record.count, record.attempts) == ("step_3_0.json", "bad", failures, 1)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Outcome, Score
-from retrain.rooms.tasks.scoring.verdict import combined, verdict
+from retrain.rooms.tasks.scoring.verdict import combined, next_step, verdict
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,26 @@ def test_anything_else_is_a_failure(answer: Any, detail: str) -> None:
     score = verdict(answer)
     assert (score.outcome, score.value) == (Outcome.FAILED, None)
     assert detail in score.detail
+
+
+@pytest.mark.parametrize(
+    ("detail", "step"),
+    [
+        (verdict(None).detail, "Score.no_verdict(reason)"),
+        (verdict(float("nan")).detail, "division by zero"),
+        (verdict(float("-inf")).detail, "division by zero"),
+        (verdict("1").detail, "return a number"),
+        ("timed out after 0.3 s", "[scoring.limits.mine] timeout_s"),
+        ("comparing took longer than 8 s", "[scoring.limits.mine] timeout_s"),
+        ("RewardError: example e has an empty reference: nothing can equal it", "give that example a reference"),
+        ("the reference '1/0' has no value, and its text differs", "rewrite the reference"),
+        ("KeyError: 'x'", ""),
+    ],
+)
+def test_each_cause_has_its_next_step(detail: str, step: str) -> None:
+    found = next_step(detail, "mine")
+    assert step in found
+    assert bool(found) == bool(step)
 
 
 def test_no_verdict_stays_and_long_details_are_cut() -> None:

@@ -16,7 +16,7 @@ from retrain.rooms.tasks.scoring.cache import Key, VerdictCache, key_of
 from retrain.rooms.tasks.scoring.dispatcher import Dispatcher
 from retrain.rooms.tasks.scoring.failures import FailureRecord, FailureWriter
 from retrain.rooms.tasks.scoring.task import Attempt, Task
-from retrain.rooms.tasks.scoring.verdict import combined, part_means
+from retrain.rooms.tasks.scoring.verdict import combined, next_step, part_means
 from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 
@@ -183,13 +183,15 @@ class ScoringBatch:
     def _check_budget(self) -> None:
         problems = []
         for number, (reward, limits) in enumerate(zip(self._dispatcher.rewards, self._dispatcher.limits, strict=True)):
-            scores = [tasks[number].score for tasks in self._submitted]
-            failed = [score for score in scores if score.outcome is Outcome.FAILED]
-            if len(failed) > limits.max_failed_frac * len(scores):
-                what = f"reward {reward.name!r} failed on {len(failed)} of {len(scores)} completions"
+            tasks = [each[number] for each in self._submitted]
+            failed = [task for task in tasks if task.score.outcome is Outcome.FAILED]
+            if len(failed) > limits.max_failed_frac * len(tasks):
+                first = f"{failed[0].score.detail}, on example {failed[0].example.id}"
+                what = f"reward {reward.name!r} failed on {len(failed)} of {len(tasks)} completions; first: {first}"
                 why = f"more than max_failed_frac = {limits.max_failed_frac:g} of them{self._folder_note()}"
-                fix = f"repair the reward or its data{self._replay_hint()}, or raise [scoring] max_failed_frac"
-                problems.append(Problem(where="scoring", what=f"{what}; first: {failed[0].detail}", why=why, fix=fix))
+                step = next_step(failed[0].score.detail, reward.name) or "repair the reward or its data"
+                fix = f"{step}{self._replay_hint()}, or raise [scoring] max_failed_frac"
+                problems.append(Problem(where="scoring", what=what, why=why, fix=fix))
         if problems:
             raise RewardError(*problems)
 

@@ -12,6 +12,15 @@ from retrain.rooms.tasks.contracts import Reward
 
 UNIQUE_SCORES = "reward_unique_fraction_mean"  # of the step's groups, not of a part
 SET_RATE = re.compile(r"eval_(\w+)_correct_rate")
+_NEXT_STEPS = {  # part of a detail -> what to do about it
+    "timed out": "make the reward faster, or raise [scoring.limits.{name}] timeout_s",
+    "took longer than": "raise [scoring.limits.{name}] timeout_s",
+    "returned None": "return a number, or Score.no_verdict(reason) where it cannot decide",
+    "finite number": "return a finite number: look for a division by zero, a logarithm of 0 or the mean of nothing",
+    "not a number": "return a number or a Score",
+    "empty reference": "give that example a reference answer, or remove its row",
+    "the reference": "rewrite the reference of that example, or remove its row",
+}
 MAX_DETAIL = 1000  # characters; it is stored with every completion
 
 
@@ -26,9 +35,16 @@ def verdict(answer: Any) -> Score:
         is_single = getattr(answer, "ndim", None) in (None, 0) and not isinstance(answer, str | bytes | bytearray)
         if not is_single or not hasattr(answer, "__float__"):
             return Score.failed(f"the reward returned {_shown(answer)}, not a number or a Score")
-        return Score.of(float(answer))
+        if not math.isfinite(value := float(answer)):
+            return Score.failed(f"the reward returned {value}, not a finite number")
+        return Score.of(value)
     except (ValueError, TypeError, OverflowError) as error:
         return Score.failed(f"the reward returned an invalid score: {type(error).__name__}: {error}"[:MAX_DETAIL])
+
+
+def next_step(detail: str, name: str = "NAME") -> str:
+    """The repair for the detail of a score of reward `name` that failed or has no verdict; empty if unknown."""
+    return next((step.format(name=name) for cause, step in _NEXT_STEPS.items() if cause in detail), "")
 
 
 def combined(scores: Sequence[Score], names: Sequence[str], weights: Sequence[float]) -> Score:
