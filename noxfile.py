@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import nox
@@ -154,13 +153,37 @@ def matrix(session: nox.Session, backend: str) -> None:
 
 
 @nox.session(default=False)
-@nox.parametrize("versions", ["lowest", "newest"], ids=["lowest", "newest"])
-def dependencies(session: nox.Session, versions: str) -> None:
-    """Run the quick tests with the lowest versions that the distributions admit, and with the newest; torch stays."""
-    options = _constrained_by(session, [_tested_torch(), *(_lower_bounds() if versions == "lowest" else [])])
+def lowest(session: nox.Session) -> None:
+    """Run a quick selection with the lowest version of every direct requirement; torch stays. For every night."""
+    tools = Path(session.create_tmp()).resolve()
+    (tools / "torch.txt").write_text(_tested_torch(), encoding="utf-8")
+    paths = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-rewards"] + ["./retrain-rewards[reasoning-gym]"]
+    session.install(*PIP_OPTIONS[2:], "uv")
+    # pip has no such rule, and with the bounds as constraints it backtracks for a quarter of an hour
+    options = ("--quiet", "--resolution", "lowest-direct", "--override", str(tools / "torch.txt"), "-")
+    found = subprocess.run(
+        [str(Path(session.bin) / "uv"), "pip", "compile", *options],
+        input="\n".join(paths),
+        text=True,
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout.splitlines()
+    # the CPU build of torch does without its CUDA libraries
+    kept = [line for line in found if "==" in line and not line.strip().startswith(("#", "nvidia", "cuda", "triton"))]
+    (tools / "all.txt").write_text("\n".join(kept), encoding="utf-8")
+    session.install("--no-deps", *PIP_OPTIONS[2:], "-r", str(tools / "all.txt"))
+    session.install("--no-deps", *PIP_OPTIONS[2:], *(f"./{name}" for name in DISTRIBUTIONS))
+    session.install(*PIP_OPTIONS[2:], "hypothesis", "jsonschema", "pytest", "pytest-timeout", "pytest-xdist")
+    rooms = [f"tests/retrain-core/rooms/{name}" for name in ("cli", "text")]
+    _pytest(session, *(session.posargs or [*rooms, "tests/retrain-sepa", "tests/retrain-local/test_backend.py"]))
+
+
+@nox.session(default=False)
+def newest(session: nox.Session) -> None:
+    """Run the quick tests with the newest versions that the distributions admit; torch stays."""
+    options = _constrained_by(session, [_tested_torch()])
     paths = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-rewards"]
-    rewards = "./retrain-rewards[judge,reasoning-gym]"
-    session.install(*options, *TEST_TOOLS[:-1], *paths, rewards)
+    session.install(*options, *TEST_TOOLS[:-1], *paths, "./retrain-rewards[judge,reasoning-gym]")
     session.run("pip", "check")
     _pytest(session, *(f"tests/{name}" for name in DISTRIBUTIONS), *session.posargs)
 
@@ -371,19 +394,6 @@ def _tested_torch() -> str:
     """The line `torch==version` of the constraints."""
     lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
     return next(line for line in lines if line.startswith("torch=="))
-
-
-def _lower_bounds() -> list[str]:
-    """`name==version` for every `name>=version` that a distribution requires, its extras included."""
-    bounds = []
-    for name in DISTRIBUTIONS:
-        project = tomllib.loads((ROOT / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        extras = project.get("optional-dependencies", {}).values()
-        for requirement in [*project["dependencies"], *(each for extra in extras for each in extra)]:
-            package, bound, version = requirement.partition(",")[0].partition(">=")
-            if bound and package != "torch":
-                bounds.append(f"{package}=={version}")
-    return sorted(set(bounds))
 
 
 def _as_typed(session: nox.Session, *words: str) -> None:

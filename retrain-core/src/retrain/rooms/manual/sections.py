@@ -17,7 +17,7 @@ from retrain.rooms.manual.scaffold import scaffold
 from retrain.rooms.manual.support import support
 from retrain.rooms.session.public_package import public_names
 
-STATUS = {"renamed": "", "later": "not built yet: ", "none": "no counterpart: "}
+STATUS = {"renamed": "", "none": "no counterpart: "}
 
 
 def public(plugins: Plugins) -> str:

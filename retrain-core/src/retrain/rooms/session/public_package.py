@@ -16,7 +16,6 @@ from retrain.kernel.plugins.manager import Plugins
 # How the note on a name begins, by the status of its row
 PREFIXES: Mapping[str, str] = {
     "renamed": "a name of the public retrain package; here it is ",
-    "later": "a name of the public retrain package, not built yet here: ",
     "none": "a name of the public retrain package, without counterpart here: ",
 }
 
