@@ -18,6 +18,7 @@ from rich.console import Console
 from retrain.rooms.insight.status_scan import scan
 from retrain.rooms.insight.status_show import picture
 from retrain.rooms.session.records.lock import RunLock
+from tests.made_runs import write_campaign
 
 Command = Callable[..., Any]
 Make = Callable[..., Path]
@@ -70,6 +71,32 @@ def test_a_real_run_has_every_field(toy_run: Make, status: Command, command: Com
     assert "Campaigns: 0 | Runs: 1" in shown.out
     [row] = [line.split() for line in shown.out.splitlines() if line.startswith("toy")]
     assert row[1:3] == ["done", "4/4"]
+
+
+def test_the_held_out_rate_is_of_the_last_evaluation(make_run: Make, status: Command, command: Command) -> None:
+    folder = make_run("logs/one")
+    lines = [
+        {"step": -1, "eval_correct_rate": 0.125},
+        {"step": 0, "correct_rate": 0.5, "eval_correct_rate": 0.375},
+        {"step": 1, "correct_rate": 0.5, "condition": "eval_correct_rate"},
+    ]
+    written = "".join(json.dumps(line) + "\n" for line in lines)
+    for text, rate, after in ((written, 0.375, 1), ("", None, None)):
+        (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+        [run] = status()["runs"]
+        assert (run["held_out_rate"], run["held_out_step"]) == (rate, after)
+        assert ("37.5%" in command("status").out) == (rate is not None)
+
+
+def test_a_campaign_shows_the_held_out_rate_of_each_run(status: Command, tmp_path: Path) -> None:
+    write_campaign(tmp_path / "logs" / "c", {"maxrl+none": 0.1, "grpo+none": 0.0}, seeds=(1, 2), steps=30)
+    runs = status("--all")["campaigns"][0]["runs"]
+    assert len(runs) == 4
+    assert all(0 <= run["held_out_rate"] <= 1 and run["held_out_step"] for run in runs)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(picture(scan(tmp_path / "logs"), 200))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(f"✓ {100 * run['held_out_rate']:.1f}%" in text for run in runs)
 
 
 def test_a_live_run_is_running_then_stale_then_dead(
@@ -348,7 +375,7 @@ def test_beside_an_editor_each_run_has_a_row_and_a_live_one_a_bar(make_run: Make
     if columns < 60:
         return
     head, *rows = (line.split() for line in lines[2:6])
-    assert head == ["run", "state", "step", "correct", "left"]
+    assert head == ["run", "state", "step", "correct", "held-out", "left"]
     assert [row[0] for row in rows] == ["busy", "loading", "over"]
     bars = [line for line in lines if "sampling" in line or "checkpoint" in line]
     assert len(bars) == 2

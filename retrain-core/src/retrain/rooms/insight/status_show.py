@@ -19,6 +19,7 @@ from retrain.rooms.text.terminal_text import ABSENT, duration, printable
 COLOURS = {"running": "green", "done": "cyan", "stale": "yellow", "partial": "yellow", "stopped": "yellow"}
 ENDED_BADLY = "red"
 NARROW = 80  # columns
+RATES = ("correct", "held-out")
 
 
 def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
@@ -108,13 +109,14 @@ def _table(overview: Overview, is_narrow: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("run", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for column in ("step", "correct", "left") if is_narrow else ("step", "correct", "reward", "loss", "time"):
+    for column in ("step", *RATES, "left") if is_narrow else ("step", *RATES, "reward", "loss", "time"):
         table.add_column(column, justify="right", no_wrap=True)
     if not is_narrow:
         table.add_column("condition", overflow="fold")
     for run in overview.runs:
         steps = ABSENT if run.max_steps is None else f"{run.step}/{run.max_steps}"
-        head = (Text(_name(run, overview)), state_text(run.state), steps, share(run.correct_rate))
+        rates = share(run.correct_rate), share(run.held_out_rate)
+        head = (Text(_name(run, overview)), state_text(run.state), steps, *rates)
         if is_narrow:
             table.add_row(*head, duration(_left_s(run)) if run.is_live else "")
             continue
@@ -161,6 +163,13 @@ def _matrix(campaign: CampaignStatus) -> Table:
 
 
 def _cell(run: CampaignRun | None) -> Text:
+    """`42/100 37.5%`: the steps and the last held-out rate."""
+    cell = _progress(run)
+    rate = run.status.held_out_rate if run and run.status else None
+    return cell if rate is None else cell.append(f" {share(rate)}", style="default")
+
+
+def _progress(run: CampaignRun | None) -> Text:
     if run is None or run.status is None:
         return Text("✗", style=ENDED_BADLY) if run and run.has_failed else Text(ABSENT, style="dim")
     status = run.status

@@ -29,7 +29,8 @@ class RunStatus:
 
     `state` is what `run.json` says (`running`, `done`, `failed`, `interrupted`, ...), except that a running one is
     `dead` when its process is gone and `stale` when its metrics have not moved for five minutes, and one whose files
-    cannot be read is `unreadable`. `step` counts finished steps. Rates are those of the last line's batch, and `health`
+    cannot be read is `unreadable`. `step` counts finished steps. Rates are those of the last line's batch,
+    `held_out_rate` is that of the last evaluation, made after `held_out_step` steps, and `health`
     the findings of its step. `accepted` are the changes that it was resumed with by `--resume-anyway`. `phase` and the
     fields after it are those of the heartbeat of a live run.
     """
@@ -44,6 +45,8 @@ class RunStatus:
     health: tuple[str, ...] = ()
     gaming_example: str = ""
     eval_rates: Mapping[str, float] = field(default_factory=dict)
+    held_out_rate: float | None = None
+    held_out_step: int | None = None
     loss: float | None = None
     mean_reward: float | None = None
     wall_time_s: float | None = None
@@ -75,6 +78,8 @@ class RunStatus:
             "health": list(self.health),
             "gaming_example": self.gaming_example,
             "eval_rates": dict(self.eval_rates),
+            "held_out_rate": self.held_out_rate,
+            "held_out_step": self.held_out_step,
             "loss": self.loss,
             "mean_reward": self.mean_reward,
             "wall_time_s": self.wall_time_s,
@@ -121,6 +126,7 @@ def read_run(folder: Path) -> RunStatus:
         health=_health(metrics),
         gaming_example=text(metrics.get("gaming_example")),
         eval_rates=_eval_rates(metrics),
+        **_held_out(folder, manifest, metrics),
         loss=number(metrics.get("loss")),
         mean_reward=number(metrics.get("mean_reward")),
         wall_time_s=_wall_time_s(manifest, is_alive=is_alive, activity_s=activity_s),
@@ -148,6 +154,20 @@ def _eval_rates(metrics: Record) -> dict[str, float]:
     fields = {"held_out": "eval_correct_rate", **eval_sets(metrics)}
     rates = {name: number(metrics.get(field)) for name, field in fields.items()}
     return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def _held_out(folder: Path, manifest: Record, metrics: Record) -> dict[str, Any]:
+    """Rate and step of the last evaluation; earlier lines are read only for a run that evaluates."""
+    field, found = "eval_correct_rate", metrics
+    if field not in metrics and number(_table(_table(manifest, "config"), "eval").get("examples")) != 0:
+        try:
+            found = last_record(folder / "metrics.jsonl", skip_damaged=True, field=field) or {}
+        except ConfigError:  # replaced since its last line was read
+            found = {}
+    rate, step = number(found.get(field)), number(found.get("step"))
+    if rate is None:
+        return {}
+    return {"held_out_rate": rate, "held_out_step": None if step is None else max(0, int(step) + 1)}
 
 
 def process_id(value: object) -> int | None:

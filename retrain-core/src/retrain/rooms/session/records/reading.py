@@ -86,17 +86,19 @@ def read_steps(file: Path) -> Iterator[tuple[int, Record]]:
         yield step, record
 
 
-def last_record(file: Path, *, skip_damaged: bool = False) -> Record | None:
-    """The last complete record of a JSONL file, searched from its end; None when it has none.
+def last_record(file: Path, *, skip_damaged: bool = False, field: str = "") -> Record | None:
+    """The last complete record of a JSONL file, or the last with `field`, searched from its end; None without one.
 
-    Time and memory do not grow with the file. A damaged complete line is a ConfigError, or skipped on request.
+    Memory does not grow with the file, nor does time without `field`. A damaged complete line is a ConfigError, or
+    skipped on request.
     """
+    mark = f'"{field}"'.encode() if field else b""  # most lines need no parsing
     try:
         with open_regular(file) as stream:
             for number, line in enumerate(_lines_backwards(stream)):
                 try:
-                    if line.strip():
-                        return parse_record(line)
+                    if line.strip() and mark in line and (field in (record := parse_record(line)) or not field):
+                        return record
                 except (ValueError, RecursionError) as error:
                     if number > 0 and not skip_damaged:  # line 0, after the last line break, is empty or truncated
                         raise damaged(f"{file} (last line)", _reason(error)) from error
