@@ -161,6 +161,18 @@ def test_a_reward_that_breaks_is_never_a_zero(sit: Sit, word: str, detail: str) 
     assert detail in played.details[1]
 
 
+@pytest.mark.parametrize(
+    ("word", "missing"),
+    [("metric raises", "measured"), ("metric is nan", "measured"), ("group metric raises", "rank_measured")],
+)
+def test_a_metric_of_weight_0_that_breaks_costs_only_itself(sit: Sit, word: str, missing: str) -> None:
+    table = sit("trouble", args={"max_turns": 1, "metrics": True})
+    played = table.play([table.data.examples[0]], [[word]])
+    assert played.values == [float(len(word))]
+    measured = {name for name in ("measured", "rank_measured") if name in played.results[0].score.parts}
+    assert measured == {"measured", "rank_measured"} - {missing}
+
+
 def test_a_reward_of_the_group_sees_the_group(sit: Sit) -> None:
     table = sit("trouble", args={"max_turns": 1, "grouped": True})
     first, second, _ = table.data.examples

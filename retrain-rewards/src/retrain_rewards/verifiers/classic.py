@@ -86,8 +86,8 @@ class Classic:
         episode.result = state
 
     async def score(self, group: Sequence[Episode]) -> None:
-        """Apply the environment's rubric to the whole group; an exception of a reward function is a failure."""
-        from retrain_rewards.verifiers.classic_rubric import watch_reward_functions, watched_failures
+        """Apply the environment's rubric to the whole group; an exception of a function that counts is a failure."""
+        from retrain_rewards.verifiers.classic_rubric import known_metrics, watch_reward_functions, watched_failures
 
         watch_reward_functions()
         states = [episode.result for episode in group]
@@ -95,7 +95,7 @@ class Classic:
         await rubric.score_group(states)
         for episode, state in zip(group, states, strict=True):
             failures = watched_failures(state)
-            scored = score_of(state.get("reward"), state.get("metrics") or {})
+            scored = score_of(state.get("reward"), known_metrics(state))
             episode.score = Score.failed("; ".join(failures)) if failures else scored
             await rubric.cleanup(state)
 

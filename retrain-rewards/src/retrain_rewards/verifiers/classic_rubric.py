@@ -18,7 +18,8 @@ from verifiers.legacy.rubrics.rubric import Rubric
 
 from retrain_rewards.episodes.loop import reason_of
 
-KEY = "retrain_failures"  # in the library's state of an episode
+# In the library's state of an episode: failures that make its score one, and names of metrics without a value
+KEY, MISSING = "retrain_failures", "retrain_missing"
 # Log messages of the library's mathematical rubric when its verifier, not the answer, is at fault; it then scores 0.0.
 BROKEN = ("Math verification failed", "Math verification hit hard timeout")
 _scored: ContextVar[tuple[MutableMapping[str, Any], ...]] = ContextVar("_scored", default=())
@@ -27,6 +28,12 @@ _scored: ContextVar[tuple[MutableMapping[str, Any], ...]] = ContextVar("_scored"
 def watched_failures(state: MutableMapping[str, Any]) -> list[str]:
     """The failures while this episode was scored."""
     return list(state.get(KEY) or ())
+
+
+def known_metrics(state: MutableMapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of this episode, without those of weight 0 whose function failed."""
+    missing = state.get(MISSING) or ()
+    return {name: value for name, value in (state.get("metrics") or {}).items() if name not in missing}
 
 
 def watch_reward_functions() -> None:
@@ -43,9 +50,7 @@ def _individual(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def call(self: Any, func: Callable[..., Any], state: MutableMapping[str, Any]) -> Any:
         value = await _called(original, self, _Kept(func, float), [state], state)
-        if not math.isfinite(value):
-            _note([state], f"{_name(func)} returned {value}")
-        return value
+        return _finite(self, func, state, value)
 
     return call
 
@@ -56,10 +61,7 @@ def _group(original: Callable[..., Any]) -> Callable[..., Any]:
         values = await _called(original, self, _Kept(func, list), states, states)
         if len(values) != len(states):
             raise ValueError(f"{_name(func)} returned {len(values)} values for {len(states)} episodes")
-        for state, value in zip(states, values, strict=True):
-            if not math.isfinite(value):
-                _note([state], f"{_name(func)} returned {value}")
-        return values
+        return [_finite(self, func, state, value) for state, value in zip(states, values, strict=True)]
 
     return call
 
@@ -73,8 +75,25 @@ async def _called(
     finally:
         _scored.reset(token)
     for error in kept.raised:
-        _note(states, f"{_name(kept.func)} raised {reason_of(error)}")
+        _fail(rubric, kept.func, states, f"raised {reason_of(error)}")
     return value
+
+
+def _finite(rubric: Any, func: Callable[..., Any], state: MutableMapping[str, Any], value: float) -> float:
+    if math.isfinite(value):
+        return value
+    _fail(rubric, func, [state], f"returned {value}")
+    return 0.0  # the library multiplies with the weight, and 0 * nan would spoil the sum
+
+
+def _fail(rubric: Any, func: Callable[..., Any], states: Sequence[MutableMapping[str, Any]], failure: str) -> None:
+    """Record a failure; a function of weight 0 only measures, so it costs its metric and not the score."""
+    weights = [weight for each, weight in zip(rubric.funcs, rubric.weights, strict=True) if each is func]
+    for state in states:
+        if any(weights) or not weights:
+            _note([state], f"{_name(func)} {failure}")
+        else:
+            state.setdefault(MISSING, []).append(_name(func))
 
 
 class _Kept:

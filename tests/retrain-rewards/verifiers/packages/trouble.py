@@ -56,8 +56,26 @@ def rank(completions: Any) -> list[float]:
     return [float(len(word) == max(map(len, words))) for word in words]
 
 
-def load_environment(max_turns: int = 2, grouped: bool = False, **_: Any) -> vf.Environment:
+def measured(completion: Any) -> float:
+    """Measure without weight; breaks by the last word."""
+    word = completion[-1].content
+    if word == "metric raises":
+        raise KeyError("no such measure")
+    return float("nan") if word == "metric is nan" else 7.0
+
+
+def rank_measured(completions: Any) -> list[float]:
+    """Measure the whole group without weight."""
+    if any(completion[-1].content == "group metric raises" for completion in completions):
+        raise ZeroDivisionError("nothing to compare")
+    return [8.0] * len(completions)
+
+
+def load_environment(max_turns: int = 2, grouped: bool = False, metrics: bool = False, **_: Any) -> vf.Environment:
     """Three tasks."""
     rows = Dataset.from_list([{"question": f"task {n}", "answer": ""} for n in range(3)])
     funcs = [judged, slow, rank] if grouped else [judged, slow]
-    return Trouble(dataset=rows, rubric=vf.Rubric(funcs=funcs), max_turns=max_turns)
+    weights = [1.0] * len(funcs)
+    if metrics:
+        funcs, weights = [*funcs, measured, rank_measured], [*weights, 0.0, 0.0]
+    return Trouble(dataset=rows, rubric=vf.Rubric(funcs=funcs, weights=weights), max_turns=max_turns)
