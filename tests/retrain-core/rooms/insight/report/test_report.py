@@ -271,6 +271,20 @@ def test_graded_rewards_have_charts_and_binary_ones_none_of_their_own(
     assert "<b>math" not in page
 
 
+def test_pooling_has_charts_only_where_some_run_pools(campaign: Callable[..., Path], page_of: PageOf) -> None:
+    titles = ("SEPA lambda", "Variance before pooling", "Variance after pooling", "Planning tokens, variance after")
+    folder = campaign({"grpo+none": 0.0, "maxrl+none": 0.1}, seeds=range(2), completions=0)
+    page, _ = page_of(folder)
+    assert all(title in page for title in titles)
+    for file in folder.glob("runs/*/metrics.jsonl"):
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        written = (f"{json.dumps(line | {'sepa_lambda': 0.0})}\n" for line in lines)
+        file.write_text("".join(written), encoding="utf-8")
+    page, _ = page_of(folder)
+    assert not any(title in page for title in titles)
+    assert "Entropy of execution tokens" in page
+
+
 def test_sections_of_plugins_are_shown_as_text(
     toy_run: Callable[..., Path], distribution: Callable[..., Path], page_of: PageOf
 ) -> None:

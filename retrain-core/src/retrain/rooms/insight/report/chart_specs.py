@@ -36,7 +36,8 @@ class ChartSpec:
     """One chart: the first of `fields` that the runs have. Charts with the same `scale` share a vertical axis.
 
     With `is_graded` it is drawn only if some reward is graded: with 0 and 1 alone, rates tell the same. With
-    `is_warm_up` it counts the supervised steps before the first one.
+    `is_warm_up` it counts the supervised steps before the first one. With `is_pooling` it is drawn only if some run
+    pools uncertainties.
     """
 
     title: str
@@ -46,6 +47,7 @@ class ChartSpec:
     is_eval: bool = False
     is_graded: bool = False
     is_warm_up: bool = False
+    is_pooling: bool = False
     scale: str = ""
 
 
@@ -110,18 +112,21 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
             title="Variance before pooling",
             note="uncertainty of execution tokens",
             fields=("exec_surprisal_var", "exec_uncertainty_var"),
+            is_pooling=True,
             scale="pooling",
         ),
         ChartSpec(
             title="Variance after pooling",
             note="what the credit of execution tokens is computed from",
             fields=("post_exec_surprisal_var", "post_exec_uncertainty_var"),
+            is_pooling=True,
             scale="pooling",
         ),
         ChartSpec(
             title="Planning tokens, variance after pooling",
             note="pooling leaves them as they are",
             fields=("post_plan_surprisal_var", "post_plan_uncertainty_var"),
+            is_pooling=True,
         ),
         ChartSpec(
             title="Entropy of execution tokens",
@@ -133,7 +138,7 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
             note="nats per token; surprisal where no entropy is known",
             fields=("plan_entropy_mean", "plan_surprisal_mean"),
         ),
-        ChartSpec(title="SEPA lambda", note="0: no pooling, 1: full pooling", fields=("sepa_lambda",)),
+        ChartSpec(title="SEPA lambda", note="0: no pooling, 1: full pooling", fields=("sepa_lambda",), is_pooling=True),
     ),
     COMPLETIONS: (
         ChartSpec(title="Mean length", note="tokens per completion", fields=("mean_tokens",)),

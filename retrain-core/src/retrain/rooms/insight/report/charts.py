@@ -72,10 +72,13 @@ def build_charts(material: Material, *, most_points: int) -> list[Chart]:
     names = {name for run in material.runs for name in run.lines.columns}
     added = [*set_charts(names), *part_charts(names)]
     is_graded = any(_is_graded(run.lines) for run in material.runs)
+    pools = any((np.nan_to_num(run.lines.column("sepa_lambda")) != 0.0).any() for run in material.runs)
     for group, specs in CHARTS.items():
         for spec in (*specs, *(added if group == LEARNING else ())):
             field, title = _field(spec, material.runs)
-            if field is None or (spec.is_eval and not eval_steps.size) or (spec.is_graded and not is_graded):
+            if field is None or (spec.is_eval and not eval_steps.size):
+                continue
+            if (spec.is_graded and not is_graded) or (spec.is_pooling and not pools):
                 continue
             is_share = spec.unit is Unit.SHARE
             dense = warm_up_grid if spec.is_warm_up else grid
