@@ -151,6 +151,21 @@ def test_light_dark_and_narrow(tab: Any, hostile_page: Path) -> None:
     assert tab.logged == []
 
 
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_shows_whole_tables(
+    tab: Any, campaign: Callable[..., Path], report: Callable[..., Any], width: int
+) -> None:
+    folder = campaign(seeds=range(3), steps=30)
+    assert report(folder).code == 0
+    opened(tab, folder / "report.html", width=width, height=800)
+    tab.value("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    wide = "[...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth + 1)"
+    assert tab.value(f"{wide}.map((each) => each.ariaLabel)") == []
+    first = "document.querySelector('table.stacked td')"
+    assert tab.value(f"getComputedStyle({first}, '::before').content") not in ("none", '""')
+
+
 def test_choosing_conditions_draws_them(tab: Any, made: Any, report: Callable[..., Any], tmp_path: Path) -> None:
     effects = {f"maxrl+none~lr={i}": 0.01 * i for i in range(14)}
     folder = made.write_campaign(tmp_path / "campaign", effects, seeds=[1, 2], steps=60)

@@ -175,6 +175,12 @@
       { displayModeBar: false, doubleClick: "reset", showTips: false });
     drawn.add(place);
   };
+  // A narrow window stacks the cells of wide rows (page.css), and each cell then needs the head of its column.
+  for (const table of document.querySelectorAll("main table")) {
+    const heads = [...table.querySelectorAll("thead th")].map((head) => head.textContent);
+    table.classList.toggle("stacked", heads.length > 2);
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.head = heads[i] || ""; });
+  }
   const places = [...document.querySelectorAll(".plot")];
   const redraw = (kind) => {
     for (const place of drawn) if (!kind || data.figures[Number(place.dataset.figure)].kind === kind) draw(place);
