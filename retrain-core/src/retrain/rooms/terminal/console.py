@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -54,7 +55,7 @@ def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
         with closing(NotebookLines()) as lines, _handler(logger, lines, logging.INFO):
             yield
         return
-    if is_quiet or not sys.stdout.isatty():
+    if is_quiet or not can_redraw():
         level = OUTCOME_LEVEL if is_quiet else GROUP_LEVEL
         with _handler(logger, PlainLines(sys.stdout), level):
             yield
@@ -65,6 +66,11 @@ def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
     plugins.add(display, Owner(distribution="retrain-core", source="retrain.rooms.terminal.panel"))
     with display, _handler(logger, display.handler(), logging.INFO):
         yield
+
+
+def can_redraw() -> bool:
+    """Whether stdout is a terminal that can move its cursor; TERM=dumb says that it cannot."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 @contextmanager
