@@ -15,7 +15,7 @@ class PrimeRlOptions(Table):
     """How to reach a PRIME-RL trainer; `seq_len`, ranks, padding, ports and folder must match its own TOML."""
 
     output_dir: str = key(
-        "", "PRIME-RL's output_dir, on a disk shared with its trainer; empty = [backend] adapter_path."
+        "", "PRIME-RL's output_dir, on a disk shared with its trainer; empty = [backend] adapter_path.", is_path=True
     )
     transport: Literal["filesystem", "zmq"] = key("filesystem", "How batches travel: filesystem or zmq.")
     wire: Literal["per_token", "scalar"] = key(

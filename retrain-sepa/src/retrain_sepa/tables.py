@@ -67,7 +67,9 @@ class PlanningTable(Table):
         "regex", "regex, semantic or a plugin.", names=Kind.PLANNING_DETECTOR, needs="planning detector"
     )
     params: dict[str, Any] = key({}, "Parameters of a detector plugin.", needs="planning detector")
-    model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).", needs="planning.detector")
+    model: str = key(
+        "all-MiniLM-L6-v2", "Sentence embedding model (semantic).", needs="planning.detector", reads="model"
+    )
     threshold: float = key(0.02, "Margin of the planning similarity (semantic).", needs="planning.detector")
 
 

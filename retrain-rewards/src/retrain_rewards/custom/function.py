@@ -54,7 +54,8 @@ def load_module(location: Location) -> ModuleType:
     """The module, imported now with its folder on the path; FunctionError when that fails."""
     folder = str(Path(location.folder, location.module).parent) if location.is_file else location.folder
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        # The folder of a file comes first; otherwise the path of the run already says what comes first.
+        sys.path.insert(0 if location.is_file else len(sys.path), folder)
     try:
         return _from_file(Path(location.folder, location.module)) if location.is_file else _by_name(location.module)
     except FunctionError:

@@ -17,6 +17,7 @@ from retrain.rooms.pack.inputs import Inputs, collect_inputs
 from retrain.rooms.session.identity.collect import Identity
 from retrain.rooms.session.identity.copies import FOLDER, stored_identity, write_inputs
 from retrain.rooms.session.identity.hashing import Budget, hash_file
+from retrain.rooms.session.identity.recorded import with_places
 
 
 def recorded(run: Path, data: tuple[str, Path], weights: tuple[str, Path]) -> dict[str, Any]:
@@ -28,6 +29,12 @@ def recorded(run: Path, data: tuple[str, Path], weights: tuple[str, Path]) -> di
     run.mkdir()
     write_inputs(run, identity)
     record = {"seed": 1, "identity": identity.summary(), "config": {"data": {"path": data[0]}}}
+    named = [(["data", "path"], "data", str(data[1])), (["model", "model"], "model", str(weights[1].parent))]
+    keys = [
+        {"keys": keys, "sort": sort, "written": path, "absolute": path, "relative": "gone"}
+        for keys, sort, path in named
+    ]
+    record["paths"] = {"keys": keys}
     (run / "run.json").write_text(json.dumps(record))
     return record
 
@@ -45,7 +52,7 @@ def run(tmp_path: Path) -> Path:
 
 def packed(run: Path) -> tuple[Contents, Inputs]:
     far, record = run.parent / "far", json.loads((run / "run.json").read_text())
-    identity = stored_identity(run, record)
+    identity = with_places(stored_identity(run, record), record, run)
     tables = {"data": {"path": str(far / "sums.jsonl")}, "model": {"model": f"{far}/model"}}
     found = collect_inputs({"run": identity}, tables, most_bytes=1000, hide_secrets=False)
     members = {

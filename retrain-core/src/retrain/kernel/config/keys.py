@@ -30,6 +30,7 @@ def key(
     free_on_resume: bool = False,
     reads: str | None = None,
     needs: str = "",
+    is_path: bool = False,
     **constraints: Any,
 ) -> Any:
     """One key of a table.
@@ -41,10 +42,11 @@ def key(
     content is hashed: `code` (a module or `.py` file), `data` (a file, folder or pattern), `package` (an installed
     environment), `model` (as `[model] model`) or `adapter` (its folder, or a run). `needs`: the key is
     read only with another key off its default (`eval.examples`), or by a part in use (`KIND NAME`); several joined by
-    ` or `. `constraints` are pydantic's (`ge`, `alias`, ...).
+    ` or `. `is_path`: the value is a path whose content is not part of the run, such as a folder that it writes. A run
+    records the place of every path, and what opens the run later uses that. `constraints` are pydantic's (`ge`, ...).
     """
     extra: Any = {"flag": flag, "names": names, "selects": selects, "pending": pending, "aliases": aliases}
-    extra |= {"free_on_resume": free_on_resume, "reads": reads, "needs": needs}
+    extra |= {"free_on_resume": free_on_resume, "reads": reads, "needs": needs, "is_path": is_path}
     if isinstance(default, dict | list):
         return Field(default_factory=default.copy, description=description, json_schema_extra=extra, **constraints)
     return Field(default, description=description, json_schema_extra=extra, **constraints)

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import BaseModel
 
 from retrain.kernel.config import schema
+from retrain.kernel.errors import ConfigError, Problem
 
 Model = TypeVar("Model", bound=BaseModel)
 T = TypeVar("T")
@@ -60,6 +61,11 @@ class Config:
     origins: Mapping[str, Origin] = field(default_factory=dict)  # "table.key" -> origin, only what is not a default
     source: str = ""
     foreign_tables: frozenset[str] = frozenset()  # not part of what a run is: not built yet, or about many runs
+    # Of a run that is opened again: the folder where its names are looked up; `table.key` -> value as it was written,
+    # where the value is now a recorded place; and its inputs that are nowhere, by `table.key.entry`.
+    folder: str = ""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    lost: Mapping[str, Problem] = field(default_factory=dict)
 
     def table(self, name: str, model: type[Model]) -> Model:
         """A table as its model; defaults when no plugin registered the table."""
@@ -81,6 +87,11 @@ class Config:
         table, _, name = path.partition(".")
         origin = self.origin(path)
         return f"{origin} [{table}] {name}" if origin.place else f"[{table}] {name} (default)"
+
+    def refuse_lost(self, *paths: str) -> None:
+        """ConfigError when an input under one of these tables or keys is `lost`; call it before loading them."""
+        if problems := [self.lost[path] for path in self.lost if f"{path}.".startswith(tuple(f"{p}." for p in paths))]:
+            raise ConfigError(*problems)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Plain data, table by table, with TOML names."""

@@ -19,12 +19,15 @@ class BackendTable(Table):
 
     backend: str = key("", "Training backend: {names} or a plugin.", names=Kind.BACKEND)
     devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ...; left out, the CPU if there is no GPU.")
-    adapter_path: str = key("", "Folder of the adapter checkpoints; empty = `adapter` inside the run folder.")
+    adapter_path: str = key(
+        "", "Folder of the adapter checkpoints; empty = `adapter` inside the run folder.", is_path=True
+    )
     throttle_dir: str = key(
         "",
         "Lock folder shared by runs that call one service; empty = none.",
         free_on_resume=True,
         needs="inference.engine or backend.backend",
+        is_path=True,
     )
     max_concurrent: int = key(
         4,
@@ -39,7 +42,9 @@ class BackendTable(Table):
 class ModelTable(Table):
     """Which model is trained."""
 
-    model: str = key("Qwen/Qwen3-4B-Instruct-2507", "Hub id, local folder, or builtin:tiny.", min_length=1)
+    model: str = key(
+        "Qwen/Qwen3-4B-Instruct-2507", "Hub id, local folder, or builtin:tiny.", min_length=1, reads="model"
+    )
     base_url: str = key(
         "",
         "URL of a training service; empty = the one that the backend knows.",
@@ -208,7 +213,7 @@ class EvalTable(Table):
 class LoggingTable(Table):
     """Where the run is recorded."""
 
-    log_dir: str = key("logs/train", "Run folder.", min_length=1, free_on_resume=True)
+    log_dir: str = key("logs/train", "Run folder.", min_length=1, free_on_resume=True, is_path=True)
     recorders: list[str] = key(
         [], "Recorders beside the JSONL files, by name.", names=Kind.RECORDER, free_on_resume=True
     )

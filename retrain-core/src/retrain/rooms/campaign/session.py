@@ -6,6 +6,7 @@ import logging
 import shlex
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -31,7 +32,9 @@ from retrain.rooms.campaign.planned import PlannedRun, plan_runs
 from retrain.rooms.campaign.report_lines import Lines
 from retrain.rooms.campaign.schedule import Schedule
 from retrain.rooms.campaign.stops import Stops
+from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.devices import ENTRY, KEY, SettledDevices
+from retrain.rooms.session.identity.recorded import places_entry
 from retrain.rooms.session.records.files import write_json, write_text
 from retrain.rooms.session.records.manifest import public_values
 from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, duration
@@ -84,7 +87,7 @@ def _session(
     launcher = _launcher(campaign, plugins)
     stops, began = Stops(), time.monotonic()
     try:
-        manifest = _manifest(campaign, runs, folder, workers, changed)
+        manifest = _manifest(campaign, plugins, runs, folder, workers, changed)
         tables = frozenset(manifest.content["tables"])
         record = CampaignRecord(folder.path, lines, continues=folder.before is not None)
         record.opened(manifest.content, **opening)
@@ -131,8 +134,22 @@ def _device_notes(folder: CampaignFolder) -> list[str]:
     return list(dict.fromkeys(f"  devices: {each.config.backend.devices} ({each.why})" for each in chosen))
 
 
+def _places(campaign: Campaign, plugins: Plugins, folder: Path) -> dict[str, Any]:
+    """Where the paths of the campaign and of each condition lead: its runs read the same inputs in later sessions."""
+    tables = registered_tables(plugins)
+    configs = [campaign.config, *(condition.config for condition in campaign.conditions)]
+    entries = [places_entry(config, tables, plugins, folder) for config in configs]
+    unique = {(*each["keys"], each["written"]): each for entry in reversed(entries) for each in reversed(entry["keys"])}
+    return {**entries[0], "keys": list(reversed(unique.values()))}
+
+
 def _manifest(
-    campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder, workers: int, changed: ChangedRuns
+    campaign: Campaign,
+    plugins: Plugins,
+    runs: list[PlannedRun],
+    folder: CampaignFolder,
+    workers: int,
+    changed: ChangedRuns,
 ) -> Manifest:
     """Write the manifest before the first run starts, with what an earlier session recorded about the runs."""
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -151,7 +168,7 @@ def _manifest(
         settled = folder.growth.devices.items()
         content["devices"] = {**content.get("devices", {}), **{label: each.entry[ENTRY] for label, each in settled}}
     manifest = Manifest(folder.path, content)
-    manifest.change(**session_fields(campaign, workers))
+    manifest.change(**session_fields(campaign, workers), paths=_places(campaign, plugins, folder.path))
     manifest.save()  # before its content: a manifest that is ahead of `campaign.json` matches its hash
     write_json(folder.path / CONTENT, campaign.content())
     write_text(folder.path / "config.toml", _config_toml(campaign, folder.growth.devices))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.session.opened import subject_config
 from retrain.rooms.session.subject import find_subject
 
 NAME, PORT = "policy", 8000
@@ -18,7 +19,8 @@ def client_lines(client: str, named: str, checkpoint: str, plugins: Plugins) -> 
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
     serve = shlex.join(["retrain", "serve", named, *chosen, "--name", NAME, "--port", str(PORT)])
     if client == "lm-eval":
-        folder = plugins.notify("retrain_locate_model", model=subject.model) or subject.model
+        base = subject_config(subject, plugins).config.model.model
+        folder = plugins.notify("retrain_locate_model", model=base) or base
         given = f"model={NAME},base_url={URL}/completions,tokenizer={folder},tokenized_requests=False"
         words = ["lm_eval", "--model", "local-completions", "--model_args", given, "--tasks", "gsm8k"]
         call = f"OPENAI_API_KEY=TOKEN {shlex.join(words)}"

@@ -80,6 +80,7 @@ def load_set(each: EvalSet, context: PluginContext, tasks: Tasks | None = None) 
     Examples that `tasks` trains on, by id or by prompt, are left out.
     """
     LOG.info("Loading evaluation set %s...", each.name)
+    context.config.refuse_lost(f"eval.sets.{each.name}")
     reading = replace(context, config=each.config)
     data = load_data(each.config, reading)
     if data.reward is not None and not each.names_reward and each.config.data.source != context.config.data.source:

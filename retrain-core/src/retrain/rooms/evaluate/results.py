@@ -105,7 +105,7 @@ def _header(subject: Subject, each: LoadedSet) -> dict[str, Any]:
         "model": subject.model,
         "checkpoint": subject.checkpoint,
         "steps": subject.steps,
-        "weights": _weights(subject),
+        "weights": _weights(subject.folder or Path(config.model.model).expanduser()),
         "set": each.name,
         "examples": len(each.prompts),
         "examples_digest": digest.hexdigest(),
@@ -122,9 +122,8 @@ def _header(subject: Subject, each: LoadedSet) -> dict[str, Any]:
     }
 
 
-def _weights(subject: Subject) -> str:
+def _weights(folder: Path) -> str:
     """A digest of the weights: by the checksums of a checkpoint, or by the files of a folder; empty for a hub id."""
-    folder = subject.folder or Path(subject.model).expanduser()
     if (folder / SUMS).is_file():
         return digest_of(folder / SUMS).hexdigest()
     if not folder.is_dir():

@@ -49,6 +49,7 @@ class InferenceTable(Table):
         "",
         "Folder for adapters that every server can read; empty = a temporary one.",
         free_on_resume=True,
+        is_path=True,
         needs="inference.engine",
     )
     max_concurrent: int = key(

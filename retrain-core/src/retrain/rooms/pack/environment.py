@@ -12,7 +12,7 @@ import tomli_w
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.pack.contents import Contents, PlacedFile
 from retrain.rooms.pack.gather import CONFIG
-from retrain.rooms.session.identity.collect import MODEL_WHOLE_BYTES
+from retrain.rooms.session.identity.files import MODEL_WHOLE_BYTES
 from retrain.rooms.session.identity.hashing import SAMPLED_ABOVE, Budget, hash_file
 from retrain.rooms.session.records.manifest import THREADS
 from retrain.rooms.text.secrets import is_secret_variable

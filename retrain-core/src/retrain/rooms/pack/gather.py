@@ -25,6 +25,7 @@ from retrain.rooms.pack.software import Software, collect_software
 from retrain.rooms.pack.verdict import verdict_of
 from retrain.rooms.session.identity.acceptance import accepted_changes
 from retrain.rooms.session.identity.copies import FOLDER, stored_identity
+from retrain.rooms.session.identity.recorded import with_places
 from retrain.rooms.session.records.checkpoints import SUMS, checkpoint_folders
 from retrain.rooms.session.records.folder import MARK
 from retrain.rooms.session.records.reading import read_object, read_regular, read_toml
@@ -34,8 +35,8 @@ from retrain.rooms.text.secrets import HIDDEN, hide, redacted
 CONFIG, LEDGER = "config.toml", "ledger.jsonl"
 OF_A_CAMPAIGN = (CAMPAIGN_MARK, "campaign.json")
 WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
-OF_THE_PROCESS = ("pid", "command", "config_file")
-PLACES = ("path", "root")  # where files lay on the machine that packs
+OF_THE_PROCESS = ("pid", "command", "config_file", "paths")
+PLACES = ("path", "root", "places", "written")  # where files lay on the machine that packs
 MOST_LEAKS = 20
 
 
@@ -131,7 +132,9 @@ def _recorded(name: str, folder: Path) -> Recorded:
         fix = "give the folder of a run or of a campaign; `retrain status` lists them"
         raise ConfigError(Problem(where=str(folder), what="is no run and no campaign", fix=fix))
     record = read_object(folder / MARK)
-    return Recorded(name=name, folder=folder, record=record, identity=stored_identity(folder, record))
+    return Recorded(
+        name=name, folder=folder, record=record, identity=with_places(stored_identity(folder, record), record, folder)
+    )
 
 
 def _check_repeatable(runs: Sequence[Recorded]) -> None:

@@ -65,7 +65,7 @@ def collect_inputs(
                     what = f"{name} is not the same file in all runs of the campaign"
                     problems.append(Problem(where=folder, what=what, fix="pack single runs"))
                 elif (kind, name) not in {(each["kind"], each["name"]) for each in (*found.placed, *found.left_out)}:
-                    problem = _take(found, kind, name, file, identity, tables, most_bytes, hide_secrets)
+                    problem = _take(found, kind, name, file, identity, most_bytes, hide_secrets)
                     problems += [problem] if problem else []
     if problems:
         raise ConfigError(*problems)
@@ -78,12 +78,11 @@ def _take(
     name: str,
     file: Mapping[str, Any],
     identity: Mapping[str, Any],
-    tables: Mapping[str, Any],
     most_bytes: int,
     hide_secrets: bool,
 ) -> Problem | None:
     """Add a file, or say why a run could not be repeated without it."""
-    place = _place(kind, name, str(file.get("path", "")), tables, found.moved)
+    place = _place(str(file.get("written", "")), found.moved)
     size, described = int(file.get("size", 0)), {"kind": kind, "name": name, "hash": file.get("hash", "")}
     if kind == "model" and not place:
         return None  # it comes with a distribution, or from a hub
@@ -119,19 +118,15 @@ def _content(kind: str, name: str, file: Mapping[str, Any], identity: Mapping[st
         content = read_regular(copy)
         if hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest() == wanted:
             return content
-    path = str(file.get("path") or name)
-    now = hash_file(name, os.path.expanduser(path), Budget(), is_kept=False)
-    return read_regular(Path(path).expanduser()) if now.hash == wanted and not now.is_sampled else None
+    for path in map(os.path.expanduser, file.get("places", ())):
+        now = hash_file(name, path, Budget(), is_kept=False)
+        if now.hash == wanted and not now.is_sampled:
+            return read_regular(Path(path))
+    return None
 
 
-def _place(kind: str, name: str, path: str, tables: Mapping[str, Any], moved: Mapping[str, str]) -> str:
+def _place(name: str, moved: Mapping[str, str]) -> str:
     """Where a rerun lays a file: as the configuration names it; empty for a model that is named by no path."""
-    if kind == "model":
-        values = (text.rstrip("/") for text in texts_of(tables))
-        folder = next((value for value in values if value and _is_below(path, os.path.expanduser(value))), "")
-        if not folder:
-            return ""
-        name = f"{folder}{path[len(os.path.expanduser(folder)) :]}"
     for value, new in moved.items():
         if name == value or _is_below(name, value):
             return f"{new}{name[len(value) :]}"
@@ -141,18 +136,14 @@ def _place(kind: str, name: str, path: str, tables: Mapping[str, Any], moved: Ma
 def _moved(identities: Mapping[str, Mapping[str, Any]], tables: Mapping[str, Any]) -> dict[str, str]:
     """New values for those of the configuration that name files by a path that is not below the run's folder."""
     names = [
-        (name, os.path.expanduser(str(file.get("path", ""))))
+        str(file.get("written", ""))
         for identity in identities.values()
         for kind in ("code", "data", "model")
-        for name, file in ((identity.get(kind) or {}).get("files") or {}).items()
+        for file in ((identity.get(kind) or {}).get("files") or {}).values()
     ]
     values = sorted({text.rstrip("/") for text in texts_of(tables) if "/" in text and not is_safe(text.rstrip("/"))})
-    used = [value for value in values if any(_is_of(value, *pair) for pair in names)]
+    used = [value for value in values if any(name == value or _is_below(name, value) for name in names)]
     return {value: f"{OUTSIDE}/{number}/{os.path.basename(value)}" for number, value in enumerate(used, start=1)}
-
-
-def _is_of(value: str, name: str, path: str) -> bool:
-    return name == value or _is_below(name, value) or _is_below(path, os.path.expanduser(value))
 
 
 def _is_below(name: str, folder: str) -> bool:

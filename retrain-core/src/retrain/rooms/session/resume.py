@@ -23,6 +23,7 @@ from retrain.rooms.session.identity.interchangeable import interchangeable
 from retrain.rooms.session.records.checkpoints import FINAL, Checkpoint, newest_valid, valid_states
 from retrain.rooms.session.records.integrity import RecordCheck, check_records
 from retrain.rooms.session.records.manifest import LIBRARIES, public_values
+from retrain.rooms.session.records.places import adapters_of as adapters_of
 from retrain.rooms.session.records.rewind import check_sizes, read_manifest
 from retrain.rooms.session.steps.check_loss import FORMER_CLIP
 from retrain.rooms.session.steps.learning_rate import Course
@@ -138,12 +139,6 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity, 
         has_files=FOLDER in stored,
         records=records,
     )
-
-
-def adapters_of(run: Path, manifest: Mapping[str, Any]) -> Path:
-    """The folder of a run's checkpoints."""
-    given = manifest.get("config", {}).get("backend", {}).get("adapter_path", "")
-    return Path(given).expanduser() if given else run / "adapter"
 
 
 def _refuse_stranger(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> None:

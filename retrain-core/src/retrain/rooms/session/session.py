@@ -25,11 +25,13 @@ from retrain.rooms.session.devices import SettledDevices, settle_devices
 from retrain.rooms.session.identity.collect import Identity, collect_identity
 from retrain.rooms.session.identity.copies import write_inputs
 from retrain.rooms.session.identity.examples import ExampleCheck
+from retrain.rooms.session.identity.recorded import places_entry
 from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.notices import credit_notices, unclipped, without_effect
 from retrain.rooms.session.records.checkpoints import clear_unfinished, set_newer_aside
 from retrain.rooms.session.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
 from retrain.rooms.session.records.manifest import build_manifest, config_toml
+from retrain.rooms.session.records.places import ENTRY as PATHS
 from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.session.restorable import restore_obstacles
 from retrain.rooms.session.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
@@ -101,6 +103,7 @@ def _session(
         condition = parts.algorithm.labels["condition"]
         manifest = build_manifest(config, plugins, seed=seeds.root, condition=condition) | devices.entry
         manifest |= {"identity": identity.summary(), **examples.entry}
+        manifest[PATHS] = places_entry(config, checked.tables, plugins, folder.path)
         if plan:
             manifest |= plan.recorded(examples.accepted)
         first_step = parts.warm_up.first_step if parts.warm_up else 0

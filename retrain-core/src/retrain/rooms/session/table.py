@@ -11,7 +11,7 @@ from retrain.kernel.declared import Kind
 class ResumeTable(Table):
     """Continue an earlier run."""
 
-    from_: str = key("", "Run folder to continue (`--resume DIR`).", alias="from", free_on_resume=True)
+    from_: str = key("", "Run folder to continue (`--resume DIR`).", alias="from", free_on_resume=True, is_path=True)
     anyway: bool = key(
         False,
         "Continue although configuration, code or data make it a different run.",

@@ -20,6 +20,7 @@ from retrain.kernel.plugins.first_party import install_line, left_out, promised_
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import LoadFailure, Owner, Registered
 from retrain.rooms.credit.recipes import recipe_layer, with_owner
+from retrain.rooms.session.identity.recorded import follow_record
 from retrain.rooms.session.public_package import note_on
 from retrain.rooms.session.records.folder import MARK
 from retrain.rooms.text.secrets import LEARNED
@@ -50,7 +51,8 @@ def read_config(
     """`load_config` with the recipes and the hints of these plugins; the secrets in it are hidden from then on.
 
     Of a run's own `config.toml`, the run's copies of its code can be imported from then on, where nothing else has a
-    module of that name: functions that were passed to `retrain.train` exist nowhere else.
+    module of that name: functions that were passed to `retrain.train` exist nowhere else. Its paths, and those of a run
+    that is resumed, lead where they led then: see `follow_record`.
     """
     if isinstance(file, Path) and (code := file.parent / COPIED_CODE).is_dir() and (file.parent / MARK).is_file():
         sys.path += [folder for folder in (str(code.resolve()),) if folder not in sys.path]
@@ -64,6 +66,8 @@ def read_config(
         recipe=recipe_layer(plugins, tables),
     )
     known = config.foreign_tables if settings else ()  # the settings of a condition come after the campaign itself
+    config, more = follow_record(config, tables, plugins, file if isinstance(file, Path) else None)
+    problems += more
     LEARNED.learn_config({name: table for name, table in config.as_dict().items() if name not in known})
     return config, with_owner(problems, config, plugins)
 

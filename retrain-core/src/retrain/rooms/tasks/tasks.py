@@ -54,6 +54,7 @@ def closed_on_error(verifier: Verifier) -> Iterator[None]:
 def load_tasks(context: PluginContext) -> Tasks:
     """The tasks of `[environment]`, or of `[data]` with its reward; the verifier may still be starting up."""
     LOG.info("Loading dataset...")
+    context.config.refuse_lost("data", "reward", "environment")
     brings = brings_tasks(context.config, context.plugins)
     return _from_environment(context) if brings else _from_source(context)
 

@@ -140,6 +140,8 @@ def _to_vllm(
         )
         return _exported(found, out, written, f"vllm serve {shlex.quote(str(out))}")
     base, adapter = whole_model.base_of(found)
+    config.refuse_lost("model.model")
+    base = config.model.model if base == found.model else base
     located = str(plugins.notify("retrain_locate_model", model=base) or base)
     words = ["vllm", "serve", located]
     if adapter is not None:

@@ -31,7 +31,9 @@ def write_whole(
     subject: Subject, config: Config, plugins: Plugins, out: Path, *, form: str, dtype: str, with_check: bool
 ) -> ExportedModel:
     """Fill the new folder `out`; ConfigError when there is something already. On any error nothing is left."""
+    config.refuse_lost("model.model")
     base, adapter = base_of(subject)
+    base = config.model.model if base == subject.model else base
     found: list[ExportedModel | None] = []
 
     def fill(folder: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +16,10 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import module_of
-from retrain.rooms.session.identity.hashing import (
-    BLOCKS,
-    DIGEST_BYTES,
-    MAX_FILES,
-    Budget,
-    HashedFile,
-    files_below,
-    hash_file,
-)
+from retrain.rooms.session.identity.files import OWN_MODEL, code_name, named_files, weights_below
+from retrain.rooms.session.identity.hashing import BLOCKS, DIGEST_BYTES, Budget, HashedFile, hash_file
 from retrain.rooms.session.identity.imports import ImportGraph, is_installed
+from retrain.rooms.session.identity.inputs import NamedInput, named_inputs
 from retrain.rooms.session.identity.plugin_files import PluginFiles, plugin_files, plugin_modules
 from retrain.rooms.session.identity.variables import variables_read
 from retrain.rooms.session.locate import module_file
@@ -37,14 +28,6 @@ from retrain.rooms.session.records.reading import read_regular
 from retrain.rooms.session.selected import selected_parts
 
 DOTTED = "dotted path"
-MODEL_WHOLE_BYTES = 2**24  # larger files of a model folder, its weights, are sampled
-HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
-DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
-FREE_FORM = (  # whatever a plugin takes: a data file among it is recognised by its suffix
-    *("backend.options", "data.options", "data.sampler_params", "environment.args", "eval.sets"),
-    *("inference.options", "planning.params", "reward.params"),
-    *(f"algorithm.{name}" for name in ("params", "advantage_params", "transform_params")),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,27 +93,23 @@ def collect_identity(config: Config, plugins: Plugins, tables: Mapping[str, Tabl
     """Hash everything that a configuration names, without importing any part."""
     modules = plugin_modules(plugins)
     graph = ImportGraph(foreign=frozenset(top for tops in modules.values() for top in tops))
-    budget, packages = Budget(), dict[str, str]()
+    budget, packages, names = Budget(), dict[str, str](), dict[str, str]()
+    inputs = named_inputs(config, tables, plugins)
     for module in _dotted_modules(config, plugins, tables):
         _add_module(module, graph, packages)
-    for path in key_paths(tables, "code"):
-        _add_code(str(config.value(path, "")), graph, packages)
-    shadow: Mapping[str, Any] = config.value("reward.shadow_params", {})
-    for reward in (shadow, *(values.get("reward") for values in _eval_sets(config))):
-        _add_code(str(reward.get("custom_module", "")) if isinstance(reward, Mapping) else "", graph, packages)
-    for path in key_paths(tables, "package"):
-        _add_package(str(config.value(path, "")), graph, modules, packages)
-    arguments: Mapping[str, Any] = config.value("environment.args", {})
-    for word in str(arguments.get("command", "")).split():
-        if word.endswith(".py") and os.path.isfile(word):
-            graph.add_file(Path(word))
+    for each in inputs:
+        if each.sort == "code":
+            _add_code(each, graph, packages, names)
+        elif each.sort == "package":
+            _add_package(each.value, graph, modules, packages)
     without = frozenset(_record_folders(config))
-    code, theirs = tuple(_code_files(graph, budget)), plugin_files(modules, budget)
+    data = {each.value: each for each in inputs if each.sort == "data"}
+    code, theirs = tuple(_code_files(graph, budget, names)), plugin_files(modules, budget)
     sources = [*code, *(file for plugin in theirs.values() if not plugin.is_ours for file in plugin.files)]
     return Identity(
         code=code,
-        data=tuple(_data_files(config, tables, without, budget)),
-        model=tuple(_model_files(config, plugins, tables, budget)),
+        data=tuple(file for each in data.values() for file in named_files(each.value, each.written, without, budget)),
+        model=tuple(_model_files(inputs, plugins, budget)),
         plugins=theirs,
         packages=dict(sorted(packages.items())),
         variables=variables_read(_text_of(file) for file in sources if file.name.endswith(".py")),
@@ -144,22 +123,6 @@ def _text_of(file: HashedFile) -> bytes:
     with suppress(OSError):
         return read_regular(Path(file.path))
     return b""
-
-
-def _eval_sets(config: Config) -> list[Mapping[str, Any]]:
-    """The keys of each `[eval.sets.NAME]`."""
-    sets: Mapping[str, Mapping[str, Any]] = config.value("eval.sets", {})
-    return list(sets.values())
-
-
-def key_paths(tables: Mapping[str, TableEntry], reads: str) -> list[str]:
-    """The keys whose value names an input of this sort: `code`, `data`, `package`, `model` or `adapter`."""
-    return [
-        f"{table}.{info.alias or name}"
-        for table, entry in tables.items()
-        for name, info in entry.model.model_fields.items()
-        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("reads") == reads
-    ]
 
 
 def _dotted_modules(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> Iterator[str]:
@@ -177,11 +140,16 @@ def _add_module(name: str, graph: ImportGraph, packages: dict[str, str], folder:
         packages |= versions_of(dict.fromkeys((top, top.replace("_", "-"))))
 
 
-def _add_code(value: str, graph: ImportGraph, packages: dict[str, str]) -> None:
+def _add_code(named: NamedInput, graph: ImportGraph, packages: dict[str, str], names: dict[str, str]) -> None:
+    """A `.py` file or a module, under the name that the run wrote down wherever it is now: `names`, by file."""
+    value, name = named.value, code_name(named.written)
     if value.endswith(".py"):
-        graph.add_file(Path(value))
+        graph.add_file(Path(value).expanduser())
+        names[str(Path(value).expanduser())] = name
     elif value.strip():
         _add_module(value, graph, packages)
+        if value != named.written and value in graph.found:
+            names[graph.found[value].file] = name
 
 
 def _add_package(value: str, graph: ImportGraph, modules: dict[str, set[str]], packages: dict[str, str]) -> None:
@@ -199,68 +167,29 @@ def _add_package(value: str, graph: ImportGraph, modules: dict[str, set[str]], p
             modules.setdefault(next(iter(spelt), module), set()).add(module)
 
 
-def _code_files(graph: ImportGraph, budget: Budget) -> Iterator[HashedFile]:
+def _code_files(graph: ImportGraph, budget: Budget, names: Mapping[str, str]) -> Iterator[HashedFile]:
     for module in sorted(graph.found.values(), key=lambda module: module.file):
         if module.file:
             inside = os.path.relpath(module.file, module.root)
-            name = inside if module.name else module.file  # a file that was not named as a module, as it was named
+            name = names.get(module.file) or (inside if module.name else module.file)
             yield hash_file(Path(name).as_posix(), Path(module.file), budget)
 
 
-def _data_files(
-    config: Config, tables: Mapping[str, TableEntry], without: frozenset[str], budget: Budget
-) -> Iterator[HashedFile]:
-    named = [config.value(path, "") for path in key_paths(tables, "data")]
-    named += [values.get("path", "") for values in _eval_sets(config)]
-    for value in dict.fromkeys(str(each) for each in named if each):
-        yield from _named_files(value, without, budget)
-    for value in dict.fromkeys(text for path in FREE_FORM for text in _texts(config.value(path, {}))):
-        if value.lower().endswith(DATA_SUFFIXES) and os.path.isfile(os.path.expanduser(value)):
-            yield hash_file(value, Path(value).expanduser(), budget)
-
-
-def _named_files(value: str, without: frozenset[str], budget: Budget) -> Iterator[HashedFile]:
-    """The file of a path, those of a folder, or those that a pattern matches; none when it is no local path."""
-    path = Path(value).expanduser()
-    if "://" in value or (HUB_ID.fullmatch(value) and not value.lower().endswith(DATA_SUFFIXES) and not path.exists()):
-        return  # what it gives is compared example by example: see `ExampleCheck`
-    if path.is_dir():
-        yield from _folder_files(value, path, without, budget)
-    elif path.exists() or not glob.has_magic(value):
-        yield hash_file(value, path, budget)
-    else:
-        for each in sorted(glob.glob(str(path), recursive=True)):
-            if not os.path.isdir(each):
-                yield hash_file(each, Path(each), budget)
-
-
-def _folder_files(value: str, folder: Path, without: frozenset[str], budget: Budget) -> Iterator[HashedFile]:
-    files = list(islice(files_below(folder, without=without), MAX_FILES + 1))
-    for file in files[:MAX_FILES]:
-        yield hash_file(f"{value.rstrip('/')}/{os.path.relpath(file, folder)}", file, budget)
-    if len(files) > MAX_FILES:
-        yield HashedFile(name=value, path=str(folder), problem=f"only the first {MAX_FILES} files are hashed")
-
-
-def _model_files(
-    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], budget: Budget
-) -> Iterator[HashedFile]:
+def _model_files(inputs: Sequence[NamedInput], plugins: Plugins, budget: Budget) -> Iterator[HashedFile]:
     """The files of local model folders and adapters: weights by size and blocks; none for a model on the hub."""
-    own = config.model.model
-    named = [str(config.value(path, "")) for path in key_paths(tables, "model")]
-    for name in dict.fromkeys((own, *filter(None, named))):
+    models = {each.value: each for each in reversed(inputs) if each.sort == "model"}  # [model] model before others
+    for name, each in sorted(models.items(), key=lambda pair: pair[1].keys != OWN_MODEL):
         folder = Path(plugins.notify("retrain_locate_model", model=name) or name).expanduser()
-        yield from _weights_below(folder, budget, prefix="" if name == own else f"{name.rstrip('/')}/")
-    for path in key_paths(tables, "adapter"):
-        if name := str(config.value(path, "")):
+        yield from weights_below(folder, budget, prefix=model_prefix(each))
+    for each in inputs:
+        if each.sort == "adapter":
             with suppress(ConfigError):  # the part that loads it says what is wrong
-                yield from _weights_below(locate_adapter(name), budget, prefix=f"{name.rstrip('/')}/")
+                yield from weights_below(locate_adapter(each.value), budget, prefix=model_prefix(each))
 
 
-def _weights_below(folder: Path, budget: Budget, *, prefix: str) -> Iterator[HashedFile]:
-    for file in files_below(folder) if folder.is_dir() else ():
-        name = f"{prefix}{os.path.relpath(file, folder)}"
-        yield hash_file(name, file, budget, sampled_above=MODEL_WHOLE_BYTES, with_time=False, is_kept=False)
+def model_prefix(named: NamedInput) -> str:
+    """The beginning of the names of a model's files: empty for the model that is trained, wherever it lies."""
+    return "" if named.keys == OWN_MODEL else f"{named.written.rstrip('/')}/"
 
 
 def _record_folders(config: Config) -> Iterator[str]:
@@ -268,14 +197,6 @@ def _record_folders(config: Config) -> Iterator[str]:
     for folder in (config.logging.log_dir, config.backend.adapter_path, config.backend.throttle_dir):
         if folder:
             yield os.path.realpath(os.path.expanduser(folder))
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(each)
 
 
 def _by_name(files: tuple[HashedFile, ...]) -> dict[str, dict[str, Any]]:

@@ -10,13 +10,15 @@ import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from retrain.rooms.session.identity.collect import Identity
 from retrain.rooms.session.identity.hashing import Budget, hash_file
 from retrain.rooms.session.records.files import cannot_write, write_text
 from retrain.rooms.session.records.reading import read_regular
 from retrain.rooms.text.secrets import hide_text, redacted
+
+if TYPE_CHECKING:
+    from retrain.rooms.session.identity.collect import Identity
 
 FOLDER, FILES = "inputs", "files.json"
 SECRET_WORDS = (

@@ -54,7 +54,7 @@ def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: st
         "distributions": dict(sorted(distributions.items())),
         "libraries": versions_of(LIBRARIES),
         "python": platform.python_version(),
-        "git": _git_commit(),
+        "git": _git_commit(Path(config.folder)),
         "hardware": {
             "machine": platform.machine(),
             "system": f"{platform.system()} {platform.release()}",
@@ -85,13 +85,18 @@ def public_values(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def recorded_values(config: Config) -> dict[str, dict[str, Any]]:
-    """Every table as plain data, secrets included.
+    """Every table as plain data, secrets included; paths as they were written, not the recorded places.
 
     Tables that are not built yet are omitted, as are those about how runs are started rather than what a run is: a
     `config.toml` with `[resume]` would continue this run, one with `[campaign]` start many, instead of repeating it.
     """
     left_out = {*config.foreign_tables, "resume"}
-    return {name: table for name, table in config.as_dict().items() if name not in left_out}
+    tables = {name: table for name, table in config.as_dict().items() if name not in left_out}
+    for path, value in config.written.items():
+        table, _, name = path.partition(".")
+        if table in tables:
+            tables[table][name] = value
+    return tables
 
 
 def _cpu() -> str:
@@ -103,15 +108,17 @@ def _cpu() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _git_commit() -> dict[str, Any]:
+def _git_commit(folder: Path) -> dict[str, Any]:
     """Commit of the folder the run was started in, and whether it had uncommitted changes; empty outside git."""
     command = ["git", "status", "--porcelain=v2", "--branch", "--no-ahead-behind"]
     try:
-        status = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.splitlines()
+        status = subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=True, cwd=folder
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return {}
     heads = [line.removeprefix(COMMIT_LINE) for line in status if line.startswith(COMMIT_LINE)]
     if not heads or heads[0] == NO_COMMIT:
         return {}
     dirty = any(not line.startswith("#") for line in status)
-    return {"commit": heads[0], "dirty": dirty, "folder": Path.cwd().name}
+    return {"commit": heads[0], "dirty": dirty, "folder": folder.absolute().name}

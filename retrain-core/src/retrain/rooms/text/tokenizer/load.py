@@ -19,6 +19,7 @@ LOG = logging.getLogger("retrain")
 
 def load_tokenizer(config: Config, plugins: Plugins) -> Any:
     """The model's tokenizer; ConfigError when the folder or hub id cannot be read."""
+    config.refuse_lost("model.model")
     model = config.model.model
     LOG.info("Loading tokenizer for %s ...", model)
     located = plugins.notify("retrain_locate_model", model=model) or model

@@ -1,0 +1,89 @@
+"""Where the paths of a run's configuration led: recorded absolute and relative to its folder, and found again later."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ENTRY = "paths"  # of `run.json`, and of a campaign's manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a value of the configuration led.
+
+    `keys` and `sort` are those of the `NamedInput`, `written` its text. `relative` starts at `base`, the run folder as
+    it is found now.
+    """
+
+    keys: tuple[str, ...] = ()
+    sort: str = ""
+    written: str = ""
+    absolute: str
+    relative: str
+    base: str
+
+    @property
+    def candidates(self) -> list[str]:
+        """The places to look at, absolute: next to the run as then, which finds inputs copied with it, then there."""
+        bases = dict.fromkeys((os.path.abspath(self.base), os.path.realpath(self.base)))
+        near = (os.path.normpath(os.path.join(base, self.relative)) for base in bases)
+        return list(dict.fromkeys((*near, self.absolute)))
+
+    @property
+    def existing(self) -> list[str]:
+        """The candidates at which there is something; a pattern must match something."""
+        return list(filter(is_there, self.candidates))
+
+    @property
+    def of_output(self) -> str:
+        """The place of what a run writes: the first that exists, otherwise next to the run."""
+        return (self.existing or self.candidates)[0]
+
+
+def is_there(path: str) -> bool:
+    """Whether a path exists, or matches something as a pattern."""
+    return os.path.exists(path) or any(glob.iglob(path, recursive=True))
+
+
+def place_entry(absolute: str, run: str | Path) -> dict[str, str]:
+    """A place as the record holds it."""
+    return {"absolute": absolute, "relative": os.path.relpath(absolute, os.path.abspath(run))}
+
+
+def recorded_folder(manifest: Mapping[str, Any], run: str | Path) -> Place | None:
+    """The folder in which the run was started; None where the record has none."""
+    return _place(_mapping(_mapping(manifest.get(ENTRY)).get("folder")), run)
+
+
+def recorded_places(manifest: Mapping[str, Any], run: str | Path) -> list[Place]:
+    """The places in a manifest; `run` is its folder. Damaged entries are passed over."""
+    listed = _mapping(manifest.get(ENTRY)).get("keys")
+    found = (_place(_mapping(each), run) for each in (listed if isinstance(listed, list) else ()))
+    return [place for place in found if place and len(place.keys) > 1]
+
+
+def adapters_of(run: Path, manifest: Mapping[str, Any]) -> Path:
+    """The folder of a run's checkpoints."""
+    given = _mapping(_mapping(manifest.get("config")).get("backend")).get("adapter_path", "")
+    if not given:
+        return run / "adapter"
+    places = recorded_places(manifest, run)
+    known = (place.of_output for place in places if place.keys == ("backend", "adapter_path"))
+    return Path(next(known, given)).expanduser()
+
+
+def _place(entry: Mapping[str, Any], run: str | Path) -> Place | None:
+    texts = {name: entry.get(name, "") for name in ("sort", "written", "absolute", "relative")}
+    keys = entry.get("keys", [])
+    if not all(isinstance(text, str) and "\0" not in text for text in texts.values()) or not texts["absolute"]:
+        return None
+    return Place(keys=tuple(map(str, keys)) if isinstance(keys, list) else (), base=str(run), **texts)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,336 @@
+"""A run is opened from any folder: its record says where its inputs are, also after it was renamed, copied or moved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.rooms.session.configure import Checked, load_checked
+from retrain.rooms.session.identity.collect import collect_identity
+from retrain.rooms.session.opened import subject_config
+from retrain.rooms.session.records.manifest import public_values
+from retrain.rooms.session.records.places import adapters_of
+from retrain.rooms.session.records.rewind import read_manifest
+from retrain.rooms.session.resume import plan_resume
+from retrain.rooms.session.subject import find_subject
+from retrain_local.plugin import BUILTIN_MODELS
+from tests.end_to_end.running import retrain
+from tests.shared import made_once
+
+PROJECT, RUN = "pröject one", "logs/first run"
+TOML = """
+[model]
+model = "models/tiny"
+lora_rank = 2
+[data]
+source = "files"
+path = "data/*.jsonl"
+[reward]
+type = "custom"
+custom_module = "rewards/score.py"
+[algorithm]
+advantage_mode = "my_credit.centred"
+transform_mode = "none"
+[eval]
+examples = 2
+samples = 1
+[eval.sets.hard]
+path = "held/hard.jsonl"
+[training]
+max_steps = 1
+batch_size = 2
+group_size = 2
+max_tokens = 6
+temperature = 1.0
+seed = 3
+[scoring]
+audit = "off"
+workers = 1
+[backend]
+devices = "cpu"
+adapter_path = "logs/first run/ckpt"
+[logging]
+log_dir = "logs/first run"
+"""
+CREDIT = """
+def centred(rewards, params):
+    mean = sum(rewards) / len(rewards)
+    return [reward - mean for reward in rewards]
+"""
+
+
+def write_project(folder: Path) -> None:
+    """A project whose every input is named by a relative path, or by dots."""
+    shutil.copytree(BUILTIN_MODELS["tiny"], folder / "models" / "tiny")
+    for name, number in (("data/a", 8), ("data/b", 9), ("held/hard", 3)):
+        rows = [{"prompt": f"What is {n} + {number}?", "answer": str(n + number)} for n in range(number)]
+        file = folder / f"{name}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (folder / "rewards").mkdir()
+    (folder / "rewards" / "score.py").write_text(
+        "from lengths import length\n\ndef score(response, reference):\n    return float(length(response) % 2)\n"
+    )
+    (folder / "rewards" / "lengths.py").write_text("def length(text):\n    return len(text)\n")
+    (folder / "my_credit.py").write_text(CREDIT)
+    (folder / "my.toml").write_text(TOML, encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with its run, made once."""
+
+    def make(folder: Path) -> None:
+        write_project(folder)
+        outcome = retrain("--set", "logging.log_dir=logs/first run", cwd=with_default(folder))
+        assert outcome.code == 0, outcome.err
+
+    return made_once(tmp_path_factory, PROJECT, make)
+
+
+def with_default(folder: Path) -> Path:
+    """The folder, with its configuration as `retrain` without a file looks for it."""
+    shutil.copyfile(folder / "my.toml", folder / "retrain.toml")
+    return folder
+
+
+@pytest.fixture
+def project(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change. The original is out of reach, as on another machine."""
+    folder = tmp_path / "cöpy of it"
+    shutil.copytree(finished, folder)
+    for file in (folder / RUN / "run.json", folder / RUN / "inputs" / "files.json"):
+        text = file.read_text(encoding="utf-8")
+        for spelling in (str(finished), json.dumps(str(finished))[1:-1]):
+            text = text.replace(spelling, "/another machine")
+        file.write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder: one with files and modules of the same names, and other content."""
+    folder = tmp_path / "elsewhere"
+    (folder / "data").mkdir(parents=True)
+    (folder / "rewards").mkdir()
+    (folder / "data" / "a.jsonl").write_text('{"prompt": "no", "answer": "no"}\n')
+    (folder / "rewards" / "score.py").write_text("def score(response, reference):\n    return 9.0\n")
+    (folder / "my_credit.py").write_text("raise RuntimeError('not this one')\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        if name in ("my_credit", "lengths") or name.startswith("retrain_custom_reward"):
+            del sys.modules[name]
+
+
+def resumable(run: Path, *flags: str) -> Checked:
+    """The configuration of a resume, whose code, data and model must be those of the run."""
+    plugins = load_plugins()
+    checked = load_checked(["--resume", str(run), *flags], plugins)
+    identity = collect_identity(checked.config, plugins, checked.tables)
+    plan = plan_resume(run, checked.config, checked.keys, identity, plugins)
+    assert not plan.accepted, plan.accepted
+    assert not plan.changes, plan.changes
+    assert plan.checkpoint is not None
+    return checked
+
+
+def refusal(run: Path, *flags: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load_checked(["--resume", str(run), *flags], load_plugins())
+    return "\n".join(map(str, raised.value.problems))
+
+
+def inputs_of(config: Config) -> dict[str, str]:
+    sets: dict[str, Any] = config.value("eval.sets", {})
+    return {
+        "model": config.model.model,
+        "data": config.data.path,
+        "reward": config.value("reward.custom_module", ""),
+        "set": sets["hard"]["path"],
+        "log_dir": str(Path(config.logging.log_dir).resolve()),
+        "adapters": config.backend.adapter_path,
+    }
+
+
+def placed_in(folder: Path, run: str = RUN) -> dict[str, str]:
+    return {
+        "model": str(folder / "models" / "tiny"),
+        "data": str(folder / "data" / "*.jsonl"),
+        "reward": str(folder / "rewards" / "score.py"),
+        "set": str(folder / "held" / "hard.jsonl"),
+        "log_dir": str((folder / run).resolve()),
+        "adapters": str(folder / run / "ckpt"),
+    }
+
+
+def test_a_run_records_each_path_as_written_absolute_and_relative(finished: Path) -> None:
+    manifest = read_manifest(finished / RUN)
+    places = {".".join(each["keys"]): each for each in manifest["paths"]["keys"]}
+    assert set(places) == {
+        *("model.model", "data.path", "reward.custom_module", "eval.sets.hard.path"),
+        *("backend.adapter_path", "logging.log_dir"),
+    }
+    for path, place in places.items():
+        assert place["absolute"] == str(finished / place["written"]), path
+        assert (finished / RUN / place["relative"]).resolve() == Path(place["absolute"]).resolve()
+    assert manifest["paths"]["folder"] == {"absolute": str(finished), "relative": "../.."}
+    assert manifest["config"]["data"]["path"] == "data/*.jsonl"
+
+
+def test_a_resume_from_another_folder_uses_the_record_and_nothing_of_that_folder(
+    finished: Path, elsewhere: Path
+) -> None:
+    checked = resumable(finished / RUN)
+    assert inputs_of(checked.config) == placed_in(finished)
+    assert Path(sys.modules["my_credit"].__file__ or "").parent == finished
+    manifest = read_manifest(finished / RUN)
+    recorded = {name: table for name, table in manifest["config"].items() if name != "training"}
+    assert {name: each for name, each in public_values(checked.config).items() if name != "training"} == recorded
+
+
+def test_the_file_of_the_run_may_be_named_too(finished: Path, elsewhere: Path) -> None:
+    plugins = load_plugins()
+    checked = load_checked([str(finished / "my.toml"), "--resume", str(finished / RUN)], plugins)
+    assert inputs_of(checked.config) == placed_in(finished)
+
+
+def test_a_run_that_was_copied_with_its_inputs_and_renamed_uses_the_copies(
+    finished: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    """The originals are still there: those next to the run are the same files, and count."""
+    copied = tmp_path / "copy"
+    shutil.copytree(finished, copied)
+    (copied / RUN).rename(copied / "logs" / "renamed")
+    assert inputs_of(resumable(copied / "logs" / "renamed").config) == placed_in(copied, "logs/renamed")
+
+
+def test_of_two_candidates_the_one_that_the_run_read_counts(finished: Path, elsewhere: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copy"
+    shutil.copytree(finished, copied)
+    (copied / "data" / "a.jsonl").write_text('{"prompt": "another", "answer": "1"}\n')
+    (copied / "my_credit.py").write_text("raise RuntimeError('not this one')\n")
+    config = resumable(copied / RUN).config
+    assert config.data.path == str(finished / "data" / "*.jsonl")
+    assert config.model.model == str(copied / "models" / "tiny")
+    assert config.folder == str(finished)
+
+
+def test_another_machine(project: Path, elsewhere: Path) -> None:
+    assert inputs_of(resumable(project / RUN).config) == placed_in(project)
+    assert adapters_of(project / RUN, read_manifest(project / RUN)) == project / RUN / "ckpt"
+
+
+def test_a_link_to_the_run(project: Path, elsewhere: Path) -> None:
+    (elsewhere / "link").symlink_to(project / RUN)
+    assert inputs_of(resumable(Path("link")).config)["model"] == str(project / "models" / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("moved", "flag", "entry"),
+    [
+        ("models/tiny", "--model", "model"),
+        ("data", "--data-path", "data"),
+        ("rewards/score.py", "--set reward.custom_module=", "reward"),
+    ],
+)
+def test_an_input_that_moved_is_named_on_the_command_line(
+    project: Path, elsewhere: Path, moved: str, flag: str, entry: str
+) -> None:
+    (elsewhere / "new place").mkdir()
+    target = elsewhere / "new place" / Path(moved).name
+    shutil.move(project / moved, target)
+    if entry == "reward":
+        shutil.move(project / "rewards" / "lengths.py", target.parent)
+    told = refusal(project / RUN)
+    assert flag in told
+    assert "run.json" in told
+    place = f"new place/{target.name}" + "/*.jsonl" * (entry == "data")
+    words = [flag, place] if flag.startswith(("--m", "--d")) else ["--set", f"{flag[6:]}{place}"]
+    assert inputs_of(resumable(project / RUN, *words).config)[entry] == str(elsewhere / place)
+    file = next(iter(target.glob("[a-c]*.json*"))) if target.is_dir() else target
+    file.write_text(file.read_text() + "\n ")
+    told = refusal(project / RUN, *words)
+    assert "recorded" in told
+    assert place in told
+
+
+def test_a_module_that_moved_may_be_named_by_dots(project: Path, elsewhere: Path) -> None:
+    shutil.rmtree(elsewhere / "rewards")
+    shutil.move(project / "rewards", elsewhere / "rewards")
+    config = resumable(project / RUN, "--set", "reward.custom_module=rewards.score").config
+    assert inputs_of(config)["reward"] == str(elsewhere / "rewards" / "score.py")
+
+
+def test_only_what_is_needed_must_be_there(project: Path, elsewhere: Path) -> None:
+    """Sampling reads no data; evaluation does, and is not given another file in its place."""
+    shutil.rmtree(project / "data")
+    config = subject_config(find_subject(project / RUN), load_plugins()).config
+    config.refuse_lost("model.model")
+    with pytest.raises(ConfigError, match="--data-path"):
+        config.refuse_lost("data")
+    (project / "data").mkdir()
+    (project / "data" / "a.jsonl").write_text('{"prompt": "another", "answer": "1"}\n')
+    with pytest.raises(ConfigError, match="is another"):
+        subject_config(find_subject(project / RUN), load_plugins()).config.refuse_lost("data.path")
+
+
+def test_a_path_on_the_command_line_means_the_current_folder(finished: Path, elsewhere: Path) -> None:
+    found = subject_config(find_subject(finished / RUN), load_plugins(), ["--data-path", "data/a.jsonl"]).config
+    assert Path(found.data.path).resolve() == elsewhere / "data" / "a.jsonl"
+    told = refusal(finished / RUN, "--data-path", "data/a.jsonl")
+    assert "data/a.jsonl" in told
+    assert "recorded" in told
+
+
+def test_code_inside_a_run_folder_is_not_imported_by_its_record(project: Path, elsewhere: Path) -> None:
+    """A run starts outside its own folder: a record that says otherwise was made by somebody else."""
+    file = project / RUN / "run.json"
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+    manifest["paths"]["folder"] = {"absolute": "/nowhere", "relative": "."}
+    file.write_text(json.dumps(manifest), encoding="utf-8")
+    (project / RUN / "json.py").write_text("raise RuntimeError")
+    before = list(sys.path)
+    with pytest.raises((ConfigError, RuntimeError)):  # its own my_credit is not found, that of this folder is no good
+        load_checked(["--resume", str(project / RUN)], load_plugins())
+    assert str(project / RUN) not in sys.path[: len(sys.path) - len(before) + 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--resume", "{run}", "--max-steps", "2"),
+        ("eval", "{run}"),
+        ("sample", "{run}", "--prompts", "prompts.txt", "--max-tokens", "3"),
+        ("export", "{run}", "--to", "vllm"),
+        ("merge", "{run}", "--out", "merged", "--no-check"),
+        ("replay", "{run}", "--step", "0", "--try", "loss=ppo"),
+        ("pack", "{run}", "--out", "run.pack"),
+        ("signal", "{run}"),
+        ("credit", "{run}"),
+        ("audit", "{run}/config.toml"),
+        ("resume-check", "{run}"),
+    ],
+    ids=lambda words: words[0].strip("-"),
+)
+def test_every_command_opens_the_run_from_another_folder(
+    project: Path, elsewhere: Path, words: tuple[str, ...]
+) -> None:
+    (elsewhere / "prompts.txt").write_text("What is 1 + 1?\n")
+    run = f"../{project.name}/{RUN}"
+    outcome = retrain(*(word.format(run=run) for word in words), cwd=elsewhere)
+    accepted = (0, 1) if words[0] == "audit" else (0,)  # this reward fails its audit, once it is found
+    assert outcome.code in accepted, outcome.err
+    assert "not this one" not in outcome.err
