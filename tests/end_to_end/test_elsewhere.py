@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,16 @@ from typing import Any
 
 import pytest
 
+from retrain.kernel.config.keys import Table, key
+from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
+from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.configure import Checked, load_checked
 from retrain.rooms.session.identity.collect import collect_identity
+from retrain.rooms.session.identity.inputs import declared_sorts, named_inputs
 from retrain.rooms.session.opened import subject_config
 from retrain.rooms.session.records.manifest import public_values
 from retrain.rooms.session.records.places import adapters_of
@@ -26,6 +32,9 @@ from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
 from tests.shared import made_once
 
+SMELL = re.compile(r"path|folder|file|_dir|module|adapter|model", re.IGNORECASE)
+TEXTS = re.compile(r"\bstr\b|dict\[str, typing.Any")
+NAMED_SETS = ("countdown", "dapo-math", "deepscaler", "files", "gsm8k", "hub")
 PROJECT, RUN = "pröject one", "logs/first run"
 TOML = """
 [model]
@@ -48,8 +57,8 @@ path = "held/hard.jsonl"
 [training]
 max_steps = 1
 batch_size = 2
-group_size = 2
-max_tokens = 6
+group_size = 4
+max_tokens = 8
 temperature = 1.0
 seed = 3
 [scoring]
@@ -232,6 +241,17 @@ def test_another_machine(project: Path, elsewhere: Path) -> None:
     assert adapters_of(project / RUN, read_manifest(project / RUN)) == project / RUN / "ckpt"
 
 
+def test_a_run_that_was_taken_away_from_its_inputs_goes_on_in_their_folder(
+    project: Path, elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "far" / "away" / "archive"
+    run.parent.mkdir(parents=True)
+    (project / RUN).rename(run)
+    assert "--model" in refusal(run)
+    monkeypatch.chdir(project)
+    assert inputs_of(resumable(run).config) == {**placed_in(project), "log_dir": str(run), "adapters": f"{run}/ckpt"}
+
+
 def test_a_link_to_the_run(project: Path, elsewhere: Path) -> None:
     (elsewhere / "link").symlink_to(project / RUN)
     assert inputs_of(resumable(Path("link")).config)["model"] == str(project / "models" / "tiny")
@@ -305,6 +325,77 @@ def test_code_inside_a_run_folder_is_not_imported_by_its_record(project: Path, e
     with pytest.raises((ConfigError, RuntimeError)):  # its own my_credit is not found, that of this folder is no good
         load_checked(["--resume", str(project / RUN)], load_plugins())
     assert str(project / RUN) not in sys.path[: len(sys.path) - len(before) + 1]
+
+
+NOT_PATHS = {  # keys that sound like a path, and why they are none
+    "data.prompt_key": "a column of files",
+    "data.answer_key": "a column of files",
+    "plugins.search_paths": "modules, found in the recorded folder",
+    "reward.judge_model": "a name at a service",
+    "tinker base_model": "a name at a service",
+    **dict.fromkeys((f"{source} subset" for source in NAMED_SETS), "a folder below [data] path"),
+}
+
+
+def test_every_key_that_sounds_like_a_path_says_so_or_has_a_reason() -> None:
+    plugins = load_plugins()
+    models = {f"{table}.": entry.model for table, entry in registered_tables(plugins).items()}
+    for kind in (kind for kind in Kind if kind is not Kind.LAUNCHER):  # a launcher's options are about the machine
+        for entry in plugins.registered(kind):
+            models |= {f"{entry.spec.name} ": model} if (model := entry.spec.load_params()) else {}
+    undeclared = {
+        f"{head}{name}"
+        for head, model in models.items()
+        for name, info in model.model_fields.items()
+        if SMELL.search(f"{name} {info.description}") and TEXTS.search(str(info.annotation))
+        if (info.alias or name) not in declared_sorts(model) and head != "campaign."
+        if not (isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("names"))
+    }
+    assert undeclared == NOT_PATHS.keys(), "add reads= or is_path= to the key, or a reason to NOT_PATHS"
+
+
+def test_a_key_of_a_plugin_is_followed_where_it_says_that_it_is_a_path(finished: Path, elsewhere: Path) -> None:
+    class Options(Table):
+        words: str = key("", "Stop words.", reads="data")
+        cache: list[str] = key([], "Caches.", is_path=True)
+        note: str = key("", "Not one.")
+
+    tables = {"stop": TableEntry(model=Options)}
+    given = Options(words=str(finished / "held" / "hard.jsonl"), cache=["here", "there"], note="data/a.jsonl")
+    found = named_inputs(Config(tables={"stop": given}), tables, load_plugins())
+    assert [(each.keys, each.sort, each.value) for each in found] == [
+        (("stop", "words"), "data", given.words),
+        (("stop", "cache", "0"), "path", "here"),
+        (("stop", "cache", "1"), "path", "there"),
+    ]
+
+
+@pytest.mark.slow
+def test_a_campaign_that_was_copied_renamed_and_robbed_of_its_data_goes_on_elsewhere(
+    tmp_path: Path, elsewhere: Path
+) -> None:
+    project = tmp_path / "the project"
+    project.mkdir()
+    write_project(project)
+    campaign = (
+        "[campaign]\nseeds = [1, 2]\nconditions = [{advantage_mode = 'my_credit.centred', transform_mode = 'none'}]\n"
+    )
+    text = TOML.replace('advantage_mode = "my_credit.centred"\ntransform_mode = "none"\n', "")
+    text = text.replace('"logs/first run/ckpt"', '"ckpt"').replace('"logs/first run"', '"logs/it"')
+    (project / "campaign.toml").write_text(text + campaign, encoding="utf-8")
+    assert (outcome := retrain("campaign.toml", cwd=project)).code == 0, outcome.err
+    moved = tmp_path / "moved"
+    project.rename(moved)
+    (moved / "logs" / "it").rename(moved / "logs" / "renamed")
+    lost = "my_credit.centred+none_s2"
+    shutil.rmtree(moved / "logs" / "renamed" / "runs" / lost)
+    shutil.rmtree(moved / "ckpt" / lost)
+    (moved / "data").rename(tmp_path / "data")
+    outcome = retrain("--resume", "../moved/logs/renamed", cwd=elsewhere)
+    assert (outcome.code, "--data-path" in outcome.err) == (2, True), outcome.err
+    outcome = retrain("--resume", "../moved/logs/renamed", "--data-path", "../data/*.jsonl", cwd=elsewhere)
+    assert outcome.code == 0, outcome.err + outcome.out
+    assert (moved / "ckpt" / lost / "final").is_dir()
 
 
 @pytest.mark.slow

@@ -59,11 +59,11 @@ def named_inputs(config: Config, tables: Mapping[str, TableEntry], plugins: Plug
     values = {name: table for name, table in config.as_dict().items() if name in _tables_of_a_run(config)}
     found: dict[Keys, tuple[str, str]] = {}
     for keys, sort in _declared(config, tables, plugins, values):
-        for place, text in texts_below(_value(values, keys), keys):
+        for place, text in texts_below(value_at(values, keys), keys):
             found.setdefault(place, (sort, text))
     for path in FREE_FORM:
         keys = tuple(path.split("."))
-        for place, text in texts_below(_value(values, keys), keys):
+        for place, text in texts_below(value_at(values, keys), keys):
             for word in words_of(text) if place == COMMAND else (text,):
                 if sort := _sort_of_file(word):
                     found.setdefault((*place, word) if place == COMMAND else place, (sort, word))
@@ -117,11 +117,11 @@ def _declared(
         keys = tuple(options.split("."))
         yield from (((*keys, name), sort) for name, sort in _sorts_of_part(kind, config.value(path, ""), plugins))
     yield from ((("reward", "shadow_params", name), sort) for name, sort in sorts.get("reward", {}).items())
-    for each, given in _mapping(_value(values, ("eval", "sets"))).items():
+    for each, given in as_mapping(value_at(values, ("eval", "sets"))).items():
         set_keys = ("eval", "sets", str(each))
         yield from (((*set_keys, name), sort) for name, sort in sorts.get("data", {}).items())
         yield from (((*set_keys, "reward", name), sort) for name, sort in sorts.get("reward", {}).items())
-        source = str(_mapping(given).get("source", config.data.source))
+        source = str(as_mapping(given).get("source", config.data.source))
         yield from (
             ((*set_keys, "options", name), sort) for name, sort in _sorts_of_part(Kind.DATA_SOURCE, source, plugins)
         )
@@ -148,13 +148,13 @@ def _written(config: Config, keys: Keys, text: str) -> str:
         return text
     if keys[:-1] == COMMAND:
         arguments: Mapping[str, Any] = config.value("environment.args", {})
-        now, then = (words_of(str(_value(given, COMMAND[2:]))) for given in (arguments, before))
+        now, then = (words_of(str(value_at(given, COMMAND[2:]))) for given in (arguments, before))
         return dict(zip(now, then, strict=False)).get(text, text)
-    found = _value(before, tuple(below))
+    found = value_at(before, tuple(below))
     return found if isinstance(found, str) else text
 
 
-def _value(value: Any, keys: Keys) -> Any:
+def value_at(value: Any, keys: Keys) -> Any:
     """What these keys lead to in nested tables; None when they lead nowhere."""
     for name in keys:
         if isinstance(value, Mapping):
@@ -166,5 +166,6 @@ def _value(value: Any, keys: Keys) -> Any:
     return value
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is a mapping, otherwise an empty one."""
     return value if isinstance(value, Mapping) else {}

@@ -1,9 +1,9 @@
 """Reads the configuration of a run that is opened again: its paths lead where they led, wherever that is now.
 
 A first run reads relative paths from the current folder and records what each led to. Later the record decides: next to
-the run as it was then, which finds inputs that were copied with it, or where they were. Of several candidates the one
-counts whose content is what the run read; another file is never taken in its place. A path on the command line means
-the current folder; a resume takes it for the place to which that input has moved, if its content is the same.
+the run as it was then, which finds inputs that were copied with it, where they were, or here. Of several candidates the
+one counts whose content is what the run read; another file is never taken in its place. A path on the command line is
+one of the current folder; a resume takes it for the place to which that input has moved, if its content is the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,18 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.session.identity.copies import stored_identity
 from retrain.rooms.session.identity.files import OWN_MODEL, code_name, fixed_part, is_local, named_files, weights_below
 from retrain.rooms.session.identity.hashing import DIGEST_BYTES, Budget, HashedFile, hash_file
-from retrain.rooms.session.identity.inputs import CODE, COMMAND, DATA, PATH, Keys, NamedInput, named_inputs, words_of
+from retrain.rooms.session.identity.inputs import (
+    CODE,
+    COMMAND,
+    DATA,
+    PATH,
+    Keys,
+    NamedInput,
+    as_mapping,
+    named_inputs,
+    value_at,
+    words_of,
+)
 from retrain.rooms.session.records.checkpoints import locate_adapter
 from retrain.rooms.session.records.folder import MARK
 from retrain.rooms.session.records.places import Place, is_there, place_entry, recorded_folder, recorded_places
@@ -57,21 +68,21 @@ def with_places(identity: Mapping[str, Any], manifest: Mapping[str, Any], run: P
     known, found = recorded_places(manifest, run), dict(identity)
     models = [place for place in known if place.keys == OWN_MODEL]
     for kind in (CODE, DATA, "model"):
-        files = _mapping(_mapping(identity.get(kind)).get("files"))
+        files = as_mapping(as_mapping(identity.get(kind)).get("files"))
         placed = {}
         for name, file in files.items():
             own = [place for place in known if place.keys != OWN_MODEL and name.startswith(_names(place))] or models
             own = own if kind == "model" else [place for place in own if place.keys != OWN_MODEL]
             belongs = next(iter(own), None)
             written = name if kind != "model" else ""
-            places = [str(_mapping(file).get("path") or name)]
+            places = [str(as_mapping(file).get("path") or name)]
             if belongs:
                 rest = name if belongs.keys == OWN_MODEL else name.removeprefix(fixed_part(belongs.written)).lstrip("/")
                 written = os.path.join(belongs.written, name) if belongs.keys == OWN_MODEL else name
                 places = [os.path.join(fixed_part(each), rest).rstrip("/") for each in belongs.candidates] + places
-            placed[name] = {**_mapping(file), "written": written, "places": places}
+            placed[name] = {**as_mapping(file), "written": written, "places": places}
         if files:
-            found[kind] = {**_mapping(identity.get(kind)), "files": placed}
+            found[kind] = {**as_mapping(identity.get(kind)), "files": placed}
     return found
 
 
@@ -171,7 +182,7 @@ class _Follower:
         return not is_typed and self._has(place)
 
     def _has(self, place: Place) -> bool:
-        text = _value(self._values, place.keys[:-1] if place.keys[:-1] == COMMAND else place.keys)
+        text = value_at(self._values, place.keys[:-1] if place.keys[:-1] == COMMAND else place.keys)
         if place.keys[:-1] == COMMAND:
             return isinstance(text, str) and place.written in words_of(text)
         return bool(text == place.written)
@@ -180,13 +191,15 @@ class _Follower:
         if place.sort == PATH:
             self._replace(place.keys, place.of_output, place.written)
             return
+        here = os.path.abspath(os.path.expanduser(place.written))
         candidates = list(dict.fromkeys(path for each in same for path in each.existing))
         before = self._recorded_digest(place) if candidates != [place.absolute] else ""
-        if not before:
-            found = next(iter(candidates), None)
-        else:
-            found = next((path for path in candidates if self._digest(place, path) == before), None)
+        if before:
+            looked = [*candidates, *([here] if here not in candidates and is_there(here) else [])]
+            found = next((path for path in looked if self._digest(place, path) == before), None)
             found = found or next((path for path in candidates if path == place.absolute), None)
+        else:  # unchanged, or a campaign of which nothing has run
+            found = next(iter(candidates), None)
         if found:
             self._replace(place.keys, found, place.written)
         else:
@@ -221,7 +234,7 @@ class _Follower:
         """The value of the run, or, of a campaign, the value whose place it recorded."""
         for record in self._records:
             config = record.manifest.get("config")
-            found = _value(config, keys) if isinstance(config, Mapping) else None
+            found = value_at(config, keys) if isinstance(config, Mapping) else None
             known = (each.written for each in recorded_places(record.manifest, record.folder) if each.keys == keys)
             if (found := found if isinstance(found, str) else next(known, None)) is not None:
                 return found
@@ -256,7 +269,9 @@ class _Follower:
 
     def _problem(self, place: Place, candidates: Sequence[str], before: str) -> Problem:
         looked = ", ".join(place.candidates)
-        where = f"{self._records[0].folder / MARK} [{place.keys[0]}] {'.'.join(place.keys[1:])}"
+        first = self._records[0].folder
+        mark = MARK if (first / MARK).is_file() else CAMPAIGN
+        where = f"{first / mark} [{place.keys[0]}] {'.'.join(place.keys[1:])}"
         what = f"{place.written!r}, which the run read, is gone: looked for {looked}"
         why = ""
         if candidates:
@@ -296,11 +311,11 @@ class _Follower:
     def _code(self, folders: Sequence[str]) -> dict[str, str]:
         """Hashes of the run's modules that lay in the folder where it was started, by name."""
         for identity in (identity for record in self._records for identity in record.identities):
-            files = _mapping(_mapping(identity.get(CODE)).get("files"))
+            files = as_mapping(as_mapping(identity.get(CODE)).get("files"))
             own = {
-                str(name): str(_mapping(file).get("hash", ""))
+                str(name): str(as_mapping(file).get("hash", ""))
                 for name, file in files.items()
-                if any(_mapping(file).get("path") == os.path.join(folder, str(name)) for folder in folders)
+                if any(as_mapping(file).get("path") == os.path.join(folder, str(name)) for folder in folders)
             }
             if own:
                 return own
@@ -311,7 +326,7 @@ class _Follower:
         path = f"{table}.{name}"
         self._written.setdefault(path, copy.deepcopy(self._values[table].get(name)))
         if keys[:-1] == COMMAND:
-            command = _value(self._values, COMMAND)
+            command = value_at(self._values, COMMAND)
             words = [place if word == written else word for word in words_of(command)]
             _set(self._values, COMMAND, shlex.join(words))
             return
@@ -345,7 +360,7 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 def _files_of(place: Place, files: Mapping[str, Any], others: Sequence[str]) -> dict[str, str]:
     """The hashes of those files of an identity that belong to a place, by their name below it."""
-    hashes = {str(name): str(_mapping(file).get("hash", "")) for name, file in files.items()}
+    hashes = {str(name): str(as_mapping(file).get("hash", "")) for name, file in files.items()}
     if place.keys == OWN_MODEL:
         return {name: digest for name, digest in hashes.items() if not name.startswith(tuple(others))}
     written = code_name(place.written) if place.sort == CODE else place.written
@@ -396,29 +411,14 @@ def _is_below(path: str, folder: str) -> bool:
 
 def _manifest(file: Path) -> Mapping[str, Any]:
     with suppress(OSError, ValueError, RecursionError):
-        return _mapping(json.loads(read_regular(file)))
+        return as_mapping(json.loads(read_regular(file)))
     return {}
-
-
-def _value(value: Any, keys: Keys) -> Any:
-    for name in keys:
-        if isinstance(value, Mapping):
-            value = value.get(name)
-        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            return None
-    return value
 
 
 def _set(values: Any, keys: Keys, text: str) -> None:
     *parents, last = keys
-    within = _value(values, tuple(parents))
+    within = value_at(values, tuple(parents))
     if isinstance(within, list):
         within[int(last)] = text
     else:
         within[last] = text
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
