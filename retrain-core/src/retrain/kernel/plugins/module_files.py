@@ -26,10 +26,11 @@ def candidate_files(module: str, search_paths: Sequence[str]) -> list[Path]:
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     starts = [place for place, folder in enumerate(sys.path) if folder in library or folder.endswith(INSTALLED)]
     start, end = starts[0] if starts else len(sys.path), ends[-1] + 1 if ends else len(sys.path)
+    here = [""] if str(Path.cwd()) not in sys.path[end:] else []
     found: dict[Path, Path] = {}
     for name in candidate_modules(module, search_paths):
         installed = next(_files(name, sys.path[start:end]), None)
-        for file in [*_files(name, ["", *sys.path[:start]]), *([installed] if installed else [])]:
+        for file in [*_files(name, [*here, *sys.path[:start]]), *([installed] if installed else [])]:
             found.setdefault(file.resolve(), file)
     return list(found.values())
 

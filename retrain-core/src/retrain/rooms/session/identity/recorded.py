@@ -304,8 +304,8 @@ class _Follower:
         there = [place.absolute for place in places if place and place.absolute in known]
         chosen = next((folder for folder in folders if code and _has_code(folder, code)), "")
         chosen = chosen or next(iter([*there, *(known if not code else ()), here]))
-        if os.path.realpath(chosen) != os.path.realpath(here) and chosen not in sys.path:
-            sys.path.insert(len(sys.path) if sys.flags.safe_path else 0, chosen)
+        if os.path.realpath(chosen) != os.path.realpath(here):
+            _import_from(chosen, here)
         return chosen
 
     def _code(self, folders: Sequence[str]) -> dict[str, str]:
@@ -394,6 +394,13 @@ def _module_here(named: NamedInput) -> str:
     """The file of a module that is named by dots, if it lies in the current folder; empty otherwise."""
     file = os.path.abspath(f"{named.value.replace('.', os.sep)}.py")
     return file if named.sort == CODE and not named.value.endswith(".py") and os.path.isfile(file) else ""
+
+
+def _import_from(folder: str, here: str) -> None:
+    """Let `folder` take the place of the current one, which moves to the end: it serves only names that are nowhere
+    else, such as a part that the command line names."""
+    rest = [path for path in sys.path if path not in ("", here, folder)]
+    sys.path[:] = [*rest, folder, here] if sys.flags.safe_path else [folder, *rest, here]
 
 
 def _has_code(folder: str, code: Mapping[str, str]) -> bool:
