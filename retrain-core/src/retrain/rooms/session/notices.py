@@ -94,10 +94,10 @@ def _is_met(config: Config, need: str, parts: set[str]) -> bool:
     table, _, name = need.partition(".")
     if not name:
         return need in parts
-    if table not in config.tables:
+    fields = type(config.tables[table]).model_fields if table in config.tables else {}
+    if name not in fields:  # its room is not installed
         return False
-    info = type(config.tables[table]).model_fields[name]
-    return bool(config.value(need, None) != info.get_default(call_default_factory=True))
+    return bool(config.value(need, None) != fields[name].get_default(call_default_factory=True))
 
 
 def _missing(needs: str) -> str:
