@@ -23,6 +23,7 @@ SamplesAhead SamplingParams Score Seeds ServedElsewhere Shaper StopReason Stream
 TakesWeights Teacher TensorSize Throttle Tokens ToolCall TopLogprobs TrainBatch TrainReport TrainRow Workload
 diagnose_extra diagnose_server find_loss generator hookimpl install_line installed_dependents installed_version
 key load_checked load_plugins locate_adapter parse_tool_calls resolve stream_from
+column_names unknown_column value_at
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs

@@ -233,3 +233,25 @@ def test_very_long_texts_are_read_whole(load: Load, write: Write) -> None:
     long = "x" * 2_000_000
     assert load("files", path=write("t.csv", f"prompt,answer\n{long},1\n")).examples[0].prompt == long
     assert load("files", path=write("t.jsonl", lines(task(1, prompt=long)))).examples[0].prompt == long
+
+
+def test_messages_key_names_chats_with_or_without_an_answer(load: Load, write: Write) -> None:
+    ask = [{"role": "user", "content": "1 + 1?"}]
+    answered = [*ask, {"role": "assistant", "content": "two"}]
+    path = write("t.jsonl", lines({"log": {"turns": answered}}, {"log": {"turns": answered}, "answer": "2"}))
+    loaded = load("files", path=path, messages_key="log.turns")
+    assert [(list(e.prompt), e.reference) for e in loaded.examples] == [(ask, "two"), (ask, "2")]
+    path = write("u.jsonl", lines({"chat": ask, "gold": 2}))
+    assert load("files", path=path, messages_key="chat", answer_key="gold").examples[0].reference == "2"
+    with pytest.raises(ConfigError, match=r"(?s)no column 'golf'.*chat, gold.*'gold'"):
+        load("files", path=path, messages_key="chat", answer_key="golf")
+    with pytest.raises(ConfigError, match=r"messages_key.*prompt is both 'chat' and 'q'"):
+        load("files", path=path, messages_key="chat", prompt_key="q")
+    with pytest.raises(ConfigError, match=r"messages_key.*not read by source 'arithmetic'"):
+        load("arithmetic", messages_key="chat")
+
+
+def test_an_unknown_field_of_a_column_lists_the_fields(load: Load, write: Write) -> None:
+    path = write("t.jsonl", lines({"prompt": "a", "reward_model": {"ground_truth": "1", "style": "rule"}}))
+    with pytest.raises(ConfigError, match=r"(?s)no column 'reward_model.truth'.*reward_model.style.*ground_truth'"):
+        load("files", path=path, answer_key="reward_model.truth")

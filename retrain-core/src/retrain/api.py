@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         TopLogprobs,
         stream_from,
     )
+    from retrain.rooms.tasks.columns import column_names, unknown_column, value_at
     from retrain.rooms.tasks.contracts import (
         Action,
         Ask,
@@ -208,6 +209,7 @@ __all__ = [
     "TrainReport",
     "TrainRow",
     "Workload",
+    "column_names",
     "diagnose_extra",
     "diagnose_server",
     "find_loss",
@@ -223,6 +225,8 @@ __all__ = [
     "parse_tool_calls",
     "resolve",
     "stream_from",
+    "unknown_column",
+    "value_at",
 ]
 
 _HOMES = (  # a name comes from the first module that has it; those that import nothing come first, rooms last
@@ -245,6 +249,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.kernel.contracts.algorithm",
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
+    "retrain.rooms.tasks.columns",
     "retrain.rooms.tasks.contracts",
     "retrain.rooms.tasks.sampling",
     "retrain.rooms.credit.parts",

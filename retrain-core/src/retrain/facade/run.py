@@ -98,7 +98,7 @@ class Run:
         *,
         sets: Sequence[str] = (),
         checkpoints: Sequence[str | int] = (),
-        data: str | os.PathLike[str] = "",
+        data: Any = "",
         reward: str = "",
         examples: int | None = None,
         samples: int | None = None,
@@ -110,8 +110,10 @@ class Run:
 
         Each has `checkpoint`, `steps`, `set`, `correct_rate`, `ci_low`, `ci_high`, `pass_at_...` and `file`, with the
         records of single examples. By default the newest checkpoint is scored on the run's own sets. `checkpoints`
-        are `best`, `final`, `base`, `all` or numbers of steps. `data`, a file or a data source, takes the place of the
-        sets, judged by the `reward` of that name; `examples`, `samples` and `greedy` are about it. Keys are keywords.
+        are `best`, `final`, `base`, `all` or numbers of steps. `data` takes the place of the sets: a
+        file or a data source, a list of dicts, a pandas or polars DataFrame, or a `datasets.Dataset`, judged by the
+        `reward` of that name; `examples`, `samples` and `greedy` are about it. Its columns are the run's unless
+        `prompt_key`, `answer_key` or `messages_key` says otherwise; other keys are keywords, too.
 
         >>> [(entry["set"], entry["correct_rate"]) for entry in retrain.load("logs/tiny").evaluate()]
         [('held_out', 0...)]
@@ -122,16 +124,15 @@ class Run:
         given = {
             "sets": tuple(sets),
             "checkpoints": tuple(map(str, checkpoints)),
-            "data": os.fspath(data),
             "reward": reward,
             "out": Path(out) if out is not None else None,
             "changed": {name: value for name, value in changed.items() if value is not None},
         }
-        return evaluate_run(self.folder, given, overrides)
+        return evaluate_run(self.folder, data, given, overrides)
 
     def sample(
         self,
-        prompts: Sequence[str | Sequence[Mapping[str, Any]]],
+        prompts: Any,
         *,
         samples: int = 1,
         greedy: bool = False,
@@ -140,7 +141,10 @@ class Run:
         raw: bool = False,
         **overrides: Any,
     ) -> list[dict[str, Any]]:
-        """Completions of texts or chats by what was trained, as `retrain sample` draws them: one entry per prompt.
+        """Completions of prompts by what was trained, as `retrain sample` draws them: one entry per prompt.
+
+        `prompts` are texts or chats, or data as of `evaluate` with the prompt in a column: `prompt_key` or
+        `messages_key` names it, else it is the run's, or a usual one.
 
         Each has `prompt`, `completions`, `stop_reasons` and `num_tokens`. `checkpoint` is `best`, `final`, `base` or a
         number of steps, by default the newest; `raw` leaves the chat template out; `temperature=0.7` and other keys are
@@ -152,7 +156,7 @@ class Run:
         from retrain.facade.using import sample_run
 
         how = {"samples": samples, "greedy": greedy, "seed": seed, "raw": raw}
-        return sample_run(self.folder, checkpoint, list(prompts), how, overrides)
+        return sample_run(self.folder, checkpoint, prompts, how, overrides)
 
     def _is_looked_at(self) -> None:
         """Of a campaign that goes on, a look at results is recorded, as the commands do it."""
@@ -174,6 +178,7 @@ def train(
     config: Mapping[str, Any] | str | os.PathLike[str],
     /,
     *,
+    data: Any = None,
     on_step: OnStep | None = None,
     reward: Callable[..., Any] | None = None,
     advantage: Callable[..., Any] | None = None,
@@ -187,6 +192,9 @@ def train(
 
     `config` is the path of a TOML file, or its tables: `{"training": {"max_steps": 20}}`. `overrides` are the flags of
     the command line: `lr=1e-4` is `--lr 1e-4`. Variables of the environment and `.env` count as they do there.
+
+    `data` takes the place of `[data] source` and `path`: a file, a list of dicts, a pandas or polars DataFrame, or a
+    `datasets.Dataset`; `prompt_key`, `answer_key` or `messages_key` names its columns. Rows are kept in `logs/data`.
 
     `reward(response, reference)`, or `reward(example, completion)`, gives a number, `retrain.api.Score` or None.
     `advantage`, `transform` and `uncertainty` take what the pages on plugins say. A function of a notebook or a script
@@ -213,7 +221,7 @@ def train(
     with held_interrupts():
         from retrain.facade.training import run_training
 
-    folder, reason = run_training(config, overrides, functions, on_step, is_quiet=quiet)
+    folder, reason = run_training(config, overrides, functions, on_step, data=data, is_quiet=quiet)
     run = Run(folder)
     if reason:
         raise RunStopped(run, reason)  # here, where no frame of the run, with its model, is kept alive by it

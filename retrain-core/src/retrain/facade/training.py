@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.facade.capture import Captured, settings_of
+from retrain.facade.data import data_file
 from retrain.facade.hosting import arguments_of, briefly_told, held_interrupts, plain, restored_imports
 from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
@@ -28,6 +29,7 @@ from retrain.rooms.text.raised_at import raised_at
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
 
+DATA = Path("logs/data")  # not in the run folder, which is made after the data is checked
 OnStep = Callable[[Mapping[str, Any]], object]
 
 
@@ -76,6 +78,7 @@ def run_training(
     functions: Mapping[str, Callable[..., Any] | None],
     on_step: OnStep | None,
     *,
+    data: Any = None,
     is_quiet: bool,
 ) -> tuple[Path, str]:
     """Train as `retrain.train` says: the folder of the run, and by what it was stopped, empty when it has ended."""
@@ -86,6 +89,8 @@ def run_training(
             prepare_process()
             values, captured = settings_of(functions)
             undo.enter_context(_staged(captured))
+            if data is not None:
+                values |= {"data.source": "files", "data.path": data_file(data, DATA, "retrain.train(data=...)")}
             plugins = load_plugins()
             checked = _checked(config, arguments_of(overrides), _settings(values), plugins)
             from retrain.rooms.session.assemble import import_backend  # only after the checks

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.api import Example, RewardError
+from retrain.api import Example, RewardError, value_at
 from retrain_rewards.code.usual import modules_read, unbound
-from retrain_rewards.sources.columns import value_at
 
 LAYOUTS = (
     'a list of {"input": ..., "output": ...}, {"inputs": [...], "outputs": [...]} with "fn_name" for a function, '

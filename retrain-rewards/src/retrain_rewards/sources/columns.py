@@ -6,11 +6,10 @@ import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
-from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 
-from retrain.api import ConfigError, Message, Problem
+from retrain.api import ConfigError, Message, Problem, column_names, unknown_column
 from retrain_rewards.sources.rows import Row
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -26,10 +25,12 @@ def require_columns(rows: Iterable[Row], columns: Mapping[str, str], *, file: st
     rows = iter(rows)
     for row in rows:
         held.append(row)
-        seen.update(dict.fromkeys(row.values))
-        if all(column_of(column, seen) for column in columns):
+        seen.update(dict.fromkeys(column_names(row.values)))
+        if seen.keys() >= columns.keys():
             break
-    problems = [_missing(column, seen, file, key) for column, key in columns.items() if not column_of(column, seen)]
+    problems = [
+        unknown_column(column, seen, where=file, named_by=key) for column, key in columns.items() if column not in seen
+    ]
     if held and problems:
         raise ConfigError(*problems)
     return chain(held, rows)
@@ -39,23 +40,6 @@ def column_of(key: str, columns: Collection[str]) -> str:
     """The column that a key reads: itself, or the first part of `reward_model.ground_truth`; empty for none."""
     head = key.partition(".")[0]
     return key if key in columns else head if head in columns else ""
-
-
-def value_at(values: Mapping[str, Any], key: str) -> Any:
-    """The value of a column, or of a field inside one (`reward_model.ground_truth`); None when it is not there."""
-    if key in values:
-        return values[key]
-    found: Any = values
-    for name in key.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
-
-
-def _missing(column: str, seen: Collection[str], file: str, key: str) -> Problem:
-    near = get_close_matches(column, seen, n=1)
-    known = ", ".join(seen) or "none"
-    fix = f"use {near[0]!r}" if near else "name a column that exists"
-    return Problem(where=file, what=f"no column {column!r}", why=f"named by {key}; columns: {known}", fix=fix)
 
 
 def reference_text(value: Any, place: str, *, holds_tests: bool = False) -> str:

@@ -26,7 +26,7 @@ def refuse_foreign_keys(context: PluginContext, source: str, names: tuple[str, .
             what=f"is not read by source {source!r}",
             fix="remove it, or use the source that reads it",
         )
-        for name in names
+        for name in (*names, "messages_key")
         if getattr(data, name) != type(data).model_fields[name].default
     ]
     if problems:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
-from retrain.api import ConfigError, LoadedData, Message, PluginContext, Problem, Reward, Table, key
+from retrain.api import ConfigError, LoadedData, Message, PluginContext, Problem, Reward, Table, key, value_at
 from retrain_rewards.boxed import last_boxed
 from retrain_rewards.sources.collector import Collector
-from retrain_rewards.sources.columns import column_of, plain, prompt_of, reference_text, require_columns, value_at
+from retrain_rewards.sources.columns import column_of, plain, prompt_of, reference_text, require_columns
 from retrain_rewards.sources.rows import Row
 from retrain_rewards.sources.settings import options_of
 from retrain_rewards.tables import reward_names
@@ -64,6 +64,11 @@ class TableSource:
             name: value if (value := getattr(data, name)) != fields[name].default else getattr(self, name)
             for name in ("prompt_key", "answer_key")
         }
+        self.is_default = {name for name in self.keys if getattr(data, name) == fields[name].default}
+        self.messages = data.messages_key
+        if self.messages:
+            self._refuse_two_prompts()
+            self.keys["prompt_key"] = self.messages
         tests = context.config.value("reward.tests", "") if "code" in reward_names(context.config) else ""
         self.holds_tests = self.keys["answer_key"] == tests
         self.how: Extract = self.options.extract if "extract" in self.options.model_fields_set else self.extract
@@ -82,8 +87,11 @@ class TableSource:
 
     def columns(self) -> dict[str, str]:
         """The columns that every file must have, each with the key of the configuration that names it."""
-        used = [name for name in self.keys if name == "prompt_key" or not self.options.answer_in_chat]
+        in_chat = self.options.answer_in_chat or (self.messages and "answer_key" in self.is_default)
+        used = ["prompt_key"] if in_chat else [*self.keys]
         named = {self.keys[name]: self.place(f"data.{name}") for name in used}
+        if self.messages:
+            named[self.messages] = self.place("data.messages_key")
         return named | dict.fromkeys(self.options.where, self.place("data.options"))
 
     def preview(self, count: int) -> list[Mapping[str, Any]]:
@@ -113,10 +121,19 @@ class TableSource:
         used = {column_of(prompt_key, row.values)}
         if self.options.answer_in_chat:
             value, answer = without_answer(value, row.place)
+        elif self.messages and ends_with_answer(value):
+            value, last = without_answer(value, row.place)
+            answer = last if answer is None else answer
         elif self.how == "whole":  # a worked solution stays in `info`, for a warm start on it
             used.add(column_of(answer_key, row.values))
         reference = extracted(reference_text(answer, row.place, holds_tests=self.holds_tests), self.how)
         return Task(prompt=prompt_of(value, row.place), reference=reference, used=frozenset(used))
+
+    def _refuse_two_prompts(self) -> None:
+        if "prompt_key" not in self.is_default:
+            what = f"the prompt is both {self.messages!r} and {self.keys['prompt_key']!r}"
+            fix = "leave prompt_key or messages_key out"
+            raise ConfigError(Problem(where=self.place("data.messages_key"), what=what, fix=fix))
 
     def _complete_rows(self) -> Iterator[Row]:
         """Every row; ConfigError on a file that lacks a column, and where another has it, on the two together."""
@@ -150,11 +167,16 @@ def extracted(answer: str, how: Extract) -> str:
     return answer
 
 
+def ends_with_answer(chat: Any) -> bool:
+    """Whether the last message of a chat is the assistant's."""
+    last = chat[-1] if isinstance(chat, list) and chat else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
+
+
 def without_answer(chat: Any, place: str) -> tuple[Any, Any]:
     """A chat up to its last message, and that message's content; ConfigError when it is not the assistant's."""
-    last = chat[-1] if isinstance(chat, list) and chat else None
-    if not isinstance(last, Mapping) or last.get("role") != "assistant":
+    if not ends_with_answer(chat):
         what = "the chat does not end with a message of the assistant"
         fix = "leave answer_in_chat out, and name the column of the answer in [data] answer_key"
         raise ConfigError(Problem(where=place, what=what, fix=fix))
-    return chat[:-1], last.get("content")
+    return chat[:-1], chat[-1].get("content")

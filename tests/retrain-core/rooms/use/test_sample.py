@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Example, SampleRequest, SamplingParams
-from retrain.rooms.session.opened import Opened
+from retrain.rooms.session.opened import Opened, subject_config
 from retrain.rooms.tasks.prompts import encode_prompts
-from retrain.rooms.use.prompts import prompt_tokens, read_prompts
+from retrain.rooms.use.prompts import prompt_tokens, prompts_of, read_prompts
 from retrain.rooms.use.sample_command import Wanted, sample_file
 
 QUESTIONS = ["What is 2 + 2?", "What is 9 * 8?", "What is 1 + 1?"]
@@ -60,13 +62,18 @@ def test_a_file_goes_on_where_it_was_stopped_and_takes_nothing_else(tiny: Opened
     assert sorted(out.read_text().splitlines()) == sorted(whole.splitlines())
 
 
-def test_prompts_of_text_and_of_json_lines(tmp_path: Path) -> None:
+def test_prompts_of_text_and_of_json_lines(tiny: Opened, tmp_path: Path) -> None:
     text, rows = tmp_path / "a.txt", tmp_path / "a.jsonl"
     text.write_text("One?\n\n  Two?  \n")
-    assert read_prompts(str(text)) == ["One?", "Two?"]
+    assert read_prompts(str(text), tiny.config, tiny.plugins) == ["One?", "Two?"]
     chat = [{"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]}]
     rows.write_text('{"prompt": "One?"}\n"Two?"\n{"question": "Three?"}\n' + json.dumps({"messages": chat}) + "\n")
-    assert read_prompts(str(rows)) == ["One?", "Two?", "Three?", [{"role": "user", "content": "Hi there"}]]
+    assert read_prompts(str(rows), tiny.config, tiny.plugins) == [
+        "One?",
+        "Two?",
+        "Three?",
+        [{"role": "user", "content": "Hi there"}],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +87,35 @@ def test_prompts_of_text_and_of_json_lines(tmp_path: Path) -> None:
         ("{nope", "JSON"),
     ],
 )
-def test_a_file_that_holds_no_prompts_is_told_by_line(tmp_path: Path, content: str, found: str) -> None:
+def test_a_file_that_holds_no_prompts_is_told_by_line(tiny: Opened, tmp_path: Path, content: str, found: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(content)
     with pytest.raises(ConfigError, match=found):
-        read_prompts(str(path))
+        read_prompts(str(path), tiny.config, tiny.plugins)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
+def test_the_column_of_prompts_is_the_one_that_a_flag_names(tiny: Opened, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    table = pd.DataFrame({"Q": ["One?", "Two?"], "prompt": ["no", "no"], "gold": ["1", "2"]})
+    write = {"csv": lambda: table.to_csv(path, index=False), "parquet": lambda: table.to_parquet(path)}
+    write.get(suffix, lambda: table.to_json(path, orient="records", lines=suffix == "jsonl"))()
+    config = subject_config(tiny.subject, tiny.plugins, ["--prompt-key", "Q"]).config
+    assert read_prompts(str(path), config, tiny.plugins) == ["One?", "Two?"]
+    assert read_prompts(str(path), tiny.config, tiny.plugins) == ["no", "no"]
+    config = subject_config(tiny.subject, tiny.plugins, ["--prompt-key", "golf"]).config
+    with pytest.raises(ConfigError, match=r"(?s)no column 'golf'.*--prompt-key.*Q, prompt, gold.*'gold'"):
+        read_prompts(str(path), config, tiny.plugins)
+
+
+def test_the_columns_of_a_run_come_first_and_may_be_nested(tiny: Opened) -> None:
+    rows = [{"ask": {"text": "One?"}, "prompt": "no"}, {"question": "Two?"}]
+    data = tiny.config.data.model_copy(update={"prompt_key": "ask.text"})
+    config = replace(tiny.config, tables={**tiny.config.tables, "data": data})
+    assert prompts_of([("a", row) for row in rows], config) == ["One?", "Two?"]
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    config = subject_config(tiny.subject, tiny.plugins, ["--messages-key", "log.turns"]).config
+    assert prompts_of([("a", {"log": {"turns": chat}, "prompt": "no"})], config) == [chat[:1]]
 
 
 def test_a_prompt_that_cannot_be_read_is_named(tiny: Opened) -> None:

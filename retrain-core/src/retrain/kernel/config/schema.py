@@ -156,10 +156,11 @@ class DataTable(Table):
 
     source: str = key("", "{names} or a plugin.", names=Kind.DATA_SOURCE)
     path: str = key("", "File or folder (files), id (hub), or a local copy of a named data set.", reads="data")
-    prompt_key: str = key("prompt", "Column that holds the prompt, or a field in one: a.b (files, hub).", min_length=1)
+    prompt_key: str = key("prompt", "Column of the prompt, or a field in one: a.b.", min_length=1, flag="prompt_key")
     answer_key: str = key(
-        "answer", "Column that holds the reference answer, or a field in one (files, hub).", min_length=1
+        "answer", "Column of the reference answer, or a field in one.", min_length=1, flag="answer_key"
     )
+    messages_key: str = key("", "Column of a chat, which may end with the answer; no prompt_key.", flag="messages_key")
     instruction: str = key(INSTRUCTION, "Sentence put after every plain prompt; empty = none.")
     system_prompt: str = key("", "System message put before every plain prompt; empty = none.")
     template_args: dict[str, Any] = key({}, "Arguments of the chat template, for example {enable_thinking = false}.")

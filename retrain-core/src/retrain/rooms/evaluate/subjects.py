@@ -30,6 +30,7 @@ from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 ALL = "all"
+COLUMN_KEYS = ("prompt_key", "answer_key", "messages_key")
 Say = Callable[[str], None]
 
 
@@ -214,9 +215,11 @@ def _given(request: Request, config: Config, plugins: Plugins) -> tuple[str, dic
     path = Path(request.data)
     is_source = not path.exists() and bool(plugins.find(Kind.DATA_SOURCE, request.data))
     values: dict[str, Any] = {"source": request.data} if is_source else {"source": "files", "path": request.data}
-    if values["source"] != config.data.source:  # columns that flags name, as they would be under [data]
-        given = [key for key in type(config.data).model_fields if config.origin(f"data.{key}") != DEFAULT_ORIGIN]
-        values |= {key: getattr(config.data, key) for key in given if key in ("prompt_key", "answer_key")}
+    if values["source"] != config.data.source:  # of the run's columns, files may have the same; a named source, not
+        origins = {key: config.origin(f"data.{key}") for key in COLUMN_KEYS}
+        given = [key for key, origin in origins.items() if origin != DEFAULT_ORIGIN]
+        given = [key for key in given if not is_source or origins[key].layer is Layer.COMMAND_LINE]
+        values |= {key: getattr(config.data, key) for key in given}
     values |= {"reward": request.reward} if request.reward else {}
     name = re.sub(r"\W", "_", path.stem, flags=re.ASCII).lstrip("_0123456789")
     return name if name not in ("", HELD_OUT) else "data", values | dict(request.changed)

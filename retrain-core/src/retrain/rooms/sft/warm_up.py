@@ -75,7 +75,7 @@ def _prompts(context: PluginContext, table: SftTable, tasks: Tasks) -> list[Prom
     ours: dict[str, Any] = {"source": table.source, "path": table.path, "options": table.options}
     fields = {name: getattr(config.data, name) for name in DataTable.model_fields if name not in ours}
     if table.source != config.data.source:  # its columns may have other names
-        fields |= {name: DataTable.model_fields[name].default for name in ("prompt_key", "answer_key")}
+        fields |= {name: DataTable.model_fields[name].default for name in ("prompt_key", "answer_key", "messages_key")}
     moved = {f"data.{name}": config.origin(f"sft.{name}") for name in ours}
     read = replace(
         config,

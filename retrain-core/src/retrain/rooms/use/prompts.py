@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from retrain.kernel.config.resolved import Config, Layer, Origin
+from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.types import Example, Tokens
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Example, Kind, Tokens
 from retrain.rooms.session.opened import Opened
+from retrain.rooms.tasks.columns import column_names, unknown_column, value_at
 from retrain.rooms.tasks.prompts import encode_prompts
 from retrain.rooms.text.chat import as_chat
 from retrain.rooms.text.context import context_length
 from retrain.rooms.text.terminal_text import printable
 
 FIELDS = ("prompt", "messages", "question", "problem")
+TABLES = (".json", ".csv", ".parquet")  # which the source `files` reads
 Prompt = str | Sequence[Mapping[str, Any]]
 
 
-def read_prompts(path: str) -> list[Prompt]:
+def read_prompts(path: str, config: Config, plugins: Plugins) -> list[Prompt]:
     """Prompts of a file, or of stdin for `-`; ConfigError names a line that holds none.
 
-    Lines of `.jsonl`, or those that begin with `{` where a file has another name, are objects with one of `FIELDS`: a
-    text, or a chat of messages. Of any other file every line that is not blank is a prompt.
+    Lines of `.jsonl`, or those that begin with `{` where a file has another name, and rows of a table are objects with
+    a text or a chat in the column of `prompts_of`. Of any other file every line that is not blank is a prompt.
     """
+    if Path(path).suffix.lower() in TABLES:
+        return prompts_of([(f"{path} row {n}", row) for n, row in enumerate(_rows(path, config, plugins), 1)], config)
     try:
         with click.open_file(path, encoding="utf-8") as file:
             lines = file.read().split("\n")
@@ -39,22 +50,56 @@ def read_prompts(path: str) -> list[Prompt]:
         raise ConfigError(Problem(where=path, what="holds no prompt", fix="write one prompt on each line"))
     if Path(path).suffix != ".jsonl" and not numbered[0][1].lstrip().startswith("{"):
         return [line.strip() for _, line in numbered]
-    return [_of_line(line, f"{path}:{number}") for number, line in numbered]
+    entries = [(f"{path}:{number}", _parsed(line, f"{path}:{number}")) for number, line in numbered]
+    return prompts_of(entries, config)
 
 
-def _of_line(line: str, where: str) -> Prompt:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(Problem(where=where, what=f"is no JSON: {error}", fix="correct the line")) from None
-    if isinstance(entry, dict):
-        entry = next((entry[name] for name in FIELDS if entry.get(name)), None)
+def prompts_of(entries: Iterable[tuple[str, Any]], config: Config) -> list[Prompt]:
+    """The prompt of each entry, which comes with its place: a text, a chat, or an object that has one in a column.
+
+    A column that a flag names must exist; else it is the first of the run's columns and of `FIELDS` that an entry has.
+    """
+    keys = {f"data.{name}": getattr(config.data, name) for name in ("messages_key", "prompt_key")}
+    wanted = {path: key for path, key in keys.items() if config.origin(path).layer is Layer.COMMAND_LINE and key}
+    known = [key for key in keys.values() if key]
+    return [_prompt(entry, where, wanted, (*known, *FIELDS)) for where, entry in entries]
+
+
+def _prompt(entry: Any, where: str, wanted: Mapping[str, str], known: Sequence[str]) -> Prompt:
+    names = [*wanted.values()] or known
+    if isinstance(entry, Mapping):
+        for path, key in wanted.items():
+            columns = [*column_names(entry)]
+            if key not in columns:
+                named_by = f"--{path.removeprefix('data.').replace('_', '-')}"
+                raise ConfigError(unknown_column(key, columns, where=where, named_by=named_by))
+        entry = next((value for name in names if (value := value_at(entry, name))), None)
     if isinstance(entry, str) and entry:
         return entry
     if messages := as_chat(entry):
-        return messages
-    fix = f"give an object with one of {', '.join(FIELDS)}: a text, or a list of messages"
+        return messages[:-1] if len(messages) > 1 and messages[-1]["role"] == "assistant" else messages
+    fix = (
+        f"give an object with one of {', '.join(dict.fromkeys(names))}: a text, or a list of messages; or --prompt-key"
+    )
     raise ConfigError(Problem(where=where, what="holds no prompt", fix=fix))
+
+
+def _parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(Problem(where=where, what=f"is no JSON: {error}", fix="correct the line")) from None
+
+
+def _rows(path: str, config: Config, plugins: Plugins) -> Sequence[Mapping[str, Any]]:
+    """The rows of a table, as the source `files` reads them for training."""
+    data = config.data.model_copy(update={"source": "files", "path": path, "messages_key": ""})
+    origins = {**config.origins, "data.path": Origin(layer=Layer.COMMAND_LINE, place="--prompts")}
+    reading = replace(config, tables={**config.tables, "data": data}, origins=origins)
+    context = PluginContext(config=reading, seeds=Seeds(0), plugins=plugins)
+    source = build_part(Kind.DATA_SOURCE, "files", "--prompts", context, {}, "--prompts")
+    rows: Sequence[Mapping[str, Any]] = source.preview(sys.maxsize)
+    return rows
 
 
 def prompt_tokens(

@@ -17,7 +17,7 @@ import numpy as np
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Tokens
-from retrain.rooms.session.opened import Opened, opened
+from retrain.rooms.session.opened import Opened, opened, subject_config
 from retrain.rooms.session.seed_sources import sample_seed
 from retrain.rooms.session.subject import Subject, find_subject
 from retrain.rooms.tasks.rollout import draw_samples
@@ -29,6 +29,7 @@ EPILOG = """\b
 Examples:
   retrain sample logs/train --prompts questions.txt
   retrain sample logs/train --prompts questions.jsonl --samples 8 --temperature 0.7 --out answers.jsonl
+  retrain sample logs/train --prompts tasks.parquet --prompt-key question
   echo "What is 17 + 25?" | retrain sample logs/train --checkpoint best --prompts - --greedy
   retrain sample Qwen/Qwen3-0.6B --prompts questions.txt --raw --max-tokens 64
 
@@ -52,7 +53,13 @@ class Wanted:
 @click.command("sample", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 @click.argument("subject", metavar="SUBJECT", type=click.Path())
 @click.argument("overrides", metavar="[overrides]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--prompts", "file", metavar="FILE", required=True, help="JSONL or one prompt per line; - for stdin.")
+@click.option(
+    "--prompts",
+    "file",
+    metavar="FILE",
+    required=True,
+    help="JSONL, JSON, CSV, Parquet, or one prompt per line; - for stdin.",
+)
 @click.option("--checkpoint", default="", help="Of a run: best, final, a number of steps or base; default: the newest.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions of each prompt.")
 @click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
@@ -79,8 +86,8 @@ def command(
     Prompts are rendered as in training. Temperature, token limit and all else are those of the run, and keys of the
     configuration are flags here as anywhere: --temperature 0.7, --max-tokens 64. Each line of the output is an object
     with the prompt and its completions."""
-    prompts = read_prompts(file)
     policy = find_subject(subject, checkpoint)
+    prompts = read_prompts(file, subject_config(policy, plugins, overrides).config, plugins)
     with opened(policy, plugins, overrides) as source:
         sample_file(source, prompts, Wanted(**wanted), out)
 

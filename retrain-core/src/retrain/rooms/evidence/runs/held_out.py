@@ -12,7 +12,7 @@ from retrain.rooms.evidence.runs.source import Candidate
 
 SPLIT = ("eval.seed", "eval.examples")  # these draw the held-out examples from the data
 # Examples come from here; other keys of [data] change the wording or order of prompts.
-FROM = re.compile(r"data\.(?:source|path|options|prompt_key|answer_key)|environment\..*")
+FROM = re.compile(r"data\.(?:source|path|options|prompt_key|answer_key|messages_key)|environment\..*")
 MOST_NAMES = 3
 
 
