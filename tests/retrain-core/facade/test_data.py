@@ -69,7 +69,6 @@ def test_what_holds_no_rows_is_refused(data: Any, found: str, tmp_path: Path) ->
 def test_a_run_on_rows_is_evaluated_and_sampled_on_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [{"Q": f"{n} + {n}?", "gold": {"text": str(2 * n)}} for n in range(8)]
-    keys = {"prompt_key": "Q", "answer_key": "gold.text"}
     config = {
         "model": {"model": "builtin:tiny", "lora_rank": 2},
         "training": {"max_steps": 1, "batch_size": 1, "group_size": 2, "max_tokens": 4},
@@ -78,7 +77,7 @@ def test_a_run_on_rows_is_evaluated_and_sampled_on_rows(tmp_path: Path, monkeypa
     }
     with pytest.raises(ConfigError, match=r"(?s)no column 'golden.text'.*columns: Q, gold, gold.text.*use 'gold.text'"):
         retrain.train(config, data=rows, quiet=True, prompt_key="Q", answer_key="golden.text")
-    run = retrain.train(config, data=rows, quiet=True, **keys)
+    run = retrain.train(config, data=rows, quiet=True, prompt_key="Q", answer_key="gold.text")
     assert run.config["data"]["path"].startswith(str(tmp_path / "logs/data"))
     others = pd.DataFrame([{"Q": f"{n} + 1?", "gold": {"text": str(n + 1)}} for n in range(4)])
     assert run.evaluate(data=others, greedy=True)[0]["set"] == "data"
