@@ -64,9 +64,7 @@ EXPECTED: dict[str, dict[str, Seen]] = {
         "retrain first.toml": Seen(files=("logs/tiny/metrics.jsonl",), words=("Step 0 [maxrl+gtpo_sepa]",)),
         "retrain status": Seen(words=("tiny",)),
         "retrain credit logs/tiny": Seen(files=("credit.html",)),
-        "retrain --resume logs/tiny --max-steps": Seen(
-            words=("Resuming logs/tiny at step 3", "Training complete.")
-        ),
+        "retrain --resume logs/tiny --max-steps": Seen(words=("Resuming logs/tiny at step 3", "Training complete.")),
         "retrain init --template quickstart": Seen(files=("real.toml",)),
         "retrain explain real.toml": Seen(words=("peak_memory",)),
         "retrain first.toml --seed 42": Seen(words=("Seed 42",)),
