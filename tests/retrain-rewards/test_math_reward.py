@@ -93,7 +93,7 @@ def test_agrees_with_math_verify_on_500_pairs(reward: MathReward) -> None:
     assert len(made) == 500
     right = 0
     for kind, reference, answer in made:
-        is_equal = direct(reference, answer)
+        is_equal = direct(reference, answer.rstrip("."))  # a full stop behind a unit, which math-verify stumbles over
         assert judged(reward, reference, answer) == Score.of(float(is_equal)), (kind, reference, answer)
         right += is_equal
     assert 200 < right < 300  # both verdicts are well represented

@@ -44,7 +44,7 @@ _VECTORS: tuple[Rewrite, ...] = (
         *(r"\langle 1,2\rangle", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ),
     rewrite(
-        r"^(?:\\left\s*)?[(\[]([^()\[\]&]+,[^()\[\]&]+?)(?:\\right\s*)?[)\]]\s*\^\s*\{?\s*(?:\\text\{T\}|T|\\top)\s*\}?$",
+        r"^(?:\\left\s*)?[(\[]([^()\[\]&]+,[^()\[\]&]+?)(?:\\right\s*)?[)\]]\s*\^[\s{]*(?:\\text\{T\}|T|\\top)[\s}]*$",
         lambda match: column(match[1]),
         *(r"[1,2]^\top", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ),

@@ -36,7 +36,10 @@ _SYNONYMS = (  # pattern of a whole answer in words, and the word for it
     (re.compile(r"(?:the )?(?:empty|null) set"), "no solution"),
     (re.compile(r"(?:the )?(?:limit |it )?(?:dne|does not exist|doesn't exist|doesn’t exist)"), "does not exist"),
     (
-        re.compile(r"(?:x is )?(?:all|every|any)(?: the)? reals?(?: numbers?)?|(?:the )?real numbers"),
+        re.compile(
+            r"(?:x is )?(?:all|every|any)(?: the)? reals?(?: numbers?| values?)?(?: (?:of )?[a-z])?"
+            r"|(?:the )?real numbers"
+        ),
         "all real numbers",
     ),
     (

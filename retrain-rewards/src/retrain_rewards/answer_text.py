@@ -70,7 +70,8 @@ _ANSWER = r"(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|ans\.?|solution|result)
 _THUS = r"(?:so|thus|hence|therefore),?"
 _FIRST_WORDS = rewrite(
     rf"(?i)^(?:\s|\\therefore{END}|\\(?:implies|Rightarrow){END}|=(?!=)|\\text\{{\s*{_THUS}\s*\}}|\\text\{{[:=\s]*\}}"
-    rf"|\\text\{{(?!\s*not)[A-Za-z ]{{2,40}}:\s*\}}|\\text\{{\s*(?:{_THUS}\s*)?{_ANSWER}\s*(?:is|:|=)?[\s:=]*\}}"
+    rf"|\\text\{{(?!\s*not)[A-Za-z ]{{2,40}}:\s*\}}"
+    rf"|\\text\{{\s*(?:{_THUS}\s*)?{_ANSWER}\s*(?:is|:|=)?[\s:=]*\}}\s*[:=]?"
     rf"|{_ANSWER}\s*(?:is\b|:|=)\s*[:=]?)+",
     "",
     *(r"\text{Answer: }5", "5"),

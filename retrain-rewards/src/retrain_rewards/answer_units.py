@@ -35,10 +35,10 @@ ALIASES = _renamed(
     """metre=meter metres=meter centimetre=centimeter centimetres=centimeter millimetre=millimeter litre=liter
     millimetres=millimeter kilometre=kilometer kilometres=kilometer litres=liter lb=pound lbs=pound gm=gram gms=gram
     in=inch sec=second secs=second min=minute mins=minute hr=hour hrs=hour yr=year yrs=year celsius=C fahrenheit=F
-    ev=electronvolt pence=penny pennies=penny children=child men=man women=woman people=person vertices=vertex sq=2
-    square=2 squared=2 cu=3 cubic=3 cubed=3 per=/ mph=mile_/_hour kmh=kilometer_/_hour kph=kilometer_/_hour
+    ev=electronvolt pence=penny pennies=penny children=child men=man women=woman people=person vertices=vertex sq=#2
+    square=#2 squared=2 cu=#3 cubic=#3 cubed=3 per=/ mph=mile_/_hour kmh=kilometer_/_hour kph=kilometer_/_hour
     kmph=kilometer_/_hour mps=meter_/_second usd=dollar eur=euro gbp=pound rs=rupee mi=mile deg=degree degs=degree
-    sqft=2_foot ml=milliliter oz=ounce yd=yard tonnes=tonne"""
+    sqft=#2_foot ml=milliliter oz=ounce yd=yard tonnes=tonne"""
 )
 PREFIXES = _renamed("kilo=k mega=M giga=G tera=T milli=m micro=u nano=n centi=c deci=d")
 # A word that changes, negates or doubles a value is never a unit, wherever it stands.
@@ -55,7 +55,7 @@ _NEGATIONS = _listed(
 )
 _TEXT = re.compile(r"\\(?:text|mbox|math)(?:rm|it|bf|normal|sf|tt)?\s*\{([^{}]*)\}")
 _SIGNS = re.compile(r"\\[,;:! ]|\\(?:thinspace|quad|text|mbox)\b|[{}^~\s.]+")
-_TOKEN = re.compile(r"[A-Za-z]+|\^?\s*-?[1-4](?![0-9])|[/%()]")
+_TOKEN = re.compile(r"#[23]|[A-Za-z]+|\^?\s*-?[1-4](?![0-9])|[/%()]")
 MAX_WORDS = 6
 _DEGREES = re.compile(r"\\circ|\\degree|°")
 _VARIABLE = re.compile(r"[a-z]{1,2}")
@@ -147,19 +147,21 @@ def _unit(tail: str, prompt: str) -> Unit | None:
     for token in _TOKEN.findall(text):
         token = token.replace(" ", "").removeprefix("^")
         if token in ("/", ")"):
-            below = -1 if token == "/" else 1
-        elif token.lstrip("-").isdigit():  # a power, of the unit before it or, as `square`, of the one behind it
-            if last:
-                powers[last] += below * (int(token) - 1)
-            else:
-                coming = int(token)
-            last = ""
+            below, last = (-1 if token == "/" else 1), ""
+        elif token[0] == "#":  # `square` is a power of the next unit
+            coming = int(token[1])
+        elif token.lstrip("-").isdigit():
+            if not last:
+                return None
+            powers[last] += below * (int(token) - 1)
         elif token != "(":
             last = _name(token, prompt)
             if not last:
                 return None
             powers[last] = powers.get(last, 0) + below * coming
             coming = 1
+    if coming > 1 and last:  # `inches square`
+        powers[last] += below * (coming - 1)
     if not powers and _DEGREES.search(tail):
         return (("degree", 1),)
     if len(powers) > 1:
