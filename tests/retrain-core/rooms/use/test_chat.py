@@ -62,7 +62,7 @@ def test_turns_are_rendered_as_in_training_and_remembered(
         assert said[-1] == messages[-1]["content"] + "\n"
     file = tmp_path / "chat.jsonl"
     chat.hear(f"/save {file}")
-    assert read_prompts(str(file)) == [messages]
+    assert read_prompts(str(file), source.config, source.plugins) == [messages]
     before = file.read_bytes()
     chat.hear(f"/save {file}")
     assert "cannot be written" in capsys.readouterr().err

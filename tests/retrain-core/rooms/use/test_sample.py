@@ -116,6 +116,7 @@ def test_the_columns_of_a_run_come_first_and_may_be_nested(tiny: Opened) -> None
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     config = subject_config(tiny.subject, tiny.plugins, ["--messages-key", "log.turns"]).config
     assert prompts_of([("a", {"log": {"turns": chat}, "prompt": "no"})], config) == [chat[:1]]
+    assert prompts_of([("a", {"messages": chat})], tiny.config) == [chat], "only messages_key says that it is an answer"
 
 
 def test_a_prompt_that_cannot_be_read_is_named(tiny: Opened) -> None:

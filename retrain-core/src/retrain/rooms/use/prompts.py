@@ -62,22 +62,26 @@ def prompts_of(entries: Iterable[tuple[str, Any]], config: Config) -> list[Promp
     keys = {f"data.{name}": getattr(config.data, name) for name in ("messages_key", "prompt_key")}
     wanted = {path: key for path, key in keys.items() if config.origin(path).layer is Layer.COMMAND_LINE and key}
     known = [key for key in keys.values() if key]
-    return [_prompt(entry, where, wanted, (*known, *FIELDS)) for where, entry in entries]
+    return [_prompt(entry, where, wanted, (*known, *FIELDS), config.data.messages_key) for where, entry in entries]
 
 
-def _prompt(entry: Any, where: str, wanted: Mapping[str, str], known: Sequence[str]) -> Prompt:
-    names = [*wanted.values()] or known
-    if isinstance(entry, Mapping):
+def _prompt(row: Any, where: str, wanted: Mapping[str, str], known: Sequence[str], chats: str) -> Prompt:
+    """`chats` is the column whose last message may be the answer, as in training."""
+    names, entry = [*wanted.values()] or known, row
+    if isinstance(row, Mapping):
         for path, key in wanted.items():
-            columns = [*column_names(entry)]
+            columns = [*column_names(row)]
             if key not in columns:
                 named_by = f"--{path.removeprefix('data.').replace('_', '-')}"
                 raise ConfigError(unknown_column(key, columns, where=where, named_by=named_by))
-        entry = next((value for name in names if (value := value_at(entry, name))), None)
+        entry = next((value for name in names if (value := value_at(row, name))), None)
     if isinstance(entry, str) and entry:
         return entry
     if messages := as_chat(entry):
-        return messages[:-1] if len(messages) > 1 and messages[-1]["role"] == "assistant" else messages
+        is_answered = (
+            chats and isinstance(row, Mapping) and value_at(row, chats) is entry and messages[-1]["role"] == "assistant"
+        )
+        return messages[:-1] if is_answered and len(messages) > 1 else messages
     fix = (
         f"give an object with one of {', '.join(dict.fromkeys(names))}: a text, or a list of messages; or --prompt-key"
     )
