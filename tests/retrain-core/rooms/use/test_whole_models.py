@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,18 @@ DATA = "/home/somebody/private/tasks.jsonl"
 @pytest.fixture(scope="module")
 def plugins() -> Plugins:
     return load_plugins()
+
+
+def exported_by(
+    monkeypatch: pytest.MonkeyPatch, plugins: Plugins, write: Callable[[ModelExport], ExportedModel | None]
+) -> None:
+    """Let `write` answer the hook that writes models, in place of the installed plugins."""
+    notify = type(plugins).notify
+
+    def answer(self: Plugins, hook: str, **given: Any) -> Any:
+        return write(given["export"]) if hook == "retrain_export_model" else notify(self, hook, **given)
+
+    monkeypatch.setattr(type(plugins), "notify", answer)
 
 
 @pytest.fixture
@@ -143,12 +155,11 @@ def test_a_merge_that_ends_early_leaves_nothing(
     empty = tmp_path / "parent" / "out"
     empty.mkdir(parents=True)
 
-    def stopped(hook: str, export: ModelExport) -> None:
+    def stopped(export: ModelExport) -> None:
         (export.out / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(plugins), "notify", lambda self, hook, **given: stopped(hook, **given))
-    monkeypatch.setattr(merge_command, "subject_config", lambda found, plugins: type("C", (), {"config": None}))
+    exported_by(monkeypatch, plugins, stopped)
     result = invoke(merge_command.command, plugins, run, "--out", empty)
     assert "Aborted" in result.output
     assert list(empty.parent.rglob("*")) == [empty]
@@ -157,8 +168,7 @@ def test_a_merge_that_ends_early_leaves_nothing(
 def test_without_a_plugin_that_writes_models_the_install_line_is_told(
     run: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(plugins), "notify", lambda self, hook, **given: None)
-    monkeypatch.setattr(merge_command, "subject_config", lambda found, plugins: type("C", (), {"config": None}))
+    exported_by(monkeypatch, plugins, lambda export: None)
     message = told(invoke(merge_command.command, plugins, run, "--out", tmp_path / "out"))
     assert "no installed plugin can merge" in message
     assert "retrain-local" in message
@@ -186,13 +196,12 @@ def test_vllm_serves_an_adapter_as_it_is(run: Path, plugins: Plugins, tmp_path: 
 def test_a_gguf_export_is_one_file(
     run: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(hook: str, export: ModelExport) -> ExportedModel:
+    def write(export: ModelExport) -> ExportedModel:
         assert (export.form, export.dtype, export.base) == ("gguf", "q8_0", "builtin:tiny")
         (export.out / "model.gguf").write_bytes(b"GGUF")
         return ExportedModel(dtype="q8_0", tensors=1, num_bytes=4)
 
-    monkeypatch.setattr(type(plugins), "notify", lambda self, hook, **given: write(hook, **given))
-    monkeypatch.setattr(export_command, "subject_config", lambda found, plugins: type("C", (), {"config": None}))
+    exported_by(monkeypatch, plugins, write)
     out = tmp_path / "deep" / "sums.gguf"
     (out.parent / ".sums.gguf.folder").mkdir(parents=True)  # of an export that was killed
     (out.parent / ".sums.gguf.folder" / "model.gguf").write_bytes(b"half")

@@ -19,6 +19,7 @@ from retrain.kernel.plugins.spec import ConfigClaim
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.session.assemble import check, check_run
 from retrain.rooms.session.check import read_config, registered_tables
+from retrain.rooms.text.secrets import hide_arguments
 
 DEFAULT_FILE = Path("retrain.toml")
 MODEL, TASKS = "--model", {"--data-source", "--environment-provider"}
@@ -116,7 +117,7 @@ def missing_file(config: Config, overrides: Sequence[str]) -> Problem | None:
 
 
 def _no_configuration(overrides: Sequence[str]) -> Problem:
-    typed = shlex.join(["retrain", "my.toml", *overrides])
+    typed = shlex.join(["retrain", "my.toml", *hide_arguments(overrides)])
     fix = f"write one with `retrain init --template tiny`, or give a path: `{typed}`"
     why = f"flags are enough only if they name a model and tasks: {MODEL} and --data-source" if overrides else ""
     return Problem(where=str(DEFAULT_FILE), what="no configuration in this folder", why=why, fix=fix)
