@@ -53,7 +53,8 @@ _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)\s*)?(?:\(\s*([A-Ja-j])\s*\)\s*[.:]?|([A-J])\s*(?:\)|[.:](?=\s|\\|$)))\s*(.*)",
     re.DOTALL,
 )
-_ANOTHER = re.compile(r"\(\s*[A-J]\s*\)|(?<![A-Za-z])(?:or|and)(?![A-Za-z])")
+# Another choice, or a doubt about this one
+_ANOTHER = re.compile(r"\(\s*[A-J]\s*\)|(?<![A-Za-z])(?:or|and|but|maybe|not|perhaps|possibly)(?![A-Za-z])")
 _NAMED_CHOICE = re.compile(r"(?:option|choice)\s+\(?([A-Ja-j])\)?", re.IGNORECASE)
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?\s*(?(4)m\.?)", re.IGNORECASE)
 _RATIO = re.compile(r"\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?){2,}")
