@@ -332,6 +332,7 @@ def build(session: nox.Session) -> None:
     with session.chdir(folder):
         session.run("retrain", "init", "--template", "tiny")
         session.run("retrain", "--max-steps", "2", "--eval-examples", "8")
+    _held_out_rates(folder)  # fails where the run has recorded no evaluation
 
 
 def _server_python(session: nox.Session, name: str, *requirements: str) -> str:
