@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -43,6 +44,13 @@ def _installed_plugins_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(discover, "offered_plugins", remembered)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_is_sought_in_what_is_new() -> None:
+    """What was imported and collected before is left out: a collection that walks all of it takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

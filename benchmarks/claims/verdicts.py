@@ -75,6 +75,18 @@ def power_at_the_computed_seeds(simulations: int, seeds: Seeds) -> Iterator[Meas
             for _ in range(simulations)
         ]
         yield share(f"found, d {d_z}, {num_seeds} seeds", np.array(found_S), at_least=0.77)
+        found_S = [
+            judged(pair_2N)[0].verdict is Verdict.BETTER
+            for pair_2N in _lognormal_pairs(rng, simulations, num_seeds, d_z)
+        ]
+        yield share(f"found, d {d_z}, {num_seeds} seeds, differences of lognormals", np.array(found_S))
+
+
+def _lognormal_pairs(rng: np.random.Generator, simulations: int, count: int, d_z: float) -> np.ndarray:
+    """Pairs of lognormal draws whose difference has the mean `d_z` and the spread 1."""
+    pairs_S2N = rng.lognormal(0.0, 1.0, (simulations, 2, count)) / np.sqrt(2.0 * np.expm1(1.0) * np.e)
+    pairs_S2N[:, 1] += d_z
+    return np.asarray(pairs_S2N)
 
 
 def _any(comparisons: tuple[Comparison, ...]) -> bool:

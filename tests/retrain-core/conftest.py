@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,14 @@ def load(tmp_path: Path, tables: Mapping[str, TableEntry]) -> Callable[..., Load
 
 
 @pytest.fixture
-def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distribution:
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Distribution]:
     """`distribution(name, modules, entry="module")`: an installed distribution, with metadata and entry point."""
     site = tmp_path / "site"
+    installed: set[str] = set()
 
     def install(name: str, modules: Mapping[str, str], *, entry: str = "", version: str = "1.0") -> Path:
         site.mkdir(exist_ok=True)
+        installed.update(modules)
         for module, source in modules.items():
             (site / f"{module}.py").write_text(source, encoding="utf-8")
             monkeypatch.delitem(sys.modules, module, raising=False)
@@ -86,7 +88,9 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distributio
         importlib.invalidate_caches()
         return site
 
-    return install
+    yield install
+    for module in installed:  # or a later test finds the name taken
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture
