@@ -56,6 +56,22 @@ def test_the_median_of_the_same_work_is_taken(config: Config, logs: Path, add: C
     assert found == Past(runs=3, median_step_time_s=3.0, peak_memory_bytes=1000, memory_at_start_bytes=400)
 
 
+@pytest.mark.parametrize(
+    ("further", "seconds"),
+    [
+        ({"time_shares": {"sample": 0.4}}, 0.4 * 2.0 / (4 * 16)),
+        ({"time_shares": {"sample": 0.4}, "eval_completion_time_s": 0.005}, 0.005),
+        ({"time_shares": {"sample": "most"}, "eval_completion_time_s": None}, None),
+        ({}, None),
+    ],
+)
+def test_evaluations_cost_as_measured_or_as_much_as_sampling(
+    further: dict[str, Any], seconds: float | None, config: Config, logs: Path, add: Callable[..., None]
+) -> None:
+    add("a", measured=MEASURED | further)
+    assert past_runs(config, logs).eval_completion_s == (seconds and pytest.approx(seconds))
+
+
 def test_other_work_says_only_what_an_idle_process_needs(config: Config, logs: Path, add: Callable[..., None]) -> None:
     add("a", training={"batch_size": 9})
     add("b", training={"lr": 0.5})  # changes neither time nor memory

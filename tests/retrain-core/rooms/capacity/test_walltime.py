@@ -26,8 +26,8 @@ def test_the_documented_campaign_by_hand() -> None:
     schedule = Schedule(conditions=5, seeds=8, max_steps=500, parallelism=1)
     assert schedule.runs == 40
     assert schedule.total_steps == 20_000
-    assert schedule.seconds(45.0) == 900_000.0  # 250 hours, as on the RTX 4090 of the documentation
-    assert Schedule(conditions=5, seeds=8, max_steps=500, parallelism=4).seconds(45.0) == 225_000.0
+    assert schedule.seconds(500 * 45.0) == 900_000.0  # 250 hours, as on the RTX 4090 of the documentation
+    assert Schedule(conditions=5, seeds=8, max_steps=500, parallelism=4).seconds(500 * 45.0) == 225_000.0
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,12 @@ def test_a_campaign_runs_as_many_at_a_time_as_it_has_workers(
     schedule = schedule_of(config)
     assert (schedule.conditions, schedule.seeds, schedule.max_steps) == (5, 3, 50)
     assert schedule.parallelism == parallelism
+
+
+def test_a_campaign_without_steps_takes_those_of_training(load: Callable[..., Any]) -> None:
+    text = CAMPAIGN.format(parallel="false", workers=0)
+    assert schedule_of(load(text.replace("max_steps = 50\n", ""))[0]).max_steps == 7
+    assert schedule_of(load(text, "--max-steps", "9")[0]).max_steps == 9
 
 
 def test_a_plain_run_is_one_run(load: Callable[..., Any]) -> None:

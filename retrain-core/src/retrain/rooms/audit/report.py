@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.kernel.errors import Problem, RewardError
 from retrain.rooms.audit.probes import Severity
-from retrain.rooms.text.terminal_text import duration, printable
+from retrain.rooms.text.terminal_text import counted, duration, printable
 
 LOG = logging.getLogger("retrain")
 SHOWN = 5  # causes in an error; the command shows all
@@ -177,11 +177,6 @@ def head(text: str) -> str:
     """The beginning of a text, safe to print."""
     shown = printable(text[:HEAD_CHARS])
     return shown if len(text) <= HEAD_CHARS else f"{shown}..."
-
-
-def counted(count: int, word: str) -> str:
-    """`1 error`, `2 errors`."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _problem(cause: Cause, examples: int) -> Problem:

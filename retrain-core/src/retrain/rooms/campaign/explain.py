@@ -98,7 +98,7 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
     config, table = campaign.config, campaign.table
     capabilities = declared_capabilities(config, plugins)
     origins = {path: row for path, row in value_rows(config).items() if path != "campaign.conditions"}
-    return {
+    content: dict[str, Any] = {
         "mode": "campaign",
         "config": config.source,
         "backend": config.backend.backend,
@@ -119,6 +119,9 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
         "plan": table.plan.content() if table.plan else None,
         "origins": origins,
     }
+    for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
+        content |= {name: value for name, value in (rows or {}).items() if name not in content}
+    return content
 
 
 def _clipping(campaign: Campaign, plugins: Plugins) -> dict[str, str]:

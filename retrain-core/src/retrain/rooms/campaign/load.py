@@ -10,7 +10,7 @@ from typing import Any
 
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import TableEntry, all_keys
-from retrain.kernel.config.resolved import Config, Layer
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.build import validated_params
@@ -25,11 +25,10 @@ from retrain.rooms.campaign.table import CampaignTable
 from retrain.rooms.credit.recipes import configured_recipe, departures
 from retrain.rooms.session.assemble import check, check_run
 from retrain.rooms.session.check import read_config, registered_tables
-from retrain.rooms.session.configure import split_arguments
+from retrain.rooms.session.configure import OVERRIDING, split_arguments, steps_per_run
 from retrain.rooms.session.records.manifest import public_values
 from retrain.rooms.session.steps.controls import KEY as CONTROL
 
-OVERRIDING = (Layer.ENVIRONMENT, Layer.COMMAND_LINE)
 SET_BY_CONDITIONS = ("algorithm.advantage_mode", "algorithm.transform_mode")
 RECIPE = "algorithm.recipe"
 
@@ -121,7 +120,7 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
         config=config,
         table=table,
         conditions=tuple(checked),
-        max_steps=_max_steps(config, table),
+        max_steps=steps_per_run(config),
         file_tables=_tables_of(file),
         keys=tuple(keys),
     )
@@ -208,15 +207,6 @@ def sealed_plan(campaign: Campaign, *, written: str) -> dict[str, Any] | None:
     return seal_plan(
         table.plan, conditions=campaign.labels, seeds=table.seeds, max_steps=campaign.max_steps, written=written
     )
-
-
-def _max_steps(config: Config, table: CampaignTable) -> int:
-    """`[campaign] max_steps`, unless only `[training]` sets it or the command line does."""
-    own, base = config.origin("campaign.max_steps"), config.origin("training.max_steps")
-    if own.layer in OVERRIDING:
-        return table.max_steps
-    is_wanted = base.layer in OVERRIDING or (own.layer is Layer.DEFAULT and base.layer is not Layer.DEFAULT)
-    return config.training.max_steps if is_wanted else table.max_steps
 
 
 def _tables_of(file: Path | None) -> frozenset[str]:

@@ -13,11 +13,11 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.capacity.advice import advise
 from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, Workload
+from retrain.rooms.capacity.evaluation_time import RunTime, run_time
 from retrain.rooms.capacity.history import Past, past_runs
 from retrain.rooms.capacity.locate import model_folder
 from retrain.rooms.capacity.machine import memory_limit
 from retrain.rooms.capacity.shapes import Document
-from retrain.rooms.capacity.walltime import Schedule, schedule_of
 from retrain.rooms.capacity.workload import ASSUMED_PROMPT_TOKENS, workload_of
 
 
@@ -28,7 +28,7 @@ class Forecast:
     model: MemoryModel
     work: Workload
     estimate: MemoryEstimate
-    schedule: Schedule
+    time: RunTime
     past: Past
     limit_bytes: int | None
     advice: str
@@ -41,7 +41,6 @@ class Forecast:
     def as_data(self) -> dict[str, Any]:
         """As JSON: bytes, seconds, tokens."""
         found, past = self.estimate, self.past
-        step_s = past.median_step_time_s
         return {
             "device": self.work.device,
             "parameters": self.model.parameters,
@@ -62,11 +61,14 @@ class Forecast:
             "biggest_tensor": str(found.biggest),
             "memory_limit_bytes": self.limit_bytes,
             "fix": self.advice,
-            "runs": self.schedule.runs,
-            "parallelism": self.schedule.parallelism,
-            "total_steps": self.schedule.total_steps,
-            "median_step_time_s": step_s,
-            "wall_time_s": None if step_s is None else self.schedule.seconds(step_s),
+            "runs": self.time.schedule.runs,
+            "parallelism": self.time.schedule.parallelism,
+            "total_steps": self.time.schedule.total_steps,
+            "median_step_time_s": past.median_step_time_s,
+            "training_time_s": self.time.training_s,
+            "evaluation_time_s": self.time.evaluation_s,
+            "wall_time_s": self.time.total_s,
+            "time_fix": self.time.warning,
             "past_runs": past.runs,
             "past_peak_memory_bytes": past.peak_memory_bytes,
         }
@@ -108,7 +110,7 @@ def forecast(
         model=model,
         work=work,
         estimate=estimated(work),
-        schedule=schedule_of(config),
+        time=run_time(config, past),
         past=past,
         limit_bytes=limit,
         advice=advise(work, limit, estimated, can_quantise=model.can_quantise) if limit else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,7 @@ class Past:
     peak_memory_bytes: int | None = None
     memory_at_start_bytes: int | None = None
     prompt_tokens: int | None = None
+    eval_completion_s: float | None = None
 
 
 def past_runs(config: Config, folder: Path) -> Past:
@@ -71,13 +72,27 @@ def past_runs(config: Config, folder: Path) -> Past:
             same_process.append(measured)
             if _agree(manifest, now, SAME_WORK):
                 same_work.append(measured)
+    each_s = [{"s": eval_completion_s(measured, now)} for measured in same_work]  # they agree on the size of a step
     return Past(
         runs=len(same_work),
         median_step_time_s=_median(same_work, "median_step_time_s"),
         peak_memory_bytes=_whole(_median(same_work, "peak_memory_bytes")),
         memory_at_start_bytes=_whole(_median(same_process, "memory_at_start_bytes")),
         prompt_tokens=_whole(_median(same_process, "longest_prompt_tokens")),
+        eval_completion_s=_median(each_s, "s"),
     )
+
+
+def eval_completion_s(measured: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:
+    """Seconds for one completion of an evaluation: measured, or the time that a step took to sample one."""
+    shares, training = measured.get("time_shares"), config["training"]
+    share: Any = shares.get("sample") if isinstance(shares, dict) else None
+    measured_s: Any = measured.get("eval_completion_time_s")
+    step_s: Any = measured.get("median_step_time_s")
+    if _is_number(measured_s):
+        return float(measured_s)
+    is_known = _is_number(share) and _is_number(step_s)
+    return share * step_s / (training["batch_size"] * training["group_size"]) if is_known else None
 
 
 def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
@@ -123,7 +138,7 @@ def _value(config: Mapping[str, Any], table: str, name: str) -> Any:
     return [each if device_kind(each) == "cuda" else "cpu" for each in map(str.strip, value.split(","))]
 
 
-def _median(found: list[Mapping[str, Any]], name: str) -> float | None:
+def _median(found: Sequence[Mapping[str, Any]], name: str) -> float | None:
     values = [record[name] for record in found if _is_number(record.get(name))]
     return statistics.median(values) if values else None
 

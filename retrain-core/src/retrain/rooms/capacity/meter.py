@@ -59,6 +59,7 @@ class Meter:
         self._resident = resident_bytes()
         self._last = 0
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._evaluations_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._totals_s: dict[str, float] = defaultdict(float)
         self._longest = {"prompt": 0, "completion": 0}
 
@@ -97,8 +98,15 @@ class Meter:
         for name, taken_s in {"step": seconds, **(phases_s or {})}.items():
             self._totals_s[name] += taken_s
 
-    def measured(self) -> dict[str, Any]:
-        """Bytes, seconds, tokens, as JSON; times and lengths are absent before the first step."""
+    def evaluated(self, seconds: float) -> None:
+        """Record a finished evaluation."""
+        self._evaluations_s.append(seconds)
+
+    def measured(self, eval_completions: int = 0) -> dict[str, Any]:
+        """Bytes, seconds, tokens, as JSON; times and lengths are absent before the first step.
+
+        `eval_completions` are those of one evaluation.
+        """
         self.enter(self._phase)
         found: dict[str, Any] = {
             "peak_memory_bytes": self._last,
@@ -110,6 +118,8 @@ class Meter:
             warm = list(self._times)[1:] or list(self._times)
             found |= {"median_step_time_s": statistics.median(warm), "steps": len(self._times)}
             found |= {"time_shares": self.shares} if any(self.shares.values()) else {}
+            if self._evaluations_s and eval_completions:
+                found["eval_completion_time_s"] = statistics.median(self._evaluations_s) / eval_completions
             found |= {f"longest_{name}_tokens": tokens for name, tokens in self._longest.items() if tokens}
         return found
 

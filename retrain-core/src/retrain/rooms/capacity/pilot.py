@@ -15,7 +15,7 @@ from retrain.kernel.errors import BackendError, Problem, RetrainError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.spec import Owner
 from retrain.rooms.capacity import plugin
-from retrain.rooms.capacity.history import Past
+from retrain.rooms.capacity.history import Past, eval_completion_s
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.records.rewind import read_manifest
 
@@ -38,13 +38,15 @@ def run_pilot(arguments: Sequence[str], steps: int) -> Past:
             tail = "\n    ".join((done.stdout + done.stderr).strip().splitlines()[-TAIL_LINES:])
             what = f"the pilot of {steps} steps failed with exit code {done.returncode}"
             raise BackendError(Problem(where="capacity --pilot", what=what, why=tail, fix="fix that, then try again"))
-        measured = read_manifest(log_dir)["capacity"]["measured"]
+        manifest = read_manifest(log_dir)
+    measured = manifest["capacity"]["measured"]
     return Past(
         runs=1,
         median_step_time_s=measured.get("median_step_time_s"),
         peak_memory_bytes=measured.get("peak_memory_bytes"),
         memory_at_start_bytes=measured.get("memory_at_start_bytes"),
         prompt_tokens=measured.get("longest_prompt_tokens"),
+        eval_completion_s=eval_completion_s(measured, manifest["config"]),
     )
 
 

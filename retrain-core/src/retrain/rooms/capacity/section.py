@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.capacity.forecast import Forecast, forecast
+from retrain.rooms.capacity.evaluation_time import RunTime, run_time
+from retrain.rooms.capacity.forecast import forecast
+from retrain.rooms.capacity.history import Past, past_runs
 from retrain.rooms.capacity.show import size
 from retrain.rooms.text.terminal_text import duration
 
@@ -17,7 +20,7 @@ def explained(config: Config, plugins: Plugins) -> dict[str, str]:
     try:
         found = forecast(config, plugins)
     except RetrainError as error:
-        return {"peak_memory": f"unknown: {error.problems[0].what}"}
+        return {"peak_memory": f"unknown: {error.problems[0].what}"} | _time(run_time(config, Past()), None)
     rows = {
         "peak_memory": f"{size(found.estimate.peak_bytes)} in {found.estimate.worst.name} on {found.work.device}",
         "biggest_tensor": str(found.estimate.biggest),
@@ -29,7 +32,19 @@ def explained(config: Config, plugins: Plugins) -> dict[str, str]:
         rows["sampled_at_a_time"] = f"{found.estimate.at_once:,d} of {found.work.most_sampled:,d} completions"
     if found.advice:
         rows["memory_fix"] = found.advice
-    return rows | _time(found)
+    return rows | _time(found.time, found.past.median_step_time_s)
+
+
+def time_lines(config: Config, steps_done: int) -> tuple[str, str]:
+    """The times of training and evaluation for the start of a run, and a warning; each may be empty.
+
+    A resumed run gets no warning, because the keys of its evaluations are fixed.
+    """
+    past = past_runs(config, Path(config.logging.log_dir).expanduser().parent)
+    time = run_time(config, past, steps_done=steps_done)
+    rows = time.rows()
+    line = f"Time: training about {rows['training_time']}, evaluation about {rows['evaluation_time']}." if rows else ""
+    return line, "" if steps_done else time.warning
 
 
 def predicted(config: Config, plugins: Plugins) -> dict[str, Any]:
@@ -45,10 +60,9 @@ def predicted(config: Config, plugins: Plugins) -> dict[str, Any]:
     }
 
 
-def _time(found: Forecast) -> dict[str, str]:
-    step_s = found.past.median_step_time_s
-    if step_s is None:
-        return {}
-    runs = f"{found.schedule.runs} runs, " if found.schedule.runs > 1 else ""
-    total = duration(found.schedule.seconds(step_s))
-    return {"wall_time": f"{total} ({runs}{duration(step_s)} per step, as before here)"}
+def _time(time: RunTime, step_s: float | None) -> dict[str, str]:
+    rows = time.rows()
+    if step_s is not None:
+        runs = f"{time.schedule.runs} runs, " if time.schedule.runs > 1 else ""
+        rows["wall_time"] = f"{duration(time.total_s)} ({runs}{duration(step_s)} per step, as before here)"
+    return rows | ({"time_fix": time.warning} if time.warning else {})

@@ -54,13 +54,18 @@ def text(forecast: Forecast, *, has_time: bool = True) -> str:
 
 
 def _time(forecast: Forecast) -> list[str]:
-    schedule, step_s = forecast.schedule, forecast.past.median_step_time_s
-    work = f"{schedule.runs} runs x {schedule.max_steps} steps" if schedule.runs > 1 else f"{schedule.max_steps} steps"
+    time, step_s = forecast.time, forecast.past.median_step_time_s
     if step_s is None:
-        return [f"Time     {work}; the time of a step is not known yet: add --pilot 3"]
-    at_once = f" / {schedule.parallelism} at a time" if schedule.parallelism > 1 else ""
-    total = duration(schedule.seconds(step_s))
-    return [f"Time     {work} x {duration(step_s)} (median of {_past(forecast)}){at_once} = {total}"]
+        work = " and ".join(filter(None, (time.training, time.evaluation)))
+        lines = [f"Time     {work}; the time of a step is not known yet: add --pilot 3"]
+    else:
+        at_once = f" / {time.schedule.parallelism} at a time" if time.schedule.parallelism > 1 else ""
+        median = f"{duration(step_s)} (median of {_past(forecast)})"
+        lines = [f"Time     {time.training} x {median}{at_once} = {duration(time.training_s)}"]
+        if time.evaluation:
+            known = f" = {duration(time.evaluation_s)}; together {duration(time.total_s)}"
+            lines += [f"         {time.evaluation}{known if time.evaluation_s else ': time not known yet'}"]
+    return lines + ([f"         {time.warning}"] if time.warning else [])
 
 
 def _past(forecast: Forecast) -> str:

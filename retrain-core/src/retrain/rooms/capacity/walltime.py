@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrain.kernel.config.resolved import Config, Layer
+from retrain.rooms.session.configure import steps_per_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +27,9 @@ class Schedule:
         """conditions x seeds x max_steps."""
         return self.runs * self.max_steps
 
-    def seconds(self, median_step_time_s: float) -> float:
-        """total_steps x median_step_time / parallelism."""
-        return self.total_steps * median_step_time_s / self.parallelism
+    def seconds(self, run_s: float) -> float:
+        """runs x seconds of a run / parallelism."""
+        return self.runs * run_s / self.parallelism
 
 
 def is_campaign(config: Config) -> bool:
@@ -47,6 +48,6 @@ def schedule_of(config: Config) -> Schedule:
     return Schedule(
         conditions=max(1, len(conditions)),
         seeds=max(1, len(seeds)),
-        max_steps=config.value("campaign.max_steps", config.training.max_steps),
+        max_steps=steps_per_run(config),
         parallelism=min(workers, runs) if config.value("campaign.parallel", False) else 1,
     )

@@ -47,6 +47,8 @@ class CapacityWatch:
         if "step_time_s" in metrics:
             phases_s = {phase: float(metrics.get(f"{phase}_time_s", 0.0)) for phase in PHASES}
             self._meter.step(float(metrics["step_time_s"]), phases_s)
+        if "eval_time_s" in metrics:
+            self._meter.evaluated(float(metrics["eval_time_s"]))
 
     @hookimpl
     def retrain_run_end(self, run: RunView) -> None:
@@ -61,9 +63,15 @@ class CapacityWatch:
     @hookimpl
     def retrain_describe_run(self, run: RunView, plugins: Plugins) -> Mapping[str, Any]:
         """The forecast, made before the first step, and the measurements once the run is over."""
-        from retrain.rooms.capacity.section import predicted
+        from retrain.rooms.capacity.section import predicted, time_lines
+        from retrain.rooms.capacity.workload import eval_completions_of
 
         if not self._predicted:
+            line, warning = time_lines(run.config, max(run.first_step, 0))
+            if line:
+                LOG.info("%s", line)
+            if warning:
+                LOG.warning("%s.", warning[0].upper() + warning[1:])
             self._predicted = predicted(run.config, plugins)
-        measured = {"measured": self._meter.measured()} if self._meter.is_over else {}
+        measured = {"measured": self._meter.measured(eval_completions_of(run.config))} if self._meter.is_over else {}
         return {"capacity": {"predicted": self._predicted} | measured}

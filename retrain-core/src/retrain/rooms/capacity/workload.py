@@ -34,7 +34,7 @@ def workload_of(
         max_tokens=min(training.max_tokens, room),
         prompt_tokens=prompt,
         lora_rank=config.model.lora_rank,
-        eval_completions=config.eval.examples * config.eval.samples + _completions_of_sets(config),
+        eval_completions=eval_completions_of(config),
         micro_batch_tokens=int(_positive(options, "micro_batch_tokens")),
         cache_bytes=int(_positive(options, "cache_gb") * 2**30),
         samplers=0 if is_campaign(config) else config.backend.devices.count(","),  # a campaign assigns them to its runs
@@ -46,6 +46,11 @@ def workload_of(
         kv_cache_dtype=config.value("inference.kv_cache_dtype", "auto"),
         quantize=config.value("model.quantize", "none"),
     )
+
+
+def eval_completions_of(config: Config) -> int:
+    """Completions of one evaluation, those of the sets of known size included."""
+    return config.eval.examples * config.eval.samples + _completions_of_sets(config)
 
 
 def _completions_of_sets(config: Config) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import Setting, TableEntry, all_keys
-from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
@@ -24,6 +24,7 @@ from retrain.rooms.text.secrets import hide_arguments
 DEFAULT_FILE = Path("retrain.toml")
 MODEL, TASKS = "--model", {"--data-source", "--environment-provider"}
 RESUMES = {"--resume", "--resume-from"}
+OVERRIDING = (Layer.ENVIRONMENT, Layer.COMMAND_LINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,3 +145,11 @@ def _value_of(flag: str, words: Sequence[str]) -> str:
         if word == flag and index + 1 < len(words):
             return words[index + 1]
     return ""
+
+
+def steps_per_run(config: Config) -> int:
+    """`[campaign] max_steps`, unless only `[training]` sets it or the command line does."""
+    own, base = config.origin("campaign.max_steps"), config.origin("training.max_steps")
+    is_base = base.layer in OVERRIDING or (own.layer is Layer.DEFAULT and base.layer is not Layer.DEFAULT)
+    steps = config.training.max_steps
+    return steps if is_base and own.layer not in OVERRIDING else config.value("campaign.max_steps", steps)

@@ -30,6 +30,11 @@ def duration(seconds: float | None) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+def counted(count: int, word: str) -> str:
+    """`1 error`, `1,200 errors`."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     """Values in [0, 1] as block characters, squeezed by averaging to at most `width` of them."""
     if not values:
