@@ -47,9 +47,8 @@ def has(module: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The environments of this folder can be imported, here and in servers of tools that they start."""
+    """The environments of this folder can be imported here, as those beside a configuration can."""
     monkeypatch.syspath_prepend(str(PACKAGES))
-    monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
     yield
     for name in [name for name in sys.modules if (PACKAGES / f"{name}.py").exists()]:
         del sys.modules[name]

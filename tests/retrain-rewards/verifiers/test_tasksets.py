@@ -23,7 +23,7 @@ def test_a_single_turn_is_scored_by_its_rewards(sit: Sit) -> None:
     played = table.play([first, first, third], [["it is 1"], ["2"], ["5"]])
     assert played.values == [2.0, 0.0, 2.0]
     assert [each.prompt for each in played.seen[0].values()] == [first.prompt, first.prompt, third.prompt]
-    assert played.results[0].score.parts == {"right": 1.0, "length": 7.0}
+    assert played.results[0].score.parts == {"right": 1.0, "length": 7.0, "spaces": 2.0}
 
 
 def test_ids_are_made_of_content(sit: Sit) -> None:
@@ -86,6 +86,23 @@ def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) ->
     assert said == {"role": "assistant", "content": CALL}
     assert (result["role"], result["content"]) == ("tool", "6")
     assert played.seen[1][1].prompt[2]["content"] == "error: unknown tool 'nope'"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "what"), [("ends", "ended before it served"), ("away", "only local ones")])
+def test_tools_that_cannot_be_started_are_refused_when_the_environment_is_loaded(
+    sit: Sit, fault: str, what: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        sit("taskset_broken_tools", args={"fault": fault})
+    assert what in str(caught.value)
+
+
+def test_what_only_measures_is_left_out_where_it_fails(sit: Sit) -> None:
+    table = sit("taskset-sum")
+    played = table.play([table.data.examples[0]] * 2, [["measure raises 1"], ["measure is nan 1"]])
+    assert played.values == [2.0, 2.0]
+    assert [set(result.score.parts) for result in played.results] == [{"right"}, {"right"}]
 
 
 def test_environments_can_be_played_again_and_again(sit: Sit) -> None:

@@ -15,6 +15,7 @@ from retrain_rewards.episodes.episode import MODEL, Episode, score_of
 from retrain_rewards.episodes.loop import reason_of
 from retrain_rewards.verifiers.locate import library_version
 from retrain_rewards.verifiers.settings import Settings
+from retrain_rewards.verifiers.taskset_metrics import record_only_metrics_that_work
 from retrain_rewards.verifiers.tasks import Tasks
 
 TURN_LIMIT = "max_turns"  # the library's own word for it
@@ -45,6 +46,8 @@ class Tasksets:
         """Make the environment and read its tasks."""
         self._check_kind()
         self._env = self._made()
+        self._check_tools()
+        record_only_metrics_that_work()
         for task in self._read():
             data = task.data.model_dump(mode="json", exclude_defaults=True, exclude={"idx"})
             opening = [{"role": "system", "content": data["system_prompt"]}] if data.get("system_prompt") else []
@@ -182,6 +185,28 @@ class Tasksets:
         }
         taskset = {**self.settings.args, "id": self.settings.library_id}
         return {"taskset": taskset, role: agent, "interception": {"type": "server"}, "timeout": {"episode": None}}
+
+    def _check_tools(self) -> None:
+        """Start and end each kind of tool server; ConfigError where one does not serve, or not on this machine."""
+        taskset = self._env.taskset
+        toolsets = [*taskset.toolsets(taskset.config), *type(taskset).task_type().toolsets(taskset.config.task)]
+        toolsets = [one for one in toolsets if not one.config.url]
+        if not toolsets:
+            return
+        from retrain_rewards.verifiers.tool_servers import check_tool_servers, fork_tool_servers
+
+        if elsewhere := [one.config.runtime.type for one in toolsets if one.config.runtime.type != "subprocess"]:
+            what = f"the tools of {self.settings.id!r} run in {elsewhere[0]!r}, and only local ones can be used"
+            raise self.settings.problem("id", what, fix="set the runtime of its tools to 'subprocess' in args")
+        fork_tool_servers(sorted({type(one).__module__ for one in toolsets}))
+        try:
+            asyncio.run(check_tool_servers(toolsets, self.settings.timeout_s))
+        except Exception as error:  # of the environment's code, or of the library
+            late = f"they do not serve within timeout_s = {self.settings.timeout_s:g} s"
+            why = late if isinstance(error, TimeoutError) else reason_of(error)
+            fix = "its module must end with `if __name__ == '__main__': YourToolset.run()`, and that must work"
+            what = f"the tools of {self.settings.id!r} cannot be started"
+            raise self.settings.problem("id", what, why=why, fix=fix) from error
 
     def _read(self) -> Iterator[Any]:
         """The tasks, of an endless taskset the first `endless_tasks`; ConfigError if they need more than a chat."""

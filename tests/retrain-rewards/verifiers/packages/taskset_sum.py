@@ -29,8 +29,19 @@ class SumTask(vf.Task[SumData, vf.State, vf.TaskConfig]):
 
     @vf.metric
     async def length(self, trace: vf.Trace) -> float:
-        """Characters of the answer."""
-        return float(len(trace.last_reply))
+        """Characters of the answer; breaks on one word."""
+        return _measured(trace.last_reply, len(trace.last_reply))
+
+    @vf.reward(weight=0.0)
+    async def spaces(self, trace: vf.Trace) -> float:
+        """Spaces of the answer; breaks as well."""
+        return _measured(trace.last_reply, trace.last_reply.count(" "))
+
+
+def _measured(said: str, value: int) -> float:
+    if said.startswith("measure raises"):
+        raise KeyError("no such measure")
+    return float("nan") if said.startswith("measure is nan") else float(value)
 
 
 class SumConfig(vf.TasksetConfig):
