@@ -15,8 +15,8 @@ from retrain_rewards.episodes.episode import MODEL, Episode, score_of
 from retrain_rewards.episodes.loop import reason_of
 from retrain_rewards.verifiers.locate import library_version
 from retrain_rewards.verifiers.settings import Settings
-from retrain_rewards.verifiers.taskset_metrics import record_only_metrics_that_work
 from retrain_rewards.verifiers.tasks import Tasks
+from retrain_rewards.verifiers.taskset_metrics import record_only_metrics_that_work
 
 TURN_LIMIT = "max_turns"  # the library's own word for it
 CHAT = "retrain-chat"  # our harness, under the name that the library's loader finds it by

@@ -180,7 +180,20 @@ def test_urls_that_can_be_meant(url) -> None:
     assert InferenceTable(url=url).url == url
 
 
-@pytest.mark.parametrize("url", ["a", "localhost:8000", "ftp://a", "http://", "http://a b", "http://a?x=1", "http:/a"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "a",
+        "localhost:8000",
+        "ftp://a",
+        "http://",
+        "http://a b",
+        "http://a?x=1",
+        "http:/a",
+        "http://a:99999",
+        "http://[a",
+    ],
+)
 def test_urls_that_cannot_be_meant(url) -> None:
     with pytest.raises(ValueError, match="is not a URL such as"):
         InferenceTable(url=url)

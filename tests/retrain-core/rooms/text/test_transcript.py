@@ -170,3 +170,45 @@ def test_the_engines_own_numbers_stand_beside_recomputed_ones_unless_a_turn_has_
     transcript.observe([TASK, assistant(r"\boxed{3}"), LOW], ())
     transcript.take(said(tokenizer, r"\boxed{7}<|im_end|>"))
     assert transcript.completion(StopReason.EOS).engine_logprobs_T is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"type": "function", "function": {"name": "look"}},
+        {"id": "1", "function": {"name": "look", "arguments": None}},
+        {"function": {"name": "look", "arguments": ""}},
+        {"function": {"name": "look", "arguments": "{}"}},
+        {"name": "look"},
+    ],
+)
+def test_a_tool_call_without_arguments_is_one_with_none(tokenizer: Any, call: dict[str, Any]) -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
+    )
+    told = Told(tokenizer, template)
+    transcript = Transcript(tokenizer=told)
+    assert transcript.observe([TASK, {"role": "assistant", "tool_calls": [call]}], ())
+    assert told.decode(transcript.context_T) == '{"name": "look", "arguments": {}}'
+
+
+@pytest.mark.parametrize("calls", [[{}], ["x"], {"function": {}}, [{"function": "look"}], [{"function": {"name": 1}}]])
+def test_what_is_no_tool_call_is_a_value_error(tokenizer: Any, calls: Any) -> None:
+    with pytest.raises(ValueError, match="tool_calls"):
+        Transcript(tokenizer=tokenizer).observe([TASK, {"role": "assistant", "tool_calls": calls}], ())
+
+
+class Told:
+    """A tokenizer with another chat template."""
+
+    def __init__(self, tokenizer: Any, template: str) -> None:
+        self._tokenizer, self.chat_template = tokenizer, template
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._tokenizer(*args, **options)
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> Any:
+        return self._tokenizer.apply_chat_template(messages, chat_template=self.chat_template, **options)

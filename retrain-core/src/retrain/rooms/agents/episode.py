@@ -24,7 +24,7 @@ from retrain.rooms.serving.service import Answer, Answers, Choice
 from retrain.rooms.serving.text_stream import TextStream
 from retrain.rooms.tasks.prompts import chat_of
 from retrain.rooms.text.chat import chat_text
-from retrain.rooms.text.tool_calls import parse_tool_calls
+from retrain.rooms.text.tool_calls import parse_tool_calls, plain_tool_calls
 
 MODEL = "policy"  # the name of the list of models; a request may give any
 SAME_TEMPERATURE = 1e-6
@@ -342,24 +342,12 @@ def _joined(pieces: Sequence[Sample], count: int, *, is_cut: bool) -> Sample:
 def _readable(message: Mapping[str, Any]) -> dict[str, Any]:
     """Role, text, name and tool calls of a message, with arguments as objects, which is what templates expect."""
     plain = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
-    if calls := message.get("tool_calls"):
-        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            raise RequestError("tool_calls must be a list of objects", param="messages")
-        plain["tool_calls"] = [_readable_call(call) for call in calls]
-    return plain
-
-
-def _readable_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    function = function if isinstance(function, dict) else {}
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
+    if message.get("tool_calls"):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = {"text": arguments}
-    called = {"name": str(function.get("name")), "arguments": arguments or {}}
-    return {"id": str(call.get("id") or ""), "type": "function", "function": called}
+            plain["tool_calls"] = plain_tool_calls(message["tool_calls"])
+        except ValueError as error:
+            raise RequestError(str(error), param="messages") from None
+    return plain
 
 
 def _mark(message: Mapping[str, Any]) -> str:

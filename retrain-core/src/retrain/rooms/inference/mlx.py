@@ -18,7 +18,7 @@ from retrain.rooms.inference.dialect import CommonRoutes, HttpRequest, ServedMod
 from retrain.rooms.inference.engine import ServerEngine, create
 from retrain.rooms.inference.mlx_adapter import convert
 from retrain.rooms.inference.policy import Policy
-from retrain.rooms.inference.table import InferenceTable
+from retrain.rooms.inference.table import DEFAULT_URLS, InferenceTable
 
 CONVERTED = "mlx"  # folder of the converted copy, inside that of the adapter
 NEVER = -1e9  # logit bias of a token that must not be sampled
@@ -48,7 +48,7 @@ class MLX(CommonRoutes):
 
     name = "mlx"
     product = "an MLX-LM"
-    default_url = "http://127.0.0.1:8080"
+    default_url = DEFAULT_URLS["mlx"]
     start_hint = "a version that returns log-probabilities after temperature (0.32 has no option for it)"
     adapter_hint = "MLX-LM 0.32 or later, and read access to that folder"
 

@@ -61,10 +61,11 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
 
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
-    """Keys of `[inference]` that the engine does not support."""
+    """Keys of `[inference]` that the engine does not support, and a teacher on the server that samples."""
+    from retrain.rooms.inference.teacher_address import problems_of as teacher_problems
     from retrain.rooms.inference.unsupported_keys import problems_of
 
-    return problems_of(config, plugins, ENGINES)
+    return [*problems_of(config, plugins, ENGINES), *teacher_problems(config)]
 
 
 @hookimpl

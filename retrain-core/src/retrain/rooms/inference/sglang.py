@@ -11,6 +11,7 @@ from retrain.rooms.inference.dialect import FULL_DISTRIBUTION, CommonRoutes, Htt
 from retrain.rooms.inference.engine import ServerEngine, create
 from retrain.rooms.inference.given_tokens import GivenToken
 from retrain.rooms.inference.policy import Policy
+from retrain.rooms.inference.table import DEFAULT_URLS
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
@@ -23,7 +24,7 @@ class SGLang(CommonRoutes):
 
     name = "sglang"
     product = "an SGLang"
-    default_url = "http://127.0.0.1:30000"
+    default_url = DEFAULT_URLS["sglang"]
     start_hint = "no --rl-on-policy-target and no SGLANG_RETURN_ORIGINAL_LOGPROB"
     adapter_hint = "--enable-lora --max-lora-rank RANK --lora-target-modules all"
 

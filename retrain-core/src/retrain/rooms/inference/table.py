@@ -14,6 +14,14 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.text.secrets import server_urls
 
+# Where a server listens unless [inference] url, or [teacher] url, says otherwise.
+DEFAULT_URLS = {
+    "vllm": "http://127.0.0.1:8000",
+    "openai": "http://127.0.0.1:8000",
+    "sglang": "http://127.0.0.1:30000",
+    "mlx": "http://127.0.0.1:8080",
+}
+
 
 class InferenceTable(Table):
     """Which engine samples completions, and how. The keys from `url` to `api_key_env` apply to servers."""
@@ -109,7 +117,7 @@ class Settings:
                 fix = f"export {table.api_key_env}=..., or leave the key out"
                 raise ConfigError(Problem(where=config.place("inference.api_key_env"), what=what, fix=fix))
             headers["Authorization"] = f"Bearer {value}"
-        urls, admin_urls = _listed(table.url or default_url), _listed(table.admin_url)
+        urls, admin_urls = listed(table.url or default_url), listed(table.admin_url)
         if admin_urls and len(urls) > 1:
             what = f"it names servers behind a router, and url names {len(urls)} servers"
             fix = "set url to the router's address, or leave admin_url out"
@@ -117,6 +125,7 @@ class Settings:
         return cls(urls=urls, admin_urls=admin_urls, headers=headers, table=table)
 
 
-def _listed(urls: str) -> tuple[str, ...]:
+def listed(urls: str) -> tuple[str, ...]:
+    """Several URLs as the settings hold them, each once."""
     stripped = [url.strip() for url in urls.split(",") if url.strip()]
     return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in stripped))

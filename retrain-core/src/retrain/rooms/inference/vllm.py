@@ -16,6 +16,7 @@ from retrain.rooms.inference.dialect import FULL_DISTRIBUTION, CommonRoutes, Htt
 from retrain.rooms.inference.engine import ServerEngine, create
 from retrain.rooms.inference.given_tokens import GivenToken
 from retrain.rooms.inference.policy import Policy
+from retrain.rooms.inference.table import DEFAULT_URLS
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
@@ -28,7 +29,7 @@ class VLLM(CommonRoutes):
 
     name = "vllm"
     adapter_routes = "/v1"
-    default_url = "http://127.0.0.1:8000"
+    default_url = DEFAULT_URLS["vllm"]
     start_hint = "--logprobs-mode processed_logprobs"
     adapter_hint = "--enable-lora --max-lora-rank RANK and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 

@@ -20,6 +20,7 @@ from retrain.rooms.tasks.rollout import draw_samples
 from retrain.rooms.tasks.scoring.batch import ScoringBatch
 from retrain.rooms.tasks.scoring.service import ScoringService
 from retrain.rooms.tasks.scoring.verdict import part_means
+from retrain.rooms.text.terminal_text import printable
 from retrain.rooms.text.transcript import Transcript
 
 CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)
@@ -137,12 +138,22 @@ class _EpisodeBatch:
             episode, seen = episodes[number], observations[number]
             if episode.is_full:
                 continue
-            if episode.transcript.observe(seen.prompt, seen.tools, limit=self._owner.context_length):
+            if self._observe(episode, seen):
                 waiting.append((number, episode))
             else:
                 episode.is_full = True
                 actions[number] = CONTEXT_IS_FULL
         return waiting, actions
+
+    def _observe(self, episode: _Episode, seen: Observation) -> bool:
+        """Show the policy what comes next; RewardError for messages that the chat template refuses."""
+        try:
+            return episode.transcript.observe(seen.prompt, seen.tools, limit=self._owner.context_length)
+        except Exception as error:  # templates and tokenizers raise what they like
+            where = f"[environment], example {printable(episode.prompt.example.id)}"
+            what = f"the chat template refuses its messages: {type(error).__name__}: {printable(str(error))[:300]}"
+            fix = "repair the messages that the environment gives, or choose another chat template"
+            raise RewardError(Problem(where=where, what=what, fix=fix)) from error
 
     def _turn(self, waiting: Sequence[tuple[int, _Episode]], streams: Streams) -> dict[int, Action]:
         """One action for every episode that waits, sampled together; equal contexts of a group share a request."""

@@ -11,6 +11,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example, Message
 from retrain.rooms.text.terminal_text import printable
+from retrain.rooms.text.tool_calls import plain_tool_calls
 
 BATCH = 1000  # texts in one call of the tokenizer
 # Arguments of `apply_chat_template` itself, in any version; all others are passed to the template.
@@ -44,12 +45,12 @@ def chat_text(
 ) -> str:
     """The chat as text, up to the assistant's answer; without a template, the contents, one per line.
 
-    Exceptions of the template ("roles must alternate") pass through.
+    Exceptions of the template ("roles must alternate") pass through, and ValueError for tool calls without a name.
     """
     if not tokenizer.chat_template:
-        return "\n".join(str(message["content"]) for message in messages)
+        return "\n".join(str(message.get("content") or "") for message in messages)
     text = tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
+        [_with_plain_calls(message) for message in messages],
         tools=[dict(tool) for tool in tools] or None,
         tokenize=False,
         add_generation_prompt=True,
@@ -130,6 +131,14 @@ def _unread(name: str, words: set[str], where: str) -> str:
     near = get_close_matches(name, words, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"{where}: the chat template does not read {printable(name)!r}{hint}"
+
+
+def _with_plain_calls(message: Message) -> dict[str, Any]:
+    """A copy of a message; one that calls tools has a content, and calls in the form that templates expect."""
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = plain_tool_calls(message["tool_calls"])
+    return {**message, "content": message.get("content") or "", "tool_calls": calls}
 
 
 def _rendered(messages: Sequence[Message], tokenizer: Any, template_args: Mapping[str, Any], name: str) -> str:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 HIDDEN = "(hidden)"
 MIN_SECRET_CHARS = 8  # hiding shorter values would hide ordinary words
@@ -175,9 +175,17 @@ def server_urls(text: str) -> str:
     ValueError, which shows no login, unless each is one.
     """
     for url in filter(None, (part.strip() for part in text.split(","))):
-        if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url):
+        if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url) or not _has_address(url):
             raise ValueError(f"{url.rpartition('@')[2]!r} is not a URL such as http://127.0.0.1:8000")
     return text
+
+
+def _has_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port above 65535, half a bracket
+        return False
 
 
 def hide_arguments(arguments: Sequence[str]) -> list[str]:

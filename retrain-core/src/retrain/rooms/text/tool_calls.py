@@ -1,10 +1,12 @@
-"""Reads tool calls in a policy's text, in the blocks that Hermes and Qwen models are trained to write."""
+"""Reads the tool calls of messages, and those in a policy's text, in the blocks that Hermes and Qwen models write."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
@@ -36,6 +38,30 @@ def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
         return text, ()
     rest.append(text[position:])
     return "".join(rest).strip(), tuple(calls)
+
+
+def plain_tool_calls(calls: Any) -> list[dict[str, Any]]:
+    """The tool calls of a message as chat templates read them: named functions with an object of arguments.
+
+    Arguments that are left out are empty, and JSON text is read. ValueError for what is not a list of named calls.
+    """
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise ValueError("tool_calls must be a list of objects")
+    return [_plain(call) for call in calls]
+
+
+def _plain(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)  # some write the function's fields into the call itself
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError("tool_calls: a call names no function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = {"text": arguments}
+    called = {"name": function["name"], "arguments": arguments or {}}
+    return {"id": str(call.get("id") or ""), "type": "function", "function": called}
 
 
 def _call(body: str) -> ToolCall | None:
