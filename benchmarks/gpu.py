@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import site
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ CARRIED = (
     *("plotly", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "datasets"),
     *("multiprocess", "dill", "tzdata", "latex2sympy2_extended", "antlr4_python3_runtime==4.13.2", "math_verify"),
     *("text_unidecode", "arrow", "tomlkit", "tomli_w", "cookiecutter", "python_dotenv", "python_slugify"),
-    *("binaryornot", "importlib_metadata", "lazy_importer"),
+    *("binaryornot", "importlib_metadata", "lazy_importer", "click"),
 )
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local")
 FP8 = {"inference": {"dtype": "fp8"}}
@@ -49,13 +51,14 @@ def main() -> None:
         gather(options.wheels, options.python_version)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part in progress is ended too
+    if not options.report:
+        _need_device(options.device)
     if options.carried:
-        _install(options.carried, options.folder / "carried")
+        _install(options.carried, (options.folder / "carried").absolute())
     missing = []
     if options.report:
         proof = Proof.opened(options.json)
     else:
-        _need_device(options.device)
         proof = Proof.opened(options.json, machine(options.device))
         missing = proof.run(_chosen(options), options.folder, 60 * options.minutes, time.monotonic)
     found = table(proof.machine, proof.parts)
@@ -98,7 +101,7 @@ def plan(device: str) -> list[Part]:
 def _plan(
     device: str, shapes: Mapping[str, str], *, decode: list[list[int]], new: int, step: list[int], row: int
 ) -> list[Part]:
-    first = next(iter(shapes))
+    first, few = next(iter(shapes)), decode[:1]
 
     def part(name: str, kind: str, limit_s: float, shape: str = "", **settings: Any) -> Part:
         given = {"kind": kind, "device": device, "shape": shapes.get(shape, ""), **settings}
@@ -116,15 +119,14 @@ def _plan(
             part(f"step {name}", "whole_step", 240, name, size=step, steps=2),
             part(f"generate {name}", "generating", 150, name, sizes=decode[:2], new=new),
         ]
-    found += [
-        part(f"decode {first}, 8-bit keys and values", "sampling", 120, first, sizes=decode[:1], new=new, tables=kv8),
-        part(f"16 GB {first}", "memory", 420, first, size=[*step[:3], row]),
-        part(f"train {first}, compiled", "optimizing", 210, first, size=step, steps=2, tables=COMPILED),
-    ]
-    if device == "cuda":  # no CPU computes with 8-bit weights
-        one = part(f"decode {first}, 8-bit weights", "sampling", 120, first, sizes=decode[:1], new=new, tables=FP8)
-        found.append(one)
-    return found
+        if name == first:
+            found += [
+                part(f"decode {name}, 8-bit keys and values", "sampling", 120, name, sizes=few, new=new, tables=kv8),
+                part(f"16 GB {name}", "memory", 420, name, size=[*step[:3], row]),
+            ]
+        if name == first and device == "cuda":  # no CPU computes with 8-bit weights
+            found.append(part(f"decode {name}, 8-bit weights", "sampling", 120, name, sizes=few, new=new, tables=FP8))
+    return [*found, part(f"train {first}, compiled", "optimizing", 210, first, size=step, steps=2, tables=COMPILED)]
 
 
 def gpu_tests() -> list[str]:
@@ -154,7 +156,8 @@ def gather(folder: Path, version: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip"]
     target = ["--python-version", version, "--implementation", "cp", *_each("--platform", PLATFORMS)]
-    only = ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    tested = ["--constraint", str(ROOT / "constraints.txt")]
+    only = ["--no-deps", "--only-binary=:all:", *tested, "--dest", str(folder)]
     subprocess.run([*pip, "download", "--quiet", *only, *target, *CARRIED], check=True)
     paths = [str(ROOT / name) for name in OURS]
     subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), *paths], check=True)
@@ -166,15 +169,25 @@ def _each(option: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
 
-def _install(wheels: Path, target: Path) -> None:
-    """Unpack the wheels and let this process and all parts import them."""
+def _install(wheels: Path, folder: Path) -> None:
+    """Start again in a virtual environment over this one in which the wheels are installed.
+
+    PYTHONPATH would not do: our tests remove what it names.
+    """
+    if Path(sys.prefix) == folder:
+        return
     files = [str(file) for file in sorted(wheels.glob("*.whl"))]
     if not files:
         sys.exit(f"no wheels in {wheels}: `--wheels {wheels}` gathers them where there is a network")
-    options = ["--quiet", "--no-index", "--no-deps", "--upgrade", "--target", str(target)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, *files], check=True)
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(target), *([before] if before else [])])
+    venv.create(folder, clear=True, with_pip=False)
+    python = folder / "bin/python"
+    (ours,) = folder.glob("lib/python*/site-packages")
+    # not `system_site_packages`: those of a virtual environment are not the system's
+    lines = [f"import site; site.addsitedir({theirs!r})" for theirs in site.getsitepackages()]
+    (ours / "beneath.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--ignore-installed", *files], check=True)
+    os.execv(python, [str(python), *sys.argv])
 
 
 def table(where: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> str:

@@ -29,7 +29,10 @@ LEAST_S = 20.0  # less time than this is not worth a start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A process that prints its figures: `command` is given a file with `settings`, `had` and `folder` added."""
+    """A process that prints its figures: `command` is given a file with `settings`, `had` and `folder` added.
+
+    `had` names the figures of an earlier attempt, without those that say `"ok": false`.
+    """
 
     name: str
     command: Sequence[str]
@@ -85,7 +88,8 @@ class Proof:
         kept |= {"status": CUT_OFF, "output": ""}
         self.write()
         settings = folder / "settings.json"
-        text = json.dumps({**part.settings, "had": list(kept["figures"]), "folder": str(folder)})
+        had = [name for name, figure in kept["figures"].items() if figure.get("ok", True)]
+        text = json.dumps({**part.settings, "had": had, "folder": str(folder)})
         settings.write_text(text, encoding="utf-8")
         started, before_s = time.monotonic(), kept["seconds"]
         print(f"{part.name}: at most {limit_s:.0f} s", flush=True)

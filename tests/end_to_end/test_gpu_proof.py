@@ -9,6 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
+from ast import literal_eval
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -175,6 +178,53 @@ def test_wheels_are_carried_for_all_that_such_a_machine_lacks(gpu: Any) -> None:
         needs = [Requirement(line) for line in metadata.requires(name) or []]
         plain = {canonicalize_name(one.name) for one in needs if not one.marker or one.marker.evaluate({"extra": ""})}
         assert plain <= carried | BROUGHT, name
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "is_passed"),
+    [(0, "31 skipped", False), (1, "1 failed, 30 passed", False), (0, "2 passed, 29 skipped", True), (5, "", True)],
+)
+def test_the_part_of_the_tests_is_done_when_tests_passed(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, said: str, is_passed: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "workers"))
+    worker = importlib.import_module("gpu_part")
+    done = subprocess.CompletedProcess([], code, stdout=f"{said} in 1.00s")
+    monkeypatch.setattr(worker.subprocess, "run", lambda *_, **__: done)
+    file = "tests/test_one.py"
+    ending = nullcontext() if is_passed else pytest.raises(SystemExit, match=file)
+    with ending:
+        worker.tests({"files": [file]}, worker.Figures([]))
+    assert json.loads(capsys.readouterr().out.removeprefix("figure "))[file]["ok"] is is_passed
+
+
+def test_a_figure_that_is_not_ok_is_measured_again(proof: Any, tmp_path: Path) -> None:
+    show = "import json, sys; print('figure ' + json.dumps({'had': json.load(open(sys.argv[1]))['had']}))"
+    part = proof.Part(name="tests", command=[sys.executable, "-c", show], settings={}, limit_s=60)
+    before = {"figures": {"passed": {"ok": True}, "broken": {"ok": False}, "rate": {"ms": 1}}, "seconds": 0.0}
+    opened = proof.Proof(file=tmp_path / "gpu.json", machine={}, parts={"tests": before})
+    assert opened.run([part], tmp_path, 100, time.monotonic) == []
+    assert opened.parts["tests"]["figures"]["had"] == ["passed", "rate"]
+
+
+def test_carried_wheels_bring_their_entry_points(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tests remove what PYTHONPATH names, and a plugin is found by its entry point."""
+    info = "carried-1.dist-info"
+    with zipfile.ZipFile(tmp_path / "carried-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("carried.py", "")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: carried\nVersion: 1\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/entry_points.txt", "[retrain]\ncarried = carried\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    started: list[str] = []
+    monkeypatch.setattr(os, "execv", lambda python, _: started.append(str(python)))
+    gpu._install(tmp_path, tmp_path / "env")
+    ask = "import pytest; from importlib.metadata import entry_points as e; print([p.name for p in e(group='retrain')])"
+    done = subprocess.run([*started, "-I", "-c", ask], capture_output=True, text=True, check=True)
+    names = literal_eval(done.stdout)
+    assert {"carried", "local"} <= set(names), "with what is beneath"
 
 
 def test_without_a_gpu_the_command_says_so_and_makes_nothing(tmp_path: Path) -> None:
