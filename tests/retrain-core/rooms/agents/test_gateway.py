@@ -85,6 +85,113 @@ def test_tool_calls_are_read_and_stand_in_the_next_prompt_as_they_were_written(p
     assert COMPARE in played.episodes[0].completion().text
 
 
+FORCED = {"type": "function", "function": {"name": "compare"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "opening", "writes"),
+    [
+        ("required", "<tool_call>\n", '{"name": "compare", "arguments": {"number": 3}}\n</tool_call>'),
+        ("required", "<tool_call>\n", COMPARE),
+        (FORCED, '<tool_call>\n{"name": "compare", "arguments": ', '{"number": 3}}</tool_call>'),
+    ],
+)
+def test_a_call_that_must_be_made_is_begun_for_the_policy(
+    play: Play, scripted: Any, choice: Any, opening: str, writes: str
+) -> None:
+    said = iter([writes, "done"])
+    policy = scripted(lambda prompt, seed: next(said))
+    played = play(policy)
+    message = played.chat("x", tools=TOOLS, tool_choice=choice)["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("compare", {"number": 3})
+    assert policy.tokenizer.decode(policy.asked[0].prompt_T).endswith(opening)
+    played.chat("x", message, {"role": "tool", "tool_call_id": call["id"], "content": "Too low."}, tools=TOOLS)
+    assert trained(played) == [int(t) for sample in policy.wrote for t in sample.tokens_T]
+    assert played.episodes[0].completion().starts == (0,), "the next prompt continues the call with its opening"
+
+
+def test_a_forced_call_that_is_not_made_stays_text(play: Play, scripted: Any) -> None:
+    choice = play(scripted(lambda prompt, seed: "no")).chat("x", tools=TOOLS, tool_choice="required")["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("<tool_call>\nno", "stop")
+
+
+def test_without_parallel_calls_an_answer_ends_after_its_first(play: Play, scripted: Any) -> None:
+    said = iter([f"{COMPARE}{COMPARE}", "done"])
+    played = play(scripted(lambda prompt, seed: next(said)))
+    message = played.chat("x", tools=TOOLS, parallel_tool_calls=False)["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "Too low."}
+    played.chat("x", message, result, tools=TOOLS)
+    done = played.episodes[0].completion()
+    assert done.starts == (0,)
+    assert done.text.count(COMPARE) == 1
+
+
+def test_a_seed_repeats_an_answer_within_its_episode_alone(play: Play, scripted: Any) -> None:
+    played = play(scripted(lambda prompt, seed: f"{seed:x}"), episodes=2)
+    one, same, other = (played.chat("x", seed=seed)["choices"][0]["message"]["content"] for seed in (3, 3, 4))
+    assert one == same != other
+    assert played.chat("x", seed=3, number=1)["choices"][0]["message"]["content"] != one
+
+
+def test_the_responses_of_openais_client(play: Play, scripted: Any) -> None:
+    openai = pytest.importorskip("openai")
+    said = iter([f"Let me see. {COMPARE}", "done", "streamed", COMPARE])
+    policy = scripted(lambda prompt, seed: next(said))
+    played = play(policy)
+    client = openai.OpenAI(base_url=played.gateway.url, api_key=played.episodes[0].token, max_retries=0)
+    tools = [{"type": "function", **TOOLS[0]["function"]}]
+    given: list[Any] = [{"role": "user", "content": "Guess."}]
+    first = client.responses.create(model="any", instructions="Play.", input=given, tools=tools)
+    assert first.output_text == "Let me see."
+    assert (first.status, first.output[1].name, first.output[1].arguments) == ("completed", "compare", '{"number": 3}')
+    result = {"type": "function_call_output", "call_id": first.output[1].call_id, "output": "Too low."}
+    given += [*(item.model_dump() for item in first.output), result]
+    second = client.responses.create(model="any", instructions="Play.", input=given, tools=tools)
+    assert second.output_text == "done"
+    assert second.usage.output_tokens == len(policy.wrote[1].tokens_T)
+    assert played.episodes[0].completion().starts == (0,)
+    with client.responses.stream(model="any", input="x") as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_text == "streamed"
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    assert "response.output_text.delta" in kinds
+    *_, last = client.responses.create(model="any", input="y", tools=tools, stream=True)
+    assert [item.type for item in last.response.output] == ["function_call"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"store": True}, "store"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function", "name": "f"}], "tool_choice": "any"}, "tool_choice"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_tool_calls": 1}, "max_tool_calls"),
+        ({"temperature": 0.1}, "temperature"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ({"input": None}, "input"),
+        ({"instructions": 1}, "instructions"),
+        ({"n": 2}, "n"),
+    ],
+)
+def test_what_a_response_cannot_have_is_refused_by_name(
+    play: Play, scripted: Any, body: dict[str, Any], param: str
+) -> None:
+    played = play(scripted(lambda prompt, seed: "x"))
+    response = played.post(path="/responses", **({"input": "x"} | body))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert len(played.episodes[0].calls) == 0
+
+
 def test_an_altered_call_is_another_conversation(play: Play, scripted: Any) -> None:
     played = play(scripted(lambda prompt, seed: COMPARE))
     message = played.chat("Guess.", tools=TOOLS)["choices"][0]["message"]
@@ -178,14 +285,25 @@ def test_a_call_whose_client_has_gone_leaves_nothing_and_is_drawn_again_the_same
         ({"temperature": 0}, 400, "Leave it out"),
         ({"temperature": 1.5}, 400, "Leave it out"),
         ({"top_p": 0.9}, 400, "top_p"),
-        ({"tools": TOOLS, "tool_choice": "required"}, 400, "tool_choice"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "any"}, 400, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, 400, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, 400, "tool_choice"),
+        ({"tools": TOOLS, "parallel_tool_calls": "no"}, 400, "parallel_tool_calls"),
+        ({"store": True}, 400, "store"),
+        ({"service_tier": "flex"}, 400, "service_tier"),
+        ({"timeout": 3}, 400, "timeout"),
+        ({"stream": True, "stream_options": {"every": 2}}, 400, "every"),
+        ({"logprobs": True, "top_logprobs": 2}, 400, "alternatives"),
+        ({"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}, 400, "function_call"),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]}, 400, "names no function"),
         ({"tools": [{"type": "web_search"}]}, 400, "tools"),
         ({"tools": "all"}, 400, "tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": "x"}]}, 400, "tool_calls"),
         ({"messages": []}, 400, "messages"),
         ({"path": "/completions", "prompt": "x", "messages": None}, 404, "chats alone"),
-        ({"path": "/responses"}, 404, "/v1/chat/completions"),
+        ({"path": "/elsewhere"}, 404, "/v1/chat/completions"),
         ({"token": "x" * 43}, 401, "no episode"),
         ({"token": "no-such-key"}, 401, "no episode"),
         ({"messages": [{"role": "user", "content": "x " * 2**20}], "token": "stranger"}, 413, "MiB"),

@@ -182,6 +182,7 @@ def test_clients_share_batches_and_each_gets_its_own_model(
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "look"}}
 
 
 @pytest.mark.parametrize(
@@ -221,6 +222,10 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("/chat/completions", {**CHAT, "prompt": "a"}, 400, "prompt"),
         ("/chat/completions", {**CHAT, "top_logprobs": 1}, 400, "top_logprobs"),
         ("/chat/completions", {**CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
+        ("/chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice"),
+        ("/completions", {"prompt": "a", "tools": [TOOL]}, 400, "tools"),
+        ("/responses", {"input": "a", "top_p": 0.5}, 400, "top_p"),
+        ("/responses", {"input": "a", "model": "no"}, 404, "model"),
         ("/elsewhere", {}, 404, None),
     ],
 )
@@ -232,6 +237,25 @@ def test_what_is_not_understood_is_refused_by_name(
     error = response.json()["error"]
     assert error["param"] == param
     assert error["message"]
+
+
+def test_tools_are_offered_and_a_call_can_be_required(post: Post) -> None:
+    body = {**CHAT, "tools": [TOOL], "max_tokens": 4, "seed": 1}
+    plain, forced = (answer(post("/chat/completions", **body, tool_choice=how)) for how in ("auto", "required"))
+    assert forced["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"], "it begins with the opening of a call"
+    assert forced["choices"][0]["message"]["content"].startswith("<tool_call>")
+
+
+def test_the_responses_of_openais_client(server: ApiServer) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=server.url, api_key=TOKEN, max_retries=0)
+    asked = {"model": "tiny", "input": QUESTION, "max_output_tokens": 3, "temperature": 0}
+    whole = client.responses.create(**asked)
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert whole.usage.output_tokens == 3
+    events = list(client.responses.create(**asked, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
 def test_what_changes_nothing_is_accepted(post: Post) -> None:

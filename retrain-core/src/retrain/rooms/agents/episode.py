@@ -21,14 +21,11 @@ from retrain.rooms.agents.calls import Call, Calls
 from retrain.rooms.serving.batcher import Batcher, Failure, Generation, first_tokens
 from retrain.rooms.serving.parse import Asked, RequestError
 from retrain.rooms.serving.service import Answer, Answers, Choice
-from retrain.rooms.serving.text_stream import TextStream
+from retrain.rooms.serving.tools import plain_message
 from retrain.rooms.tasks.prompts import chat_of
-from retrain.rooms.text.chat import chat_text
-from retrain.rooms.text.tool_calls import parse_tool_calls, plain_tool_calls
 
 MODEL = "policy"  # the name of the list of models; a request may give any
 SAME_TEMPERATURE = 1e-6
-MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id")
 GONE = 410  # unlike 409 and 429, no client asks again
 
 
@@ -62,10 +59,9 @@ class Episode(Answers):
     A call counts when all of its answer has been sent. One whose client goes away before that leaves nothing behind,
     and the same request then gets the same answer. OpenAI's clients say when they ask again: such a request gets the
     answer that was given to the first one, if there is one. The seed of an answer follows from the episode, the tokens
-    of its prompt and how often the episode has asked just that, not from the order in which calls arrive.
+    of its prompt and the seed that was sent, or else how often the episode has asked just that, not from the order in
+    which calls arrive.
     """
-
-    takes_tools = True
 
     def __init__(
         self,
@@ -176,7 +172,7 @@ class Episode(Answers):
                 with self._tokenizer_lock:
                     asking.calls = [self._keep(asking, choice) for choice in answer.choices]
                 for choice in answer.choices:
-                    self._read_tools(asking, choice)
+                    self._quote(asking, choice)
 
     def delivered(self, answer: Answer) -> None:
         """It counts from now on, whatever happens."""
@@ -195,6 +191,7 @@ class Episode(Answers):
 
     def _refuse(self, asked: Asked) -> None:
         """What an episode may not ask, by RequestError."""
+        self._require_ranking(asked)
         wanted, own = asked.temperature, self._rules.params.temperature
         if self.is_over:
             raise _ended()
@@ -224,11 +221,7 @@ class Episode(Answers):
     def _asking(self, asked: Asked) -> _Asking:
         messages = [self._plain(message) for message in asked.messages]
         with self._tokenizer_lock:
-            try:
-                text = chat_text(messages, self._tokenizer, self._rules.template_args, asked.tools)
-            except Exception as error:  # templates raise what they like
-                message = f"the chat template refuses the messages: {type(error).__name__}: {str(error)[:300]}"
-                raise RequestError(message, param="messages") from None
+            text = self._rendered(messages, asked, self._rules.template_args)
             parent, prompt_T = self.calls.prompt(text)
         if self.limit is not None and len(prompt_T) >= self.limit:
             self.is_full = True
@@ -237,7 +230,8 @@ class Episode(Answers):
         taken = {each.number for each in self._asked if each.prompt_T.tobytes() == key}
         number = next(n for n in range(len(taken) + 1) if n not in taken)
         params, place = self._rules.params, SimpleQueue[Any]()
-        seeds = tuple(self._seed(key, number, index) for index in range(asked.n))
+        draw = str(number) if asked.seed is None else f"seed {asked.seed}"
+        seeds = tuple(self._seed(key, draw, index) for index in range(asked.n))
         work = Generation(
             model=MODEL,
             temperature=params.temperature,
@@ -246,8 +240,7 @@ class Episode(Answers):
             max_tokens=min(asked.max_tokens or params.max_tokens, params.max_tokens),
             greedy=params.greedy,
         )
-        streams = [TextStream(self._tokenizer, asked.stops) for _ in range(asked.n)]
-        choices = [Choice(index=i, prompt="", prompt_T=prompt_T, stream=stream) for i, stream in enumerate(streams)]
+        choices = [Choice(index=i, prompt="", prompt_T=prompt_T, stream=self._stream(asked)) for i in range(asked.n)]
         answer = Answer(
             asked=asked,
             is_chat=True,
@@ -259,32 +252,24 @@ class Episode(Answers):
         )
         return _Asking(answer=answer, text=text, parent=parent, prompt_T=prompt_T, number=number)
 
-    def _seed(self, key: bytes, number: int, place: int) -> int:
-        digest = hashlib.blake2b(key + f" {number} {place}".encode(), digest_size=7).digest()
+    def _seed(self, key: bytes, draw: str, place: int) -> int:
+        digest = hashlib.blake2b(key + f" {draw} {place}".encode(), digest_size=7).digest()
         return self._rules.streams.of(self.prompt, self.number, turn=int.from_bytes(digest, "little") + 1)
 
     def _keep(self, asking: _Asking, choice: Choice) -> Call:
         sample = _joined(choice.pieces, len(choice.tokens), is_cut=choice.reason == "length")
         return self.calls.add(text=asking.text, prompt_T=asking.prompt_T, sample=sample, parent=asking.parent)
 
-    def _read_tools(self, asking: _Asking, choice: Choice) -> None:
-        """The calls in a text, under ids that are the same in every repetition, since a template may show them."""
-        if not asking.answer.asked.tools:
-            return
-        choice.message, found = parse_tool_calls(choice.text)
-        head = f"{asking.answer.works[0].request.seeds_G[choice.index]:016x}"
-        choice.calls = [
-            {"id": f"call_{head}_{i}", "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-            for i, c in enumerate(found)
-        ]
+    def _quote(self, asking: _Asking, choice: Choice) -> None:
+        """Read the calls of an answer, and keep what the policy wrote for the next prompt."""
+        whole = self._read_tools(asking.answer, choice)
         if choice.calls:
-            choice.reason = "tool_calls" if choice.reason == "stop" else choice.reason
             said = {"role": "assistant", "content": choice.message, "tool_calls": choice.calls}
-            self._quotes[_mark(_readable(said))] = choice.text
+            self._quotes[_mark(plain_message(said))] = whole
 
     def _plain(self, message: Mapping[str, Any]) -> Message:
         """A message as the chat template reads it; the policy's own tool calls stand there as it wrote them."""
-        plain = _readable(message)
+        plain = plain_message(message)
         quote = self._quotes.get(_mark(plain)) if "tool_calls" in plain else None
         return plain if quote is None else {"role": "assistant", "content": quote}
 
@@ -337,17 +322,6 @@ def _joined(pieces: Sequence[Sample], count: int, *, is_cut: bool) -> Sample:
         stop_reason=StopReason.LENGTH if is_cut else StopReason.EOS,
     )
     return first_tokens(joined, count)
-
-
-def _readable(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Role, text, name and tool calls of a message, with arguments as objects, which is what templates expect."""
-    plain = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
-    if message.get("tool_calls"):
-        try:
-            plain["tool_calls"] = plain_tool_calls(message["tool_calls"])
-        except ValueError as error:
-            raise RequestError(str(error), param="messages") from None
-    return plain
 
 
 def _mark(message: Mapping[str, Any]) -> str:

@@ -9,21 +9,24 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from retrain.rooms.serving.objects import Writer, error_object, model_object
 from retrain.rooms.serving.parse import RequestError, parse
-from retrain.rooms.serving.service import Answer, Answers, DisconnectedError
+from retrain.rooms.serving.responses import ResponseWriter, parse_response
+from retrain.rooms.serving.service import Answer, Answers, Choice, DisconnectedError
 from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 IDLE_S = 60.0  # without a byte, in either direction
 MOST_BODY, MOST_OF_STRANGERS = 32 * 2**20, 2**20
 MOST_CONNECTIONS = 256
-ROUTES = {"/v1/completions": False, "/v1/chat/completions": True}  # whether it is a chat
+COMPLETIONS, CHATS, RESPONSES = ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MODELS = "/v1/models"
+Pieces = Iterator[tuple[Choice, str, slice]]
 RETRIES = "x-stainless-retry-count"  # how OpenAI's own clients number the tries of a request
 
 
@@ -112,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         self._guarded(self._get)
 
     def do_POST(self) -> None:
-        """A completion or a chat."""
+        """A completion, a chat or a response."""
         self._guarded(self._post)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
@@ -166,17 +169,17 @@ class Handler(BaseHTTPRequestHandler):
             content = json.loads(body, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
-        is_chat, is_retry = ROUTES[path], self.headers.get(RETRIES, "0") != "0"
-        asked = parse(content, is_chat=is_chat, takes_tools=service.takes_tools)
+        is_chat, is_retry = path != COMPLETIONS, self.headers.get(RETRIES, "0") != "0"
+        asked = parse_response(content) if path == RESPONSES else parse(content, is_chat=is_chat)
         answer = service.start(asked, is_chat=is_chat, is_retry=is_retry)
         try:
-            self._answer(service, answer)
+            is_response = path == RESPONSES
+            self._answer(service, answer, ResponseWriter(content, answer) if is_response else Writer(service, answer))
             service.delivered(answer)
         finally:
             service.cancel(answer)
 
-    def _answer(self, service: Answers, answer: Answer) -> None:
-        writer = Writer(service, answer)
+    def _answer(self, service: Answers, answer: Answer, writer: Writer | ResponseWriter) -> None:
         pieces = service.follow(answer, self._is_alive)
         if not answer.asked.stream:
             for _ in pieces:
@@ -184,9 +187,16 @@ class Handler(BaseHTTPRequestHandler):
             service.finish(answer)
             self._send(writer.whole())
             return
+        self._start_stream()
+        if isinstance(writer, ResponseWriter):
+            self._stream_response(service, answer, writer, pieces)
+        else:
+            self._stream(service, answer, writer, pieces)
+        self._write_chunk(b"")
+
+    def _stream(self, service: Answers, answer: Answer, writer: Writer, pieces: Pieces) -> None:
         # what comes first is known last
         waits = bool(answer.asked.top) or answer.asked.echo or bool(answer.asked.tools)
-        self._start_stream()
         try:
             for chunk in () if waits else writer.first_chunks():
                 self._event(chunk)
@@ -199,7 +209,23 @@ class Handler(BaseHTTPRequestHandler):
         except RequestError as error:  # too late for another status
             self._event(error_object(error))
         self._write_chunk(b"data: [DONE]\n\n")
-        self._write_chunk(b"")
+
+    def _stream_response(self, service: Answers, answer: Answer, writer: ResponseWriter, pieces: Pieces) -> None:
+        waits = bool(answer.asked.tools)  # what of it is text is known last
+        try:
+            for event in [*writer.first_events(), *(() if waits else writer.message_events())]:
+                self._named_event(event)
+            for _, text, _ in pieces:
+                if text and not waits:
+                    self._named_event(writer.delta(text))
+            service.finish(answer)
+            for event in writer.last_events(with_text=waits):
+                self._named_event(event)
+        except RequestError as error:  # too late for another status
+            self._named_event(writer.failure(error))
+
+    def _named_event(self, content: Any) -> None:
+        self._write_chunk(f"event: {content['type']}\ndata: {json.dumps(content, allow_nan=False)}\n\n".encode())
 
     def _authorised(self) -> Answers:
         service = self.server.service_of(self._token())

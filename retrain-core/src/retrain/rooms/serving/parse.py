@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,16 +29,16 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
 }
-IGNORED = frozenset(
-    {
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("parallel_tool_calls", "timeout"),
-    }
-)
+LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})  # no answer depends on them
+OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+CALL_START, CALL_END = "<tool_call>\n", "</tool_call>"
 READ = frozenset(
     {
         *("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "n", "seed", "stop"),
@@ -60,6 +61,7 @@ class Asked:
 
     `top` is how many alternatives are wanted at each token, None when log-probabilities are not. `max_tokens` None:
     as many as the server allows. `tools` are JSON schemas for the chat template, none where they may not be called.
+    `opening` is how an answer that must call a tool begins, and `one_call` ends it after its first call.
     """
 
     model: str
@@ -75,20 +77,26 @@ class Asked:
     top: int | None
     echo: bool
     tools: Sequence[Mapping[str, Any]] = ()
+    opening: str = ""
+    one_call: bool = False
 
 
-def parse(body: Any, *, is_chat: bool, takes_tools: bool = False) -> Asked:
+def parse(body: Any, *, is_chat: bool) -> Asked:
     """The request of a body; RequestError on a field that is wrong, unknown, or asks for what is not done here."""
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
-    tools = _tools(body) if is_chat and takes_tools else ()
-    _refuse_unsupported({k: v for k, v in body.items() if k != "tools" or not tools}, is_chat=is_chat)
+    tools = _tools(body) if is_chat else ()
+    others = {"prompt", "echo"} if is_chat else {"messages", "top_logprobs", "max_completion_tokens"}
+    refuse_unsupported({k: v for k, v in body.items() if not (tools and k in OF_TOOLS)}, READ - others, NEUTRAL)
     limit = _integer(body, "max_completion_tokens", 1) if is_chat else None
     lowest = 0 if body.get("echo") else 1
     stream = _flag(body, "stream")
     options = body.get("stream_options")
     if options is not None and not (stream and isinstance(options, dict)):
         raise RequestError("stream_options belongs to a stream, and is an object", param="stream_options")
+    for name, value in (options or {}).items():
+        if name != "include_usage" and value:
+            raise RequestError(f"{_shown(name)} is not supported", param=f"stream_options.{name}"[:64])
     return Asked(
         model=_text(body, "model"),
         prompts=() if is_chat else _prompts(body),
@@ -103,20 +111,22 @@ def parse(body: Any, *, is_chat: bool, takes_tools: bool = False) -> Asked:
         top=_top(body, is_chat=is_chat),
         echo=not is_chat and _flag(body, "echo"),
         tools=() if body.get("tool_choice") == "none" else tools,
+        opening=_opening(body, tools) if tools else "",
+        one_call=bool(tools) and body.get("parallel_tool_calls") is not None and not _flag(body, "parallel_tool_calls"),
     )
 
 
-def _refuse_unsupported(body: Body, *, is_chat: bool) -> None:
-    others = {"prompt", "echo"} if is_chat else {"messages", "top_logprobs", "max_completion_tokens"}
+def refuse_unsupported(body: Body, read: frozenset[str], neutral: Mapping[str, Sequence[Any]]) -> None:
+    """RequestError on a field that is not read, or has another value than those that change nothing."""
     for name, value in body.items():
-        if name in IGNORED or value is None:
+        if name in LABELS or value is None:
             continue
-        if name in NEUTRAL:
-            if value not in NEUTRAL[name]:
-                only = " or ".join(repr(each) for each in NEUTRAL[name])
+        if name in neutral:
+            if value not in neutral[name]:
+                only = " or ".join(repr(each) for each in neutral[name])
                 message = f"{name} = {_shown(value)} is not supported: completions come from the full distribution"
                 raise RequestError(f"{message}. Leave it out, or give {only}", param=name, code="unsupported_value")
-        elif name not in READ or name in others:
+        elif name not in read:
             raise RequestError(f"unknown field {_shown(name)}", param=name[:64], code="unknown_parameter")
 
 
@@ -156,6 +166,23 @@ def _tools(body: Body) -> Sequence[Mapping[str, Any]]:
 def _is_function(tool: Any) -> bool:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
+
+
+def _opening(body: Body, tools: Sequence[Mapping[str, Any]]) -> str:
+    """How an answer begins that must call a tool, or a certain one."""
+    wanted = body.get("tool_choice")
+    if wanted in (None, "auto", "none"):
+        return ""
+    if wanted == "required":
+        return CALL_START
+    names = {tool["function"]["name"] for tool in tools}
+    function = wanted.get("function") if isinstance(wanted, dict) and wanted.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in names:
+        known = f"none, auto, required, or a function of tools: {', '.join(sorted(names))[:200]}"
+        message = f"tool_choice = {_shown(wanted)} is not supported; there are {known}"
+        raise RequestError(message, param="tool_choice", code="unsupported_value")
+    return f'{CALL_START}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
 
 
 def _stops(body: Body) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Sample, SampleRequest, StopReason, Tokens
 from retrain.rooms.serving.batcher import (
     Batcher,
@@ -25,12 +24,13 @@ from retrain.rooms.serving.batcher import (
     Work,
     ranked_row,
 )
-from retrain.rooms.serving.parse import Asked, RequestError
+from retrain.rooms.serving.parse import CALL_END, Asked, RequestError
 from retrain.rooms.serving.text_stream import TextStream
+from retrain.rooms.serving.tools import read_calls, wire_calls
 from retrain.rooms.session.opened import Opened
 from retrain.rooms.session.seed_sources import sample_seed
 from retrain.rooms.session.streaming import TopLogprobs
-from retrain.rooms.text.chat import encode
+from retrain.rooms.text.chat import chat_text
 from retrain.rooms.text.context import context_length
 from retrain.rooms.text.token_text import token_texts
 
@@ -93,11 +93,8 @@ class Answer:
 class Answers:
     """Answers requests from any number of threads with what one batcher samples; `start` says what that is.
 
-    `models` are the names that requests may give, `limit` the length of a context. `takes_tools`: a chat may offer
-    tools, whose calls are read in the text.
+    `models` are the names that requests may give, `limit` the length of a context.
     """
-
-    takes_tools = False
 
     def __init__(
         self, tokenizer: Any, batcher: Batcher, *, models: Collection[str], limit: int | None, lock: threading.Lock
@@ -146,6 +143,37 @@ class Answers:
         """Save the work that nobody waits for any more."""
         for work in answer.works:
             work.is_cancelled = True
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], asked: Asked, template_args: Mapping[str, Any]) -> str:
+        """The conversation as text, with the opening of a call that must be made; the caller holds the tokenizer."""
+        if asked.tools and not self._tokenizer.chat_template:
+            message = "the model has no chat template that could show tools"
+            raise RequestError(message, param="tools", code="unsupported_value")
+        try:
+            return chat_text(messages, self._tokenizer, template_args, asked.tools) + asked.opening
+        except Exception as error:  # templates raise what they like
+            message = f"the chat template refuses the messages: {type(error).__name__}: {str(error)[:300]}"
+            raise RequestError(message, param="messages") from None
+
+    def _stream(self, asked: Asked) -> TextStream:
+        return TextStream(self._tokenizer, (*asked.stops, CALL_END) if asked.one_call else asked.stops)
+
+    def _read_tools(self, answer: Answer, choice: Choice) -> str:
+        """Read the calls in a complete text, where tools were offered; returns what the policy has said in all."""
+        asked = answer.asked
+        if not asked.tools:
+            return choice.text
+        whole, choice.message, calls = read_calls(asked.opening, choice.text, choice.stream.stopped_by)
+        # ids that are the same in every repetition, since a template may show them
+        choice.calls = wire_calls(calls, f"{answer.works[0].request.seeds_G[choice.index]:016x}")
+        if calls and choice.reason == "stop":
+            choice.reason = "tool_calls"
+        return whole
+
+    def _require_ranking(self, asked: Asked) -> None:
+        if (asked.top or (asked.echo and asked.top is not None)) and not self._batcher.can_rank:
+            message = "this backend reports log-probabilities of sampled tokens only, without alternatives"
+            raise RequestError(message, param="logprobs", code="unsupported_value")
 
     def _submit(self, answer: Answer) -> None:
         """Queue its works; a refusal when there are too many."""
@@ -245,9 +273,7 @@ class Service(Answers):
             known = ", ".join(self.models)
             message = f"the model {model[:200]!r} does not exist; there are: {known}"
             raise RequestError(message, param="model", status=404, code="model_not_found")
-        if (asked.top or (asked.echo and asked.top is not None)) and not self._batcher.can_rank:
-            message = "this backend reports log-probabilities of sampled tokens only, without alternatives"
-            raise RequestError(message, param="logprobs", code="unsupported_value")
+        self._require_ranking(asked)
         with self._tokenizer_lock:
             prompts = [self._chat(asked)] if is_chat else [self._prompt(prompt) for prompt in asked.prompts]
         training = self._source.config.training
@@ -263,7 +289,7 @@ class Service(Answers):
                     index=number * asked.n + place,
                     prompt=text,
                     prompt_T=tokens_T,
-                    stream=TextStream(self._source.tokenizer, asked.stops),
+                    stream=self._stream(asked),
                 )
                 for number, (text, tokens_T) in enumerate(prompts)
                 for place in range(asked.n)
@@ -288,11 +314,20 @@ class Service(Answers):
         self._submit(answer)
         return answer
 
+    def finish(self, answer: Answer) -> None:
+        """See `Answers.finish`."""
+        for choice in answer.choices if answer.is_chat else ():
+            self._read_tools(answer, choice)
+
     def _chat(self, asked: Asked) -> tuple[str, Tokens]:
+        text = self._rendered(asked.messages, asked, self._source.config.data.template_args)
+        special = not self._tokenizer.chat_template  # a template writes its special tokens itself
         try:
-            (ids,) = encode([asked.messages], self._source.tokenizer, self._source.config, names=["messages"])
-        except ConfigError as error:
-            raise RequestError(error.problems[0].what, param="messages") from None
+            ids = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        except Exception as error:  # each tokenizer library has an error of its own for half a surrogate pair
+            raise RequestError(
+                f"the tokenizer refuses the messages: {type(error).__name__}", param="messages"
+            ) from None
         return "", self._checked(ids, "messages")
 
     def _prompt(self, prompt: str | list[int]) -> tuple[str, Tokens]:

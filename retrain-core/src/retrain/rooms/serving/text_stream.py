@@ -22,7 +22,12 @@ class TextStream:
         self._start = self._read = 0  # first token that is decoded again, first token that is not part of the text
         self._shown = 0
         self.text = ""
-        self.is_stopped = False
+        self.stopped_by: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether one of the stops has come."""
+        return self.stopped_by is not None
 
     def add(self, token: int) -> str:
         """Text that has become certain; nothing after a stop."""
@@ -47,9 +52,10 @@ class TextStream:
             self._start, self._read = self._read, len(self._tokens)
         searched = max(0, len(self.text) - max(map(len, self._stops), default=0))
         self.text += piece
-        found = [at for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
         if found:
-            self.text, self.is_stopped = self.text[: min(found)], True
+            at, self.stopped_by = min(found)
+            self.text = self.text[:at]
         return self._show(len(self.text) - (0 if found else self._held()))
 
     def _held(self) -> int:
