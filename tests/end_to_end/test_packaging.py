@@ -161,6 +161,7 @@ def check_rest_works(before: dict, after: dict, explained: dict, rooms: tuple[st
     assert explained["condition"] == "maxrl+gtpo_sepa"
 
 
+@pytest.mark.long
 def test_the_rest_works_when_any_room_is_deleted(installation, work, toml):
     toml(SMALL)
     rooms = installation.ours / "retrain/rooms"

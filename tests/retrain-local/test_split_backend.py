@@ -157,6 +157,7 @@ def test_a_resumed_run_draws_with_the_policy_before_until_it_publishes(
     assert (tmp_path / LIMITS_FILE).exists() == (devices.count("cpu") > 2)
 
 
+@pytest.mark.long
 def test_the_last_policies_are_kept_to_sample_from_and_saved(
     make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_failed_gradient_never_gets_into_a_later_step(backend: Make, toy: Toy)
 # ---------------------------------------------------------------- together with other runs
 
 
+@pytest.mark.long
 def test_a_throttle_bounds_the_runs_that_call_at_a_time(
     backend: Make, toy: Toy, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

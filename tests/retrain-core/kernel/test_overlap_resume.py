@@ -87,6 +87,7 @@ def test_a_stop_in_either_half_can_be_resumed_to_the_same_run(
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
 
 
+@pytest.mark.long
 def test_a_run_that_is_extended_is_the_longer_run(run_overlapped: Run, command: Command, tmp_path: Path) -> None:
     assert run_overlapped("--log-dir", "never", "--eval-examples", "0").code == 0
     assert run_overlapped("--log-dir", "longer", "--eval-examples", "0", "--max-steps", "3").code == 0

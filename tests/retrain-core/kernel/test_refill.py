@@ -138,6 +138,7 @@ def test_stopped_in_any_round_it_continues_as_the_same_run(
         assert outcome(tmp_path / stopped) == outcome(tmp_path / "never"), stopped
 
 
+@pytest.mark.long
 def test_with_overlap_a_step_draws_on_from_where_the_last_round_ended(
     run_overlapped: Run, command: Command, tmp_path: Path
 ) -> None:

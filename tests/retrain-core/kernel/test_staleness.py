@@ -131,6 +131,7 @@ def test_a_rejected_step_counts_as_one_that_changed_nothing(
     assert [line.get("staleness_max") for line in found] == [0, 1, (2, None)[half], 1, 1, 2, 2]
 
 
+@pytest.mark.long
 def test_steps_that_teach_nothing_are_sampled_ahead_too(run_ahead: Run, tmp_path: Path) -> None:
     assert run_ahead(2, "--reward-type", "toy_never").code == 0
     found = steps(tmp_path / "logs/train")
@@ -162,6 +163,7 @@ def test_a_stop_in_mid_flight_can_be_resumed_to_the_same_run(
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
 
 
+@pytest.mark.long
 def test_a_checkpoint_names_the_policies_of_the_steps_to_come(run_ahead: Run, command: Command, tmp_path: Path) -> None:
     assert run_ahead(3, "--log-dir", "never").code == 0
     assert run_ahead(3, "--log-dir", "longer", "--max-steps", "4").code == 0

@@ -41,6 +41,7 @@ def test_it_is_torchs_adamw_to_the_last_bit(at_a_time: int, calls: list[int], mo
     assert all(p.grad is None for p in mine)
 
 
+@pytest.mark.long
 def test_it_does_not_start_the_compiler() -> None:
     code = (
         "import sys, torch; from retrain_local.training.adamw import AdamW; p = torch.nn.Parameter(torch.ones(2)); "

@@ -110,6 +110,7 @@ def gradient(backend: LocalBackend, batch: TrainBatch, max_tokens: int = 0) -> t
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "entropy",
     [{"coef": 0.1}, {"kl_cov": 0.1, "kl_cov_coef": 3.0}, {"clip_cov": 0.1, "clip_cov_low": 0.01, "clip_cov_high": 9.0}],

@@ -134,6 +134,7 @@ def test_a_failed_install_says_why_and_how_by_hand(
     assert "prime env install somebody/other-game" in str(caught.value)
 
 
+@pytest.mark.long
 @needs_library
 def test_without_a_network_the_install_fails_with_the_command(sit: Sit, monkeypatch: Any) -> None:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):

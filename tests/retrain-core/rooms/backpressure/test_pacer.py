@@ -84,6 +84,7 @@ def check_decision(pacer: UslPacer, before: int) -> None:
     assert (action != "hold") or after == before
 
 
+@pytest.mark.long
 @given(
     sigma=st.floats(0.0, 0.4),
     peak=st.floats(3.0, 70.0),

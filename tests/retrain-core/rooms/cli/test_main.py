@@ -309,7 +309,7 @@ import logging
 from retrain.rooms.terminal.console import run_console
 from retrain.kernel.plugins.discover import load_plugins
 with run_console(load_plugins()):
-    for number in range(100_000):
+    for number in range(10_000):
         logging.getLogger("retrain.test").info("line %d", number)
 """
 

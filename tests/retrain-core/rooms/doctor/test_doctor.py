@@ -351,7 +351,7 @@ def test_a_backend_that_cannot_tell_is_an_error(toy: Command) -> None:
     assert "backend 'toy' does not report its trainer's log-probabilities" in result.err
 
 
-@pytest.mark.parametrize(("error", "code"), [("0.0", 0), ("0.01", 0), ("0.3", 1), ("-0.3", 1)])
+@pytest.mark.parametrize(("error", "code"), [("0.01", 0), ("-0.3", 1)])
 def test_a_trainer_that_is_off_is_found_out(toy: Command, error: str, code: int) -> None:
     result = toy(error)
     assert result.code == code

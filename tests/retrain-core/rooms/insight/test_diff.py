@@ -69,6 +69,7 @@ def test_the_same_seed_twice_is_identical(toy_run: Make, diff: Command, command:
     assert "Identical: 4 steps, the same batches, the same numbers" in shown.out
 
 
+@pytest.mark.long
 def test_another_seed_differs_from_the_first_batch_on(toy_run: Make, diff: Command, command: Command) -> None:
     toy_run("a")
     toy_run("b", "--seed", "2")
@@ -103,6 +104,7 @@ def test_another_learning_rate_is_named_and_parts_the_runs_after_the_first_step(
     assert "the same prompts, other completions" in shown
 
 
+@pytest.mark.long
 def test_a_shorter_run_is_the_same_as_far_as_it_goes(toy_run: Make, diff: Command, command: Command) -> None:
     toy_run("long")
     toy_run("short", "--max-steps", "2")
@@ -127,6 +129,7 @@ def test_other_tokens_behind_the_same_text_are_seen(toy_run: Make, diff: Command
     assert diff("a", "b")["identical"] is True
 
 
+@pytest.mark.long
 def test_code_and_packages(make_run: Make, diff: Command, command: Command) -> None:
     clean, dirty = {"commit": "c" * 40, "dirty": False}, {"commit": "c" * 40, "dirty": True}
     a = make_run(

@@ -51,6 +51,7 @@ def test_without_a_recommendation(targets: list[int], make_adapter: Make, random
     assert ("No tested rank keeps 95 %" if targets else "No update learned.") in page
 
 
+@pytest.mark.long
 @needs_chromium
 def test_a_browser_draws_it(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
     write_plot(analyze_adapter(make_adapter({EVIL: random_factors(0)})), tmp_path / "page.html")

@@ -96,6 +96,7 @@ def test_hostile_texts_are_shown_and_nothing_runs(tab: Any, hostile_page: Path) 
     assert tab.value("document.querySelectorAll('.plot svg a, .plot svg script').length") == 0
 
 
+@pytest.mark.long
 def test_headings_tables_and_plots_can_be_found(tab: Any, hostile_page: Path) -> None:
     opened(tab, hostile_page)
     levels = tab.value("[...document.querySelectorAll('h1, h2, h3, h4')].map((h) => Number(h.tagName[1]))")
@@ -114,6 +115,7 @@ def test_headings_tables_and_plots_can_be_found(tab: Any, hostile_page: Path) ->
     )
 
 
+@pytest.mark.long
 def test_keys_lead_everywhere(tab: Any, hostile_page: Path) -> None:
     opened(tab, hostile_page)
     tab.press("Tab")
@@ -134,6 +136,7 @@ def test_keys_lead_everywhere(tab: Any, hostile_page: Path) -> None:
     assert tab.logged == []
 
 
+@pytest.mark.long
 def test_light_dark_and_narrow(tab: Any, hostile_page: Path) -> None:
     def paper() -> Any:
         return tab.value("getComputedStyle(document.body).backgroundColor")
@@ -166,6 +169,7 @@ def test_a_phone_shows_whole_tables(
     assert tab.value(f"getComputedStyle({first}, '::before').content") not in ("none", '""')
 
 
+@pytest.mark.long
 def test_choosing_conditions_draws_them(tab: Any, made: Any, report: Callable[..., Any], tmp_path: Path) -> None:
     effects = {f"maxrl+none~lr={i}": 0.01 * i for i in range(14)}
     folder = made.write_campaign(tmp_path / "campaign", effects, seeds=[1, 2], steps=60)
