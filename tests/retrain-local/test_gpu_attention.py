@@ -68,8 +68,11 @@ def packed(make: Callable[[Spans, torch.device], Attend], shape: Shape, scores: 
 @pytest.mark.parametrize("window", [None, 1, 100])
 def test_long_segments(shape: Shape, window: int | None) -> None:
     scores = Scores(scale=shape.head_size**-0.5, window=window)
-    for got, wanted in zip(packed(VarlenAttend, shape, scores), packed(PaddedAttend, shape, scores), strict=True):
-        assert float((got - wanted).norm() / wanted.norm()) < 1e-2
+    found, plain = packed(VarlenAttend, shape, scores), packed(PaddedAttend, shape, scores)
+    # a query that sees one key has no gradient, and both compute the rounding of zero
+    least = 1e-3 * float(plain[-1].norm())
+    for got, wanted in zip(found, plain, strict=True):
+        assert float((got - wanted).norm()) < 1e-2 * max(least, float(wanted.norm()))
 
 
 def test_the_gradient_has_the_same_bits_every_time() -> None:

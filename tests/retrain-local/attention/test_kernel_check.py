@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,20 @@ def test_pages_that_are_not_written_are_found_out() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_right_attention_is_found_right(dtype: torch.dtype) -> None:
     assert packed_fault(PaddedAttend, SHAPE, CPU, dtype) is None
+
+
+class Exact(PaddedAttend):
+    """Rounds nothing but its result."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        return super().__call__(layer, q.double(), k.double(), v.double(), scores).to(q.dtype)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(32, 8, 128), (14, 2, 64), (4, 4, 96), (8, 1, 256)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_less_rounding_is_no_fault(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+    shape = replace(SHAPE, heads=heads, kv_heads=kv_heads, head_size=size, value_size=size)
+    assert packed_fault(Exact, shape, CPU, dtype) is None
 
 
 class Spoilt(PaddedAttend):
