@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
-from retrain.rooms.capacity.evaluation_time import evaluations, run_time
+from retrain.rooms.capacity.evaluation_time import run_time
 from retrain.rooms.capacity.history import Past
+from retrain.rooms.session.configure import evaluations
 
 MEASURED = Past(runs=1, median_step_time_s=10.0, eval_completion_s=4.0 / 32)
 

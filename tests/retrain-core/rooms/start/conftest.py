@@ -5,9 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+
+from retrain.kernel.types import Tokens
+from retrain.rooms.start import speed
+from retrain.rooms.start.first_run import Speed
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A fast machine, whose `speed` a test may replace, be it by an error; nothing is measured."""
+    found = SimpleNamespace(
+        speed=Speed(prefill_s=1e-3, decode_s=1e-3, sample_s=1e-4, train_s=1e-4, start_s=5.0, prompt_tokens=20)
+    )
+
+    def measured(_file: Path, _prompts_PT: Sequence[Tokens]) -> Speed:
+        if isinstance(found.speed, Exception):
+            raise found.speed
+        return cast(Speed, found.speed)
+
+    monkeypatch.setattr(speed, "measured_speed", measured)
+    return found
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.rooms.capacity.history import Past
 from retrain.rooms.capacity.walltime import Schedule, is_campaign, schedule_of
 from retrain.rooms.capacity.workload import eval_completions_of
+from retrain.rooms.session.configure import evaluations
 from retrain.rooms.text.terminal_text import counted, duration
 
 ASSUMED_SHARE = 0.5  # of the time of a step is sampling, until a run has measured it
@@ -65,12 +66,6 @@ def run_time(config: Config, past: Past, *, steps_done: int = 0) -> RunTime:
         evaluation_s=None if each_s is None else schedule.seconds(number * completions * each_s),
         warning=f"{longer}: {_fix(config, share)}" if share() > 1.0 else "",
     )
-
-
-def evaluations(max_steps: int, every: int, steps_done: int = 0) -> int:
-    """How often a run evaluates: before the first step, after every `every` steps, and after the last."""
-    between = (max_steps - 1) // every - steps_done // every if every else 0
-    return (steps_done == 0) + max(between, 0) + (steps_done < max_steps)
 
 
 def _share(config: Config, of_step: float, **changes: int) -> float:

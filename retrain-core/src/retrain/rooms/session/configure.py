@@ -153,3 +153,9 @@ def steps_per_run(config: Config) -> int:
     is_base = base.layer in OVERRIDING or (own.layer is Layer.DEFAULT and base.layer is not Layer.DEFAULT)
     steps = config.training.max_steps
     return steps if is_base and own.layer not in OVERRIDING else config.value("campaign.max_steps", steps)
+
+
+def evaluations(max_steps: int, every: int, steps_done: int = 0) -> int:
+    """How often a run evaluates: before the first step, after every `every` steps, and after the last."""
+    between = (max_steps - 1) // every - steps_done // every if every else 0
+    return (steps_done == 0) + max(between, 0) + (steps_done < max_steps)

@@ -17,6 +17,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.rooms.session.streams import is_interactive
 from retrain.rooms.start.templates import DEFAULT_FILE, exists_error, refuse_existing, template_text
+from retrain.rooms.text.terminal_text import printable
 from retrain.rooms.text.typed_command import program
 
 DEFAULT_TEMPLATE = "default"
@@ -73,7 +74,8 @@ def command(
     """Write a starting configuration into this folder: from a template, or for a model, data and a reward.
 
     With --data it looks at the data first: which columns hold prompt and answer, how the model will see three of the
-    prompts, what the verifier reads in a perfect answer. Nothing is written if the reward fails on them.
+    prompts, what the verifier reads in a perfect answer. Nothing is written if the reward fails on them. A model that
+    is on this machine is measured for some seconds, and the sizes of the run are fitted to its speed.
     """
     if as_list:
         _list(plugins, as_json=as_json)
@@ -116,6 +118,7 @@ def _own(
     plugins: Plugins, file: Path, wished: Mapping[str, Any], *, is_dialog: bool, as_json: bool
 ) -> tuple[str, dict[str, Any]]:
     """The text for the user's own data, and what `--json` tells about it; shows the data unless that was asked for."""
+    from retrain.rooms.start.fitted import fit_to_machine
     from retrain.rooms.start.own_data import Wishes, choose_data  # these import the loader, and whatever reads the data
     from retrain.rooms.start.show import as_data, show_trial
     from retrain.rooms.start.trial import check_text, try_out
@@ -132,10 +135,16 @@ def _own(
         wishes = replace(wishes, reward=wishes.reward or choice.reward)
     trial = try_out(configuration_text(wishes, choice, plugins), file.name, plugins)
     text = configuration_text(wishes, choice, plugins, examples=trial.examples)
-    check_text(text, file.name, plugins)
+    config = check_text(text, file.name, plugins)
     if not as_json:
         show_trial(choice, trial)
-    return text, as_data(choice, trial)
+        click.echo("\nMeasuring how fast this machine is ...", err=True)
+    fitted = fit_to_machine(text, config, trial.prompts, keep_steps=bool(wishes.steps))
+    text = configuration_text(wishes, choice, plugins, examples=trial.examples, fitted=fitted)
+    check_text(text, file.name, plugins)
+    if not as_json:
+        click.echo(f"Time: {printable(fitted.text)}")
+    return text, as_data(choice, trial) | {"time": fitted.as_data()}
 
 
 def _list(plugins: Plugins, *, as_json: bool) -> None:

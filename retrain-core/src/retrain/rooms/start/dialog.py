@@ -35,8 +35,9 @@ def ask_wishes(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
         asked = _prompt(f"Reward ({names}, or my_reward.py)", choice.reward or UNNAMED, _reward(plugins))
         wishes = replace(wishes, reward="" if asked == UNNAMED else asked)
     if not wishes.steps:
-        steps = click.prompt("Training steps", type=click.IntRange(1), default=steps_advised(wishes.model, plugins))
-        wishes = replace(wishes, steps=steps)
+        usual = steps_advised(wishes.model, plugins)
+        steps = click.prompt("Training steps", type=click.IntRange(1), default=usual)
+        wishes = replace(wishes, steps=0 if steps == usual else steps)  # the usual ones are fitted to the machine
     if not wishes.log_dir:
         wishes = replace(wishes, log_dir=_prompt("Folder of the run", folder_of(wishes)))
     click.echo()

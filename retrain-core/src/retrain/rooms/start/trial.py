@@ -14,7 +14,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, RetrainError
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.types import Example, Score
+from retrain.kernel.types import Example, Score, Tokens
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.seed_sources import run_seeds
 from retrain.rooms.start.own_data import HUB_ID
@@ -25,7 +25,7 @@ from retrain.rooms.tasks.tasks import Tasks, load_tasks
 from retrain.rooms.text.hub import hub_options
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
-SHOWN = 3
+SHOWN, MEASURED = 3, 4
 LONG_CHARS = 100  # a reference that is longer, in the middle of all, is not what a model writes word for word
 
 
@@ -58,6 +58,7 @@ class Trial:
     warnings: tuple[str, ...]
     shown: tuple[ShownExample, ...]
     rewards: tuple[str, ...]
+    prompts: tuple[Tokens, ...]  # of some examples, for a measurement; none where the model is not here yet
 
 
 def check_text(text: str, name: str, plugins: Plugins) -> Config:
@@ -90,6 +91,7 @@ def try_out(text: str, name: str, plugins: Plugins) -> Trial:
         warnings=(*warnings, *_doubts(tasks)),
         shown=shown,
         rewards=tasks.verifier.names,
+        prompts=() if isinstance(tokenizer, PlainTokenizer) else tuple(p.tokens_T for p in tasks.prompts[:MEASURED]),
     )
 
 

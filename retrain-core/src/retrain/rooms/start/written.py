@@ -13,6 +13,7 @@ from retrain.kernel.config.load import all_keys
 from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.session.check import registered_tables
+from retrain.rooms.start.fitted import Fitted
 from retrain.rooms.start.own_data import FILES, HUB, DataChoice, Wishes, choose_reward, folder_of
 from retrain.rooms.start.templates import template_text
 from retrain.rooms.tasks.scoring.build import DEFAULT_REWARD
@@ -75,8 +76,12 @@ def held_out(examples: int) -> int:
     return min(examples // HELD_OUT_SHARE, MOST_HELD_OUT) if examples >= FEWEST else 0
 
 
-def configuration_text(wishes: Wishes, choice: DataChoice, plugins: Plugins, *, examples: int = 0) -> str:
+def configuration_text(
+    wishes: Wishes, choice: DataChoice, plugins: Plugins, *, examples: int = 0, fitted: Fitted | None = None
+) -> str:
     """The file for these wishes; where it is known how many `examples` there are, some are held out.
+
+    The sizes of `fitted` replace those advised for the model.
 
     A reward that is named replaces the verifier of a source that brings one, so it is written though it is the default.
     """
@@ -108,13 +113,27 @@ def configuration_text(wishes: Wishes, choice: DataChoice, plugins: Plugins, *, 
         }
     else:
         sections.pop("eval", None)
+    if fitted:
+        _apply(fitted, sections)
     keep = set() if choice.settings["source"] in (FILES, HUB) else {"reward.type"}
     learner = wishes.model or "the default model"
     head = [f"# {one_line(learner)} learns {one_line(wishes.data)}. Run it with: retrain"]
     if reward.get("type") == DEFAULT_REWARD and not keep:
         head.append(f"# The reward is the default, {DEFAULT_REWARD}: {one_line(about_reward)}.")
+    head += [f"# It takes {fitted.text}."] if fitted else []
     keys = {key.path: key for key in all_keys(registered_tables(plugins))}
     return "\n".join([*head, *_lines(sections, keys, keep)]) + "\n"
+
+
+def _apply(fitted: Fitted, sections: Sections) -> None:
+    """Write the fitted sizes over those that differ, with the comments that stand there."""
+    for path, value in fitted.values.items():
+        table, _, name = path.partition(".")
+        keys = sections.get(table, {})
+        if table == "eval" and not keys:  # nothing is held out
+            continue
+        comment = keys[name].comment if name in keys else ""
+        sections[table] = {**keys, name: Setting(value=value, comment=comment)}
 
 
 def one_line(text: str) -> str:
