@@ -151,7 +151,7 @@ def test_a_missing_trainer_state_is_no_loss(half: Path, work: Path) -> None:
     assert json.loads((half / "trainer_state.json").read_text())["checkpoint_name"] == "final"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_records_that_something_else_has_cut_are_not_continued(half: Path, work: Path) -> None:
     file = half / "emergence/generations.jsonl"
     file.write_bytes(file.read_bytes()[:-10])
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_the_disk_refuses_leaves_the_earlier_ones(half: Path, 
     check_same(half, work / "never")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_record_that_the_disk_refuses_leaves_whole_lines(half: Path, work: Path) -> None:
     file = half / "emergence/generations.jsonl"
     before = file.read_bytes()
@@ -202,7 +202,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_disk_that_is_nearly_full_is_told_before_the_write(small_disk: Path, work: Path) -> None:
     code, _, err = finish(start(*BASE, "--log-dir", str(small_disk / "run"), cwd=work))
     assert code == 1

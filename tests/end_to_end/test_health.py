@@ -97,7 +97,7 @@ def test_policy_stop_saves_and_ends_with_code_1_and_resuming_gives_the_same_run(
         assert (folder / name).read_bytes() == (cut[0] / name).read_bytes(), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("signal_step", ["1", "2"])
 def test_a_run_resumed_in_the_middle_of_a_row_warns_at_the_same_step(
     cut: tuple[Path, str], tmp_path: Path, signal_step: str

@@ -101,6 +101,7 @@ def test_every_version_samples_from_its_own_weights_and_keys(make_backend) -> No
         assert gap_of(backend, prompts) < EXACT  # the same prompts each time, so old keys and values would be found
 
 
+@pytest.mark.long
 def test_a_server_that_is_started_again_reads_the_adapter_by_itself(make_backend, exact_model, tmp_path) -> None:
     process, url = start(exact_model, tmp_path)
     try:
@@ -115,11 +116,13 @@ def test_a_server_that_is_started_again_reads_the_adapter_by_itself(make_backend
         process.wait()
 
 
+@pytest.mark.long
 def test_prefix_caching_cannot_be_turned_off_from_here(make_backend) -> None:
     with pytest.raises(ConfigError, match="prefix_caching"):
         make_backend(prefix_caching=False)
 
 
+@pytest.mark.long
 def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
     make_backend, exact_model, mlx_url, tmp_path
 ) -> None:
@@ -147,6 +150,7 @@ def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
     assert abs(likeliest(reused) - right) > 1e-3  # the new weights, with keys and values of the old ones
 
 
+@pytest.mark.long
 def test_default_model_ignores_adapters_and_so_is_never_asked_for(make_backend, exact_model, mlx_url, tmp_path) -> None:
     backend, engine = make_backend()
     perturb(backend, 4)

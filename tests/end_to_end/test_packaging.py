@@ -182,6 +182,7 @@ def test_the_table_of_a_deleted_room_is_refused_by_name(installation, work, toml
     assert "campaign" in result.stderr
 
 
+@pytest.mark.long
 def test_training_works_with_every_room_deleted(installation, work, toml):
     before = inventory(installation, work)
     for room in ROOMS:

@@ -112,6 +112,7 @@ def test_a_signal_is_for_rank_0_and_the_others_follow(parallel: str, tmp_path: P
     assert code == 0, err
 
 
+@pytest.mark.long
 def test_the_death_of_rank_0_leaves_no_orphans(tmp_path: Path) -> None:
     configured(tmp_path, "replicate")
     process, ranks = in_a_step(tmp_path)

@@ -207,7 +207,7 @@ def test_killed_at_the_worst_places(place: str, work: Path) -> None:
     complete(work, run)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_between_the_two_renames_that_replace_a_checkpoint(work: Path) -> None:
     run = work / "renames"
     assert finish(start(*BASE, "--max-steps", "4", "--log-dir", str(run), "--keep-last", "1", cwd=work))[0] == 0

@@ -148,7 +148,7 @@ def test_the_grace_period_ends_what_does_not_end_by_itself(work: Path, run: Path
     check_same(run, work / "never")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_leaving_by_force_before_there_is_a_checkpoint_is_a_failure(work: Path, run: Path) -> None:
     patch = HANG.replace("checkpoint_step_3", "checkpoint_step_1")
     process = started(work, run, patch, "--grace-s", "0.5")

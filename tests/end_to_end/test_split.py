@@ -144,7 +144,7 @@ def test_a_signal_at_any_place_leaves_a_checkpoint_and_the_resumed_run_is_the_sa
     completed(work, run)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_resumed_run_that_is_stopped_while_it_draws_again_can_be_resumed_again(work: Path) -> None:
     run = work / "twice"
     stopped(waiting(work, run, "eval", *SPLIT, "--log-dir", str(run), "--save-every", "0", "--grace-s", "60"))
@@ -177,7 +177,7 @@ def test_killed_at_random_instants(work: Path) -> None:
         assert sum(pool.map(chain, range(AT_ONCE))) >= KILLS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_can_be_extended(work: Path) -> None:
     run = work / "extended"
     assert finish(start(*SPLIT, "--max-steps", "4", "--log-dir", str(run), cwd=work))[0] == 0

@@ -63,6 +63,7 @@ class PlainOpenAI(OpenAI):
         return path, kept | {"prompt": "1 + 2 ="}
 
 
+@pytest.mark.long
 def test_even_where_it_answers_200_it_is_refused_for_what_is_missing(url: str) -> None:
     tables: dict[str, Any] = {
         "inference": InferenceTable(engine="openai", url=url),

@@ -122,8 +122,8 @@ def test_ratio_and_gradient_are_the_plain_ones_in_fp32(
     compare(backend, batch, model_folder, tmp_path, torch.float32, 1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.slow
 def test_ratio_and_gradient_are_the_plain_ones_in_bf16(
     make_backend: MakeBackend,
     requests: Sequence[SampleRequest],

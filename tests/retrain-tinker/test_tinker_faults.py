@@ -65,7 +65,7 @@ def test_a_prompt_that_fills_the_context_is_refused(backend: Make) -> None:
         made.sample([SampleRequest(prompt_T=np.arange(1, 6), seeds_G=(1,))], params)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_service_that_is_gone_is_told_within_our_deadline(toy: Toy, context: Callable[..., PluginContext]) -> None:
     with serving(toy) as address:
         made = create_backend(context(model__base_url=address, options__timeout_s=2.0))

@@ -44,9 +44,9 @@ STEPS = 5
 TIMEOUT_S = 30
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("half", ["train", "sample"])
-@pytest.mark.slow
 def test_a_stop_in_either_half_can_be_resumed_to_the_same_run(
     run_overlapped: Run, command: Command, disturbed: Any, tmp_path: Path, half: str, after: bool
 ) -> None:

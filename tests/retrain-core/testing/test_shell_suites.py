@@ -80,6 +80,7 @@ def test_sound_parts_pass(kind: str, part: str, failures: Failures, monkeypatch:
     assert failures(kind, f"shell_parts.{part}") == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "part", "check", "words"), BROKEN)
 def test_broken_parts_are_named(kind: str, part: str, check: str, words: str, failures: Failures) -> None:
     assert words in failures(kind, f"shell_parts.{part}", only=check)[check]

@@ -71,6 +71,7 @@ def test_two_processes_are_one(
     assert both.metrics()["engine_live_rows_mean"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", MODES)
 def test_a_checkpoint_continues_on_another_number_of_ranks(
     parallel: str,
@@ -132,6 +133,7 @@ def test_a_fault_of_a_rank_is_named_and_nothing_runs_on(
         backend.publish()
 
 
+@pytest.mark.long
 def test_a_model_that_another_rank_cannot_load_ends_the_start(make_ranked: MakeRanked) -> None:
     with pytest.raises((ConfigError, BackendError)):
         make_ranked(2, inference={"attention_kernel": "flash"})

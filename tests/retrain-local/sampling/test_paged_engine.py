@@ -54,6 +54,7 @@ def test_paged_decoding_equals_the_plain_definition(
     check_all_same(engine.sample(requests, PARAMS), wanted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pool_tokens", [96, 200, 640])
 def test_a_small_pool_loses_nothing(
     make_engine: MakeEngine,
@@ -66,6 +67,7 @@ def test_a_small_pool_loses_nothing(
     check_all_same(engine.sample(requests, PARAMS), wanted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("pool", "gap"), [("bf16", 0.05), ("int8", 0.05), ("fp8", 0.3)])
 def test_kernels_that_quantise_agree_with_the_pool_that_does(
     make_engine: MakeEngine, requests: list[SampleRequest], pool: str, gap: float
@@ -98,6 +100,7 @@ def test_every_size_of_batch_has_one_place_in_memory_for_good(
         assert len(addresses) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made_room", [True, False])
 def test_the_same_seeds_give_the_same_again(
     make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: AllSame, made_room: bool

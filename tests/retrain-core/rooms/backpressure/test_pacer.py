@@ -123,7 +123,7 @@ def settled(noise: float, warmup_steps: int) -> tuple[list[float], list[float]]:
     return distances, shares
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_peak_is_flat_so_noise_moves_the_place_and_hardly_the_throughput() -> None:
     distances, _ = settled(noise=0.01, warmup_steps=20)
     assert np.mean(np.asarray(distances) <= 0.1) >= 0.9

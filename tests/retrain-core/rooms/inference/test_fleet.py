@@ -175,7 +175,7 @@ def test_a_server_that_is_away_at_the_start_is_used_once_it_answers(make_engine,
             engine.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_when_none_is_left_the_error_has_the_last_failure_of_each(make_engine, fleet, policy, impatient) -> None:
     engine = make_engine(*fleet, retry_s=0.6)
     fleet[0].always = faulty.status(503)
@@ -202,7 +202,7 @@ def test_a_request_may_fail_for_longer_than_retry_s_while_another_server_samples
     assert len(engine.sample(few, PARAMS)[0]) == 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_share_of_a_slow_server_shrinks(make_engine, fleet) -> None:
     engine = make_engine(*fleet, max_concurrent=12)
     for server in fleet:

@@ -156,7 +156,7 @@ def test_stopped_or_broken_anywhere_it_continues_as_the_same_run(
     assert "resumed_at_step" in ending
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stopped_again_and_again(run: Run, never: Path, tmp_path: Path) -> None:
     run(act={"hook": "scoring", "step": 0, "action": "SIGTERM"})
     for hook, step in (("eval", 1), ("sampling", 2), ("sampling", 3), ("eval", 3)):

@@ -89,6 +89,7 @@ def test_the_run_its_table_and_its_summary(make_adapter: Make, documented_factor
     assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
 
 
+@pytest.mark.long
 def test_without_a_project_nothing_is_recorded(make_adapter: Make, documented_factors: Factors, tmp_path: Path) -> None:
     assert record(make_adapter({"q": documented_factors}), tmp_path, "") == ""
     assert not (tmp_path / "wandb").exists()
