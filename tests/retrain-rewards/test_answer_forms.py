@@ -14,6 +14,7 @@ from retrain_rewards import answer_layout, answer_numbers, answer_text
 from retrain_rewards.answer_notation import notation_of
 from retrain_rewards.answer_rewrite import Rewrite
 from retrain_rewards.answer_sets import as_set
+from retrain_rewards.answer_spellings import decimals, spellings, without_names
 from retrain_rewards.answer_text import plain
 from retrain_rewards.boxed import boxed
 from retrain_rewards.math_reward import MathReward
@@ -185,6 +186,12 @@ def test_any_text_is_rewritten_without_an_error(parts: list[str]) -> None:
             "\\ ",
             r"\,",
             r"\dot1",
+            "one hundred and ",
+            r"\mathbf{i}+",
+            " of the",
+            r", k \in \mathbb{Z}",
+            r"\text{ or }1",
+            r"1 \approx 1.",
         ),
     ],
 )
@@ -193,3 +200,4 @@ def test_a_text_of_the_greatest_length_is_rewritten_at_once(unit: str) -> None:
     for read in (plain, notation_of, as_set):
         read(text)
         read(text + "!")
+    spellings(text), decimals(text), without_names(text, "5")

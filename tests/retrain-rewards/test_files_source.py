@@ -3,6 +3,7 @@ from __future__ import annotations
 import decimal
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,7 +49,9 @@ def test_csv_keeps_text_as_written(load: Load, write: Write) -> None:
     assert [e.reference for e in loaded.examples] == ["007", "1.50", "NA"]
     assert loaded.examples[0].prompt == "two\nlines, and a comma"
     assert loaded.examples[0].info == {"level": "1"}
-    assert any("1 rows left out: no reference answer (first:" in note and "row 4" in note for note in loaded.notes)
+    assert any(
+        "1 rows left out: no reference answer: empty (first:" in note and "row 4" in note for note in loaded.notes
+    )
 
 
 def test_parquet(load: Load, tmp_path: Path) -> None:
@@ -96,11 +99,12 @@ def test_duplicates_are_dropped_and_counted(load: Load, write: Write) -> None:
 
 def test_rows_without_prompt_or_reference_are_left_out_and_counted(load: Load, write: Write) -> None:
     rows = [task(1), task(2, answer=""), task(3, answer=None), {"prompt": "q"}, task(5, prompt=" "), task(6, prompt=[])]
-    loaded = load("files", path=write("t.jsonl", lines(*rows)))
+    loaded = load("files", path=write("t.jsonl", lines(*rows, task(7, answer=float("nan")))))
     assert [e.reference for e in loaded.examples] == ["1"]
     notes = "\n".join(loaded.notes)
-    assert "3 rows left out: no reference answer (first:" in notes
-    assert "t.jsonl:2" in notes
+    assert re.search(r"1 rows left out: no reference answer: empty \(first: .*t.jsonl:2\)", notes)
+    assert re.search(r"2 rows left out: no reference answer: null \(first: .*t.jsonl:3\)", notes)
+    assert re.search(r"1 rows left out: no reference answer: NaN \(first: .*t.jsonl:7\)", notes)
     assert "2 rows left out: no prompt" in notes
 
 

@@ -68,7 +68,7 @@ def test_solutions_without_a_box_are_left_out_and_counted(load: Load, tmp_path: 
     (tmp_path / "geometry.jsonl").write_text(as_lines([*rows, row("geometry", 1)]))
     loaded = load("math", path=str(tmp_path), options={"subjects": ["geometry"]})
     assert len(loaded.examples) == 1
-    assert any("math: 3 rows left out: no reference answer" in note for note in loaded.notes)
+    assert any("math: 3 rows left out: no reference answer: no box in the solution" in note for note in loaded.notes)
     assert "math: 1 duplicates dropped" in loaded.notes
 
 

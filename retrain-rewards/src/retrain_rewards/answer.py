@@ -20,7 +20,7 @@ CACHED = 4096
 MAX_PROMPT = 8000  # characters of a prompt, and
 MAX_EXPRESSIONS = 100  # expressions in it, that an answer is held against
 # What math-verify's parser drops without a word.
-_SILENT = re.compile(r"\\(?:[lc]?dots|phantom|vrule|vcenter|vbox|vskip|vspace|hfil)(?![A-Za-z])|[A-Za-z]'+\s*$")
+_SILENT = re.compile(r"\\(?:[lc]?dots|phantom|vrule|vcenter|vbox|vskip|vspace|hfil)(?![A-Za-z])|[A-Za-z0-9]'+\s*$")
 _PERCENT = re.compile(r"%|percent|pct")
 _BASE = re.compile(r"(?<=\d)\s*_\s*\{?\s*(\w+|\\text\s*\{[^}]*\})")
 _PLAIN = re.compile(r"-?(?:\d+(?:\.\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\}|\d+/\d+)")
@@ -38,6 +38,7 @@ class Wanted:
     text: str
     golds: tuple[Any, ...]
     form: Any
+    is_cased: bool
     is_finished: bool
     is_rational: bool
 
@@ -50,11 +51,11 @@ class Wanted:
 
 
 @lru_cache(maxsize=CACHED)
-def wanted(reference: str) -> Wanted:
+def wanted(reference: str, is_cased: bool = False) -> Wanted:
     """The reference, read once."""
     import sympy
 
-    golds, form = parsed(reference), _form(reference)
+    golds, form = parsed(reference, is_cased), _form(reference)
     try:
         is_finished, is_rational = _state(form, golds[0] if golds else None)
     except (MemoryError, RecursionError):
@@ -65,6 +66,7 @@ def wanted(reference: str) -> Wanted:
         text=reference,
         golds=tuple(gold for gold in golds if isinstance(gold, str) or gold not in (sympy.nan, sympy.zoo)),
         form=form,
+        is_cased=is_cased,
         is_finished=is_finished,
         is_rational=is_rational,
     )
@@ -82,9 +84,16 @@ def _state(form: Any, value: Any) -> tuple[bool, bool]:
     return True, is_number and bool(value.doit().is_rational)
 
 
-def parsed(formula: str) -> tuple[Any, ...]:
+def are_cased(*formulas: str) -> bool:
+    r"""Whether a formula has a letter in both cases, which math-verify takes for one: `\frac{R}{r}` is 1 to it."""
+    found = (_letters(re.sub(r"\\text\s*\{[^{}]*\}", "", formula)) for formula in formulas)
+    return any({letter.lower() for letter in letters if letter.isupper()} & letters for letters in found)
+
+
+def parsed(formula: str, is_cased: bool = False) -> tuple[Any, ...]:
     """What `math_verify.parse` makes of a box with the formula, the expression and the text; empty if it makes nothing.
 
+    With `is_cased` the cases of a letter are two letters.
     LaTeX is parsed here, so that the form of the answer needs no second parse. The rest is left to math-verify, which
     looks for numbers in any text, and for words such as "final answer" first.
     """
@@ -94,7 +103,7 @@ def parsed(formula: str) -> tuple[Any, ...]:
 
     try:
         if "answer" not in formula.lower():
-            return value_of(formula)
+            return value_of(formula, is_cased=is_cased)
     except MemoryError:
         raise
     except Exception:  # not LaTeX mathematics, or nested too deeply for the parser
@@ -193,7 +202,7 @@ def _objection_to_value(gold: Any, target: Any) -> str:
     if is_formula and target.free_symbols - gold.free_symbols:
         return "it has other letters"
     sides = (gold, target)
-    numbers = [_numbers(side) for side in sides]
+    numbers = [numbers_of(side) for side in sides]
     is_small = any(0 < abs(number) < SMALL for side in numbers for number in side)
     if is_small and (len(numbers[0]) != len(numbers[1]) or not all(map(_close, *numbers))):
         return f"it differs by more than {TOLERANCE:g} of the value"
@@ -207,7 +216,7 @@ def _objection_to_value(gold: Any, target: Any) -> str:
 
 def _is_below_one(value: Any) -> bool:
     """Whether a value may be a share: there a percent sign counts by meaning."""
-    return all(abs(number) < 1 for number in _numbers(value))
+    return all(abs(number) < 1 for number in numbers_of(value))
 
 
 def _values(gold: Any, target: Any) -> tuple[Any, Any]:
@@ -220,8 +229,12 @@ def _values(gold: Any, target: Any) -> tuple[Any, Any]:
     return gold, target
 
 
-def _numbers(side: Any) -> list[complex]:
-    """The numbers that a value consists of, sorted; letters stand for arbitrary ones, and relations have none."""
+def numbers_of(side: Any) -> list[Any]:
+    """The numbers (mpmath's, which do not underflow) that a value consists of, sorted; relations have none.
+
+    Letters stand for arbitrary numbers.
+    """
+    import mpmath
     import sympy
 
     if isinstance(side, sympy.logic.boolalg.Boolean):
@@ -229,18 +242,18 @@ def _numbers(side: Any) -> list[complex]:
     if isinstance(side, sympy.MatrixBase) or not isinstance(side, sympy.Expr):
         parts = side.args[:2] if isinstance(side, sympy.Interval) else side
         parts = parts.args if isinstance(parts, sympy.Basic) else parts
-        found = [number for part in parts for number in _numbers(part)]
+        found = [number for part in parts for number in numbers_of(part)]
         return sorted(found, key=lambda number: (number.real, number.imag))
     letters = sorted(side.free_symbols, key=str)
     at = {letter: sympy.Rational(1234 + 711 * rank, 1000) for rank, letter in enumerate(letters)}
     try:
-        return [complex(side.subs(at).doit().evalf(15))]
+        return [mpmath.mpc(*map(mpmath.mpf, side.subs(at).doit().evalf(15).as_real_imag()))]
     except (TypeError, ValueError, OverflowError, AttributeError):
         return []
 
 
-def _close(one: complex, other: complex) -> bool:
-    return abs(one - other) <= TOLERANCE * max(abs(one), abs(other)) * (1 + 1e-9)
+def _close(one: Any, other: Any) -> bool:
+    return bool(abs(one - other) <= TOLERANCE * max(abs(one), abs(other)) * (1 + 1e-9))
 
 
 def _chain_holds(reference: Wanted, answer: str) -> bool:

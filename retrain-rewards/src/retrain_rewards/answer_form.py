@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
 from math_verify.grader import should_treat_as_complex
 from sympy.core.symbol import Str
@@ -21,6 +21,7 @@ from sympy.core.symbol import Str
 from retrain_rewards.boxed import boxed
 
 NORMALIZATION = NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="last")
+_CASED = ConversionConfig(lowercase_symbols=False)
 _PERCENT = sympy.UnevaluatedExpr(sympy.Rational(1, 100))  # how the parser writes the sign
 _FUNCTIONS_THAT_COMPUTE = frozenset({"det", "Gamma", "gamma", "operatorname", "floor", "ceil"})
 Form = Any  # a sympy object; lists, sets, tuples, intervals and relations are `Tuple(Str(kind), *parts)`
@@ -50,13 +51,14 @@ _TO_DO = (Computed, sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy
 def form_of(formula: str) -> Form:
     """The form of a formula without its unit; an exception of the parser's where it is no LaTeX mathematics."""
     latex = normalize_latex(boxed(formula), NORMALIZATION)
-    return _Form(is_real=not should_treat_as_complex(latex)).parse(latex)
+    return _Form(is_real=not should_treat_as_complex(latex), config=_CASED).parse(latex)
 
 
-def value_of(formula: str) -> tuple[Form, str]:
+def value_of(formula: str, *, is_cased: bool = False) -> tuple[Form, str]:
     """What `math_verify.parse` makes of a box with the formula, if that is LaTeX mathematics; an exception if not."""
     latex = normalize_latex(boxed(formula), NORMALIZATION)
-    return _Value(is_real=not should_treat_as_complex(latex)).parse(latex), latex
+    config = _CASED if is_cased else ConversionConfig()
+    return _Value(is_real=not should_treat_as_complex(latex), config=config).parse(latex), latex
 
 
 @lru_cache(maxsize=64)
@@ -75,7 +77,7 @@ def fingerprint(form: Form) -> str:
     if isinstance(form, sympy.MatrixBase):
         return f"{form.shape}{[fingerprint(cell) for cell in form]}"
     if not form.args:
-        return str(sympy.srepr(form))
+        return str(sympy.srepr(form)).lower()
     parts = [fingerprint(part) for part in form.args]
     return f"{type(form).__name__}{sorted(parts) if isinstance(form, sympy.Add | sympy.Mul) else parts}"
 

@@ -44,11 +44,16 @@ _VECTORS: tuple[Rewrite, ...] = (
         *(r"\langle 1,2\rangle", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ),
     rewrite(
-        r"^(?:\\left\s*)?[(\[]([^()\[\]&]+,[^()\[\]&]+?)(?:\\right\s*)?[)\]]\s*\^[\s{]*(?:\\text\{T\}|T|\\top)[\s}]*$",
+        r"^(?:\\left\s*)?[(\[]([^()\[\]&]+,[^()\[\]&]+?)(?:\\right\s*)?[)\]]\s*\^[\s{]*(?:\\text\{T\}|T|\\top|\\intercal)[\s}]*$",
         lambda match: column(match[1]),
         *(r"[1,2]^\top", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ),
 )
+_BASIS = re.compile(
+    r"\\(?:math(?:bf|rm)|text(?:bf|rm)?|hat|widehat|vec|bar|overrightarrow|boldsymbol|bm)\s*"
+    r"(?:\{\s*(?:\\(?:mathbf|text)\s*\{)?\s*\\?([ijk])(?:math)?\s*\}{1,2}|\\([ij])math)"
+)
+_TERM = re.compile(r"\s*([+-]?)\s*([^@]*?)\s*(?:\\cdot\s*)?@([ijk])\s*")
 _ROWS: tuple[Rewrite, ...] = (
     rewrite(rf"\\cr{END}", r"\\\\", r"1\cr 2", r"1\\ 2"),
     rewrite(
@@ -102,6 +107,25 @@ def with_plain_rows(text: str) -> str:
         text = _LINES(text).replace("&", "").replace(r"\\", ",")
     rows = match[1].split(r"\\") if (match := _SYSTEM.match(text.strip())) else []
     return ", ".join(row.strip(" ,;.") for row in rows) if rows and all("=" in row for row in rows) else text
+
+
+def with_plain_vectors(text: str) -> str:
+    r"""`\mathbf{i} + 2\mathbf{j}` as a column; a text in which `i` may be the imaginary unit is left as it is."""
+    marked = _BASIS.sub(lambda found: f"@{found[1] or found[2]}", text)
+    letters = re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", marked))
+    if "@" not in marked and {"i", "j"} <= set(letters) <= set("ijk"):
+        marked = re.sub(r"(?<![A-Za-z\\])([ijk])(?![A-Za-z])", r"@\1", marked)
+    marked = re.sub(r"^[^=]{1,20}=", "", marked)
+    parts: dict[str, str] = {}
+    at = 0
+    while match := _TERM.match(marked, at):
+        if match[3] in parts or len(members(match[2], "+-")) > 1 or (at and not match[1]):
+            return text
+        parts[match[3]] = match[1].strip("+") + (match[2] or "1")
+        at = match.end()
+    if at < len(marked) or len(parts) < 2:
+        return text
+    return column(",".join(parts.get(letter, "0") for letter in "ijk"[: 3 if "k" in parts else 2]))
 
 
 def with_plain_intervals(text: str) -> str:

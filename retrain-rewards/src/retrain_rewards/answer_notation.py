@@ -30,6 +30,7 @@ _SYNONYMS = (  # pattern of a whole answer in words, and the word for it
     (
         re.compile(
             r"(?:there (?:is|are) |it has |has )?no (?:real |such |possible )?(?:solutions?|roots?)(?: exists?)?"
+            r"|none|(?:there is )?no such [a-z]+(?: exists?)?"
         ),
         "no solution",
     ),
@@ -37,16 +38,21 @@ _SYNONYMS = (  # pattern of a whole answer in words, and the word for it
     (re.compile(r"(?:the )?(?:limit |it )?(?:dne|does not exist|doesn't exist|doesn’t exist)"), "does not exist"),
     (
         re.compile(
-            r"(?:x is )?(?:all|every|any)(?: the)? reals?(?: numbers?| values?)?(?: (?:of )?[a-z])?"
+            r"(?:x is |set of )?(?:all|every|any)(?: the)? reals?(?: numbers?| values?)?(?: (?:of )?[a-z])?"
             r"|(?:the )?real numbers"
         ),
         "all real numbers",
     ),
+    (re.compile(r"(?:set of )?(?:all |any |every )?(?:the )?integers?"), "all integers"),
     (
         re.compile(r"infinitely many(?: solutions)?|infinite(?:ly many)? solutions|an infinite number of solutions"),
         "infinitely many",
     ),
 )
+_NAMED_SETS: dict[tuple[object, ...], str] = {
+    ("all real numbers",): r"(-\infty,\infty)",
+    ("all integers",): r"\mathbb{Z}",
+}
 _EMPTY = re.compile(r"\\emptyset|\\\{\s*\\\}|(?:[A-Za-z]\s*\\in\s*)\\emptyset")
 _REALS = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?\\mathbb\s*\{?\s*R\s*\}?")
 _CHOICE = re.compile(
@@ -56,7 +62,7 @@ _CHOICE = re.compile(
 # Another choice, or a doubt about this one
 _ANOTHER = re.compile(r"\(\s*[A-J]\s*\)|(?<![A-Za-z])(?:or|and|but|maybe|not|perhaps|possibly)(?![A-Za-z])")
 _NAMED_CHOICE = re.compile(r"(?:option|choice)\s+\(?([A-Ja-j])\)?", re.IGNORECASE)
-_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?\s*(?(4)m\.?)", re.IGNORECASE)
+_TIME = re.compile(r"(\d{1,2})(?::(\d{2})(?::(\d{2}))?|(?=\s*[ap]\.?\s*m))\s*([ap])?\.?\s*(?(4)m\.?)", re.IGNORECASE)
 _RATIO = re.compile(r"\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?){2,}")
 _TWO_PARTS = re.compile(r"(\d{1,9})\s*:\s*(\d{1,9})")
 _NUMERAL = re.compile(
@@ -126,11 +132,12 @@ def _time(flat: str, text: str) -> Notation | None:
     match = _TIME.fullmatch(flat)
     if not match or not (match[4] or match[2].startswith("0")):
         return None
-    return Notation("time", (int(match[1]), int(match[2]), int(match[3] or 0), (match[4] or "").lower()))
+    return Notation("time", (int(match[1]), int(match[2] or 0), int(match[3] or 0), (match[4] or "").lower()))
 
 
 def _date(flat: str, text: str) -> Notation | None:
-    parts = re.findall(r"[A-Za-z]+|\d+|[^\w\s,.]", re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", flat.casefold()))
+    found = re.findall(r"[A-Za-z]+|\d+|[^\w\s,.]", re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", flat.casefold()))
+    parts = [next((month for month in _MONTHS if len(part) > 2 and month.startswith(part)), part) for part in found]
     months = [part for part in parts if part in _MONTHS]
     numbers = [int(part) for part in parts if part.isdigit()]
     if (
@@ -167,10 +174,10 @@ def verdict_without_mathematics(reference: str, answer: str) -> bool | tuple[str
     kinds = {side.kind for side in (wanted, found) if side}
     if "choice" in kinds:
         return _chosen(wanted, found, reference, answer)
-    if wanted and wanted.form == ("all real numbers",):
-        reference, wanted = r"(-\infty,\infty)", None
-    if found and found.form == ("all real numbers",):
-        answer, found = r"(-\infty,\infty)", None
+    if wanted and wanted.form in _NAMED_SETS:
+        reference, wanted = _NAMED_SETS[wanted.form], None
+    if found and found.form in _NAMED_SETS:
+        answer, found = _NAMED_SETS[found.form], None
     if "time" in kinds:
         times = [_TIME.fullmatch(" ".join(_WORD_GROUP.sub(r" \1 ", side).split())) for side in (reference, answer)]
         return all(times) and _same_time(*(match.groups("") for match in times if match))

@@ -9,10 +9,14 @@ _BUILDER = re.compile(
     r"^(?:\\left\s*)?(?:\\\{)?\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|\\vert|\||:)(.+?)(?:\\right\s*)?(?:\\\})?$"
 )
 _OR = re.compile(r"\\text\{\s*or\s*\}|(?<![A-Za-z])or(?![A-Za-z])|\\(?:cup|vee|lor)(?![A-Za-z])")
-_AND = re.compile(r"\\text\{\s*and\s*\}|(?<![A-Za-z])and(?![A-Za-z])|\\(?:cap|wedge|land)(?![A-Za-z])")
+_AND = re.compile(
+    r",(?=\s*[A-Za-z]\s*(?:<|\\(?:le|ne)(?![A-Za-z])))"  # but `x<-1, x>2` means "or"
+    r"|\\text\{\s*and\s*\}|(?<![A-Za-z])and(?![A-Za-z])|\\(?:cap|wedge|land)(?![A-Za-z])"
+)
 _RELATION = re.compile(r"(<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z]))(=?)")
 _ABSOLUTE = re.compile(r"^(?:\\left\s*)?(?:\||\\lvert)\s*([A-Za-z])\s*(?:\\right\s*)?(?:\||\\rvert)$")
 _ALL = re.compile(r"^(?:\\text\{\s*(?:for\s+)?all\s*\}|(?:for\s+)?all\s)\s*")
+_POINT = re.compile(r"^\s*([A-Za-z])\s*=\s*(\S[^=,]*?)\s*$")
 _LETTER = re.compile(r"^(?:[A-Za-z]|\\(?:theta|alpha|beta|lambda|mu|phi|varphi|gamma|delta))$")
 _KNOWN = re.compile(r"\\(?:frac|sqrt|pi|infty|ln|log|left|right|cdot|circ)(?![A-Za-z])|(?<![A-Za-z])e(?![A-Za-z])")
 _UPWARDS = {"<": ("(", ")"), r"\le": ("[", "]")}
@@ -36,6 +40,8 @@ def as_set(statement: str) -> tuple[str, str]:
             return "", ""
         letter = found
         pieces.append(piece)
+    if len(pieces) > 1 and any("setminus" in piece for piece in pieces):
+        return "", ""
     return letter, r" \cup ".join(pieces)
 
 
@@ -53,6 +59,8 @@ def _clause(clause: str) -> Side:
     letter, low, high = "", _UNBOUNDED_BELOW, _UNBOUNDED_ABOVE
     left_out: list[str] = []
     for part in _AND.split(clause):
+        if (point := _POINT.match(part)) and _is_number(point[2]) and part == clause:  # beside an inequality
+            return point[1], rf"\{{{point[2]}\}}"
         read = _bounds(part.strip())
         if read is None or (letter and read[0] != letter):
             return "", ""
@@ -63,11 +71,9 @@ def _clause(clause: str) -> Side:
             if (low if is_low else high) not in (_UNBOUNDED_BELOW, _UNBOUNDED_ABOVE):
                 return "", ""
             low, high = ((bracket, end), high) if is_low else (low, (bracket, end))
-    if left_out and (low, high) != (_UNBOUNDED_BELOW, _UNBOUNDED_ABOVE):
-        return "", ""
-    if left_out:
-        return letter, rf"\mathbb{{R}} \setminus \{{{','.join(left_out)}\}}"
-    return letter, f"{low[0]}{low[1]},{high[1]}{high[0]}"
+    is_bounded = (low, high) != (_UNBOUNDED_BELOW, _UNBOUNDED_ABOVE)
+    whole = f"{low[0]}{low[1]},{high[1]}{high[0]}" if is_bounded or not left_out else r"\mathbb{R}"
+    return letter, rf"{whole} \setminus \{{{','.join(left_out)}\}}" if left_out else whole
 
 
 def _bounds(part: str) -> tuple[str, list[Side], list[str]] | None:

@@ -11,13 +11,14 @@ import re
 from functools import lru_cache
 
 from retrain_rewards.answer_characters import in_ascii
-from retrain_rewards.answer_layout import with_both_signs, with_plain_intervals, with_plain_rows
+from retrain_rewards.answer_layout import with_both_signs, with_plain_intervals, with_plain_rows, with_plain_vectors
 from retrain_rewards.answer_numbers import with_plain_numbers
 from retrain_rewards.answer_rewrite import END, Rewrite, apply, closing, rewrite
 from retrain_rewards.answer_units import with_plain_unit
+from retrain_rewards.answer_words import with_digits
 
 _STYLES = (
-    "displaystyle textstyle scriptstyle scriptscriptstyle limits nolimits bf it rm sf tt sl sc bfseries itshape"
+    "displaystyle textstyle scriptstyle scriptscriptstyle limits nolimits bf em it rm sf tt sl sc bfseries itshape"
     " rmfamily large Large LARGE huge Huge small footnotesize scriptsize normalsize tiny hfill noindent allowbreak"
     " nobreak strut mathstrut null centering par relax boldmath unskip hline newline middle"
 )
@@ -56,6 +57,11 @@ _DECORATION: tuple[Rewrite, ...] = (
         r"\\text",
         *(r"\textbf{B}", r"\text{B}"),
     ),
+    rewrite(
+        r"\\math(?:bb|cal|frak|scr)\s*\{([-\d.,/\s]+)\}|\s*\\(?:blacksquare|square|Box|qed|checkmark)\s*$",
+        lambda match: match[1] or "",
+        *(r"\mathcal{42} \square", "42"),
+    ),
     rewrite(rf"\\{_one_of(_FONTS)}{END}\s*|\\mathrm\s+(?=[A-Za-z0-9]{END})", " ", r"\underline{42}", " {42}"),
 )
 _ESCAPED_TWICE = rewrite(r"\\(?=\\[A-Za-z]{2})", "", r"\\frac{1}{2}", r"\frac{1}{2}")  # out of a JSON file
@@ -68,8 +74,9 @@ _LETTERS = rewrite(
 
 _ANSWER = r"(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|ans\.?|solution|result)"
 _THUS = r"(?:so|thus|hence|therefore),?"
+_FRAME = r"(?:there\s+(?:are|is)|(?:we|you)\s+(?:get|have|find|obtain)|a\s+total\s+of|only|exactly)"
 _FIRST_WORDS = rewrite(
-    rf"(?i)^(?:\s|\\therefore{END}|\\(?:implies|Rightarrow){END}|=(?!=)|\\text\{{\s*{_THUS}\s*\}}|\\text\{{[:=\s]*\}}"
+    rf"(?i)^(?:\\text\{{\s*(?:{_FRAME}\s*)+\}}|{_FRAME}\b|\s|\\therefore{END}|\\(?:implies|Rightarrow){END}|=(?!=)|\\text\{{\s*{_THUS}\s*\}}|\\text\{{[:=\s]*\}}"
     rf"|\\text\{{(?!\s*not)[A-Za-z ]{{2,40}}:\s*\}}"
     rf"|\\text\{{\s*(?:{_THUS}\s*)?{_ANSWER}\s*(?:is|:|=)?[\s:=]*\}}\s*[:=]?"
     rf"|{_ANSWER}\s*(?:is\b|:|=)\s*[:=]?)+",
@@ -79,6 +86,11 @@ _FIRST_WORDS = rewrite(
 _WORDS_BEFORE = rewrite(
     rf"(?i)^(?:{_ANSWER}|option|choice|it)\s*(?:is\b|:|=|(?=\(?[A-J]\)?\W*$))\s*:?\s*", "", "Option B", "B"
 )
+_LAST_WORDS = rewrite(
+    r"(?i)(?<=[\d)\]}%])(?:\s|\(|\\text\{[\s,(]*)+(?:only|exactly|in (?:all|total)|altogether)[\s.,)}]*$",
+    "",
+    *(r"x=3\text{ only}", "x=3"),
+)
 _LAST_SIGNS = rewrite(r"(?:\s|(?<!\.\.)\.|,|;|\\(?=\s|\\|$)|\\text\{[\s.,;]*\})+$", "", r"42 .\\", "42")
 _ONLY_TEXT = re.compile(r"^\\text\{([^{}]*)\}$")
 
@@ -86,7 +98,10 @@ _SPELLING: tuple[Rewrite, ...] = (
     rewrite(rf"\\text\{{\s*({_one_of(_FUNCTIONS)})\s*\}}", r"\\\1 ", r"\text{ln}(2)", r"\ln (2)"),
     rewrite(r"\\text\{\s*([ei])\s*\}", r" \1", r"4\text{i}", "4 i"),
     rewrite(rf"(?<![A-Za-z\\])({_one_of(_FUNCTIONS)}|sqrt|pi){END}", r"\\\1 ", "2pi", r"2\pi "),
+    rewrite(r"(?<![A-Za-z}\]^_])\{\s*([ei])\s*\}", r"\1", r"3+4 {i}", r"3+4 i"),
     rewrite(rf"\\(?:[dtc]frac|nicefrac|sfrac){END}", r"\\frac", r"\tfrac12", r"\frac12"),
+    rewrite(r"\\frac\{([^{}=]+)\}\{1\}(?=[^=]*=\s*1$)", r"(\1)", r"\frac{y^2}{1} = 1", "(y^2) = 1"),  # of an ellipse
+    rewrite(r"(\w+)\s*\\choose\s*(\w+)", r"\\binom{\1}{\2}", r"10 \choose 3", r"\binom{10}{3}"),
     rewrite(rf"\\(?:leqslant|leqq|leq){END}", r"\\le", r"x\leq 3", r"x\le 3"),
     rewrite(rf"\\(?:geqslant|geqq|geq){END}", r"\\ge", r"x\geqslant 3", r"x\ge 3"),
     rewrite(rf"\\neq{END}", r"\\ne", r"x\neq 3", r"x\ne 3"),
@@ -99,21 +114,29 @@ _SPELLING: tuple[Rewrite, ...] = (
     rewrite(rf"\\rbrack{END}", "]", r"1\rbrack", "1]"),
     rewrite(rf"\\[ij]math{END}", "i", r"4\imath", "4i"),
     rewrite(rf"\\colon{END}", ":", r"3\colon 4", "3: 4"),
-    rewrite(rf"\\degree{END}", r"^\\circ", r"45\degree", r"45^\circ"),
+    rewrite(rf"\\degree{END}|(?<=\d)\s*\^\s*(?:\{{o\}}|o{END})", r"^\\circ", r"45\degree, 45^o", r"45^\circ, 45^\circ"),
+    rewrite(rf"\\(?:dots|dotsc|cdots){END}", r"\\ldots", r"1,\dots,9", r"1,\ldots,9"),
     rewrite(
         rf"\\text\{{\s*infinity\s*\}}|(?<![A-Za-z\\])(?:infinity|oo){END}", r"\\infty ", r"\text{infinity}", r"\infty "
     ),
     rewrite(rf"\\log\s*_\s*(?:\{{\s*e\s*\}}|e{END})", r"\\ln ", r"\log_e 2", r"\ln  2"),
     rewrite(rf"\\lg{END}", r"\\log_{10}", r"\lg 5", r"\log_{10} 5"),
+    rewrite(
+        r"\\(gcd|lcm)\s*(?=\([^()]*[A-Za-z])",  # math-verify computes 1 of two letters
+        r"\\text{\1}",
+        *(r"\gcd(a,b)", r"\text{gcd}(a,b)"),
+    ),
     rewrite(r"\*\*", "^", "x**2", "x^2"),
     rewrite(r"(?<=[\w)}])\s*\*\s*(?=[\w(\\])", r" \\cdot ", "2*x", r"2 \cdot x"),
     rewrite(rf"(?<=\d)\s*\\cdot\s+(?=i{END})|(?<=\d)\s+(?=i$)", "", r"3+4\cdot i", "3+4i"),
+    rewrite(rf"(?<![\d.A-Za-z^_])1(?=i{END})", "", "14-1i", "14-i"),
     rewrite(r"([\])])\s*U\s*(?=[\[(])", r"\1 \\cup ", "[1,2]U[3,4]", r"[1,2] \cup [3,4]"),
+    rewrite(r"(?<=[\d%}])\s+(of\s+[a-z]+\s[a-z ]+)$", r"\\text{ \1}", "70% of the voters", r"70%\text{ of the voters}"),
     rewrite(r"\\text\{\s*\\\$\s*\}", r"\\$", r"\text{\$}5", r"\$5"),
     rewrite(r"(?<=\d)\s+to\s+(?=\d)|\s*\\text\{\s*to\s*\}\s*", ":", r"3 \text{ to } 4", "3:4"),
     rewrite(r"\\text\{([^{}A-Za-z]*)\}", lambda kept: kept[1] or " ", r"\text{42}", "42"),
 )
-REWRITES = (*_DECORATION, _ESCAPED_TWICE, _LETTERS, _FIRST_WORDS, _WORDS_BEFORE, _LAST_SIGNS, *_SPELLING)
+REWRITES = (*_DECORATION, _ESCAPED_TWICE, _LETTERS, _FIRST_WORDS, _WORDS_BEFORE, _LAST_WORDS, _LAST_SIGNS, *_SPELLING)
 
 
 @lru_cache(maxsize=4096)
@@ -122,11 +145,12 @@ def plain(formula: str) -> str:
     text = in_ascii(formula)
     if r"\begin" not in text:
         text = _ESCAPED_TWICE(text)
-    text = _with_upright_words(apply(_DECORATION, text))
+    text = _with_upright_words(apply(_DECORATION, with_plain_vectors(text)))
     text = _LAST_SIGNS(_without_surplus_braces(text.strip()))
     if match := _ONLY_TEXT.match(text):  # `\text{5 cm}`, `\text{Answer: B.}`
         text = _LAST_SIGNS(match[1])
-    text = _LAST_SIGNS(_WORDS_BEFORE(_FIRST_WORDS(text).strip()))
+    text = _LAST_SIGNS(_LAST_WORDS(_WORDS_BEFORE(_FIRST_WORDS(text).strip())))
+    text = with_digits(text)
     text = with_plain_rows(_without_surplus_braces(text))
     text = _with_braced_roots(apply(_SPELLING, text))
     text = with_plain_intervals(with_plain_numbers(" ".join(text.split())))

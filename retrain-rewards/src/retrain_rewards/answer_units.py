@@ -56,6 +56,9 @@ _NEGATIONS = _listed(
 _TEXT = re.compile(r"\\(?:text|mbox|math)(?:rm|it|bf|normal|sf|tt)?\s*\{([^{}]*)\}")
 _SIGNS = re.compile(r"\\[,;:! ]|\\(?:thinspace|quad|text|mbox)\b|[{}^~\s.]+")
 _TOKEN = re.compile(r"#[23]|[A-Za-z]+|\^?\s*-?[1-4](?![0-9])|[/%()]")
+_OF_WHAT = re.compile(
+    r"(?:\\text\{)?\s*(?<![A-Za-z])of\s+((?:the|all|these|those|them|us|its|his|her|their|your|an?)(?:\s+[A-Za-z]+){0,4})\}?$"
+)
 MAX_WORDS = 6
 _DEGREES = re.compile(r"\\circ|\\degree|°")
 _VARIABLE = re.compile(r"[a-z]{1,2}")
@@ -95,7 +98,9 @@ def objection_to_words(reference: str, answer: str, prompt: str) -> str:
 
     A unit is harmless that the reference has too, or where one of the two leaves it out.
     """
-    tail, expected = dropped(answer), dropped(reference)
+    (tail, of_what), (expected, wanted_of) = _tail(answer), _tail(reference)
+    if of_what and wanted_of and of_what != wanted_of:
+        return "it is a part of something else"
     if tail != expected and tail and _unit(tail, prompt) is None:
         return f"{tail!r} is no unit"
     unit, wanted = _unit_of(answer, tail, prompt), _unit_of(reference, expected, prompt)
@@ -109,6 +114,15 @@ def objection_to_words(reference: str, answer: str, prompt: str) -> str:
     if not _TEXT.search(answer):
         return ""
     return _objection_inside(_normalized(answer, units=True), reference, prompt)
+
+
+def _tail(formula: str) -> tuple[str, str]:
+    r"""What follows a value, and what the value is a part of: the end of `70\% \text{ of the voters}`."""
+    tail = dropped(formula)
+    match = _OF_WHAT.search(tail)
+    if not match or _words(match[0]) & NO_UNIT:
+        return tail, ""
+    return tail[: match.start()].strip(), " ".join(match[1].split())
 
 
 def _objection_inside(kept: str, reference: str, prompt: str) -> str:
@@ -136,8 +150,9 @@ def _unit(tail: str, prompt: str) -> Unit | None:
 
     What follows a `/` or `per` is below it, up to a closing parenthesis: `km/h`, `m/s^2`, `(kg m)/s`.
     """
-    flat = _DIVIDED.sub(r" \1 / ( \2 ) ", tail.replace(r"\$", " dollar ").replace(r"\%", "%"))
-    text = _DEGREES.sub("", _SIGNS.sub(" ", _JOINED.sub(" ", flat.replace(r"\mu", " u").replace(r"\Omega", " ohm"))))
+    flat = re.sub(r"\\mu\s*(?:\\text\s*\{\s*)?", " u", tail)
+    flat = _DIVIDED.sub(r" \1 / ( \2 ) ", flat.replace(r"\$", " dollar ").replace(r"\%", "%"))
+    text = _DEGREES.sub("", _SIGNS.sub(" ", _JOINED.sub(" ", flat.replace(r"\Omega", " ohm"))))
     text = re.sub(r"\b([ap])\s+m\b", r"\1m", text).replace("^ ", "^")
     text = re.sub("[A-Za-z]+", _alias, text).replace("_", " ")
     if _TOKEN.sub("", text).strip(" $-"):

@@ -3,15 +3,17 @@ r"""The `math` reward: the boxed answer is an answer, and mathematically equal t
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from retrain.api import Example, PluginContext, Score
-from retrain_rewards.answer import Wanted, objection, parsed, wanted
+from retrain_rewards.answer import Wanted, are_cased, numbers_of, objection, parsed, wanted
 from retrain_rewards.answer_layout import pair_as_column
 from retrain_rewards.answer_notation import verdict_without_mathematics
 from retrain_rewards.answer_sets import both_as_sets
+from retrain_rewards.answer_spellings import decimals, rounds_to, spellings, without_names
 from retrain_rewards.answer_text import plain
 from retrain_rewards.boxed import boxed, last_boxed
 from retrain_rewards.deadline import TimeUp, time_limit, time_limit_of
@@ -19,6 +21,7 @@ from retrain_rewards.match import collapsed, reference_of
 from retrain_rewards.math_size import MAX_LENGTH, refusal
 from retrain_rewards.tables import RewardTable
 
+_AROUND_COMMAS = re.compile(r"\s*,\s*")
 OWN_SHARE = 0.8  # of the scoring time limit, so that a slow comparison ends here with its reason, not by a kill
 
 
@@ -70,21 +73,35 @@ class MathReward:
         sides = verdict_without_mathematics(reference, answer)
         if isinstance(sides, bool):
             return Score.of(float(sides))
-        reference, answer = both_as_sets(*sides)
-        if answer == reference:
+        reference, answer = both_as_sets(*without_names(*sides))
+        if _AROUND_COMMAS.sub(",", answer) == _AROUND_COMMAS.sub(",", reference):
             return Score.of(1.0)
+        is_cased = are_cased(reference, answer)
         try:
             with time_limit(self.time_limit_s):
-                return self._judged(wanted(reference), answer, _words(example.prompt))
+                return self._of_spellings(wanted(reference, is_cased), answer, _words(example.prompt))
         except TimeUp:
             return Score.no_verdict(f"comparing took longer than {self.time_limit_s:g} s")
         except (MemoryError, RecursionError) as error:
             return Score.no_verdict(f"comparing ended in {type(error).__name__}")
 
+    def _of_spellings(self, reference: Wanted, answer: str, prompt: str) -> Score:
+        r"""Score an answer that may hold its value twice: `\frac{1}{2} \text{ or } 0.5`, `\sqrt{3} \approx 1.73`."""
+        if found := decimals(answer):
+            exact, rounded, digits = found
+            if not any(rounds_to(value, digits) for value in numbers_of(next(iter(parsed(exact)), ()))):
+                return Score.of(0.0)
+            score = self._judged(reference, exact, prompt)
+            return score if score.value else self._judged(reference, rounded, prompt)
+        score = self._judged(reference, answer, prompt)
+        if score.value == 0.0 and (parts := spellings(answer)):
+            return Score.of(float(all(self._judged(reference, part, prompt).value == 1.0 for part in parts)))
+        return score
+
     def _judged(self, reference: Wanted, answer: str, prompt: str) -> Score:
         from math_verify import verify
 
-        golds, targets = reference.golds, parsed(answer)
+        golds, targets = reference.golds, parsed(answer, reference.is_cased)
         reasons = [] if any(not isinstance(gold, str) for gold in golds) else [f"the reference {_fault(reference)}"]
         for gold in golds:
             for target in targets:

@@ -53,16 +53,17 @@ class Collector:
         reference: str | None,
         *,
         place: str,
+        absent: str = "empty",
         task: str = "",
         info: Mapping[str, object] | None = None,
     ) -> None:
-        """Add one task; `place` says where it was read, for the notes."""
+        """Add one task; for the notes `place` says where it was read, and `absent` why it has no reference."""
         self.rows += 1
         if not says_something(prompt):
             self._leave_out("no prompt", place)
             return
         if not says_something(reference or "") and not (self.has_verifier and reference is None):
-            self._leave_out("no reference answer", place)
+            self._leave_out(f"no reference answer: {absent}", place)
             return
         text = (reference or "").strip()
         name = example_id(self.source, prompt, text)

@@ -7,11 +7,12 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from retrain.api import ConfigError, Message, Problem, column_names, unknown_column
 from retrain_rewards.sources.rows import Row
 
+Extract = Literal["whole", "boxed", "hashes"]
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -57,6 +58,17 @@ def reference_text(value: Any, place: str, *, holds_tests: bool = False) -> str:
         what = f"a reference answer must be text or a number, not {type(value).__name__} {value!r:.60}"
         raise ConfigError(Problem(where=place, what=what, fix="write it as text"))
     return str(value)
+
+
+def absence(value: Any, how: Extract = "whole") -> str:
+    """What a value is, or lacks, that gives no reference answer: for the note on rows that are left out."""
+    if value is None:
+        return "null"
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    if not str(value).strip() or how == "whole":
+        return "empty"
+    return "no box in the solution" if how == "boxed" else "no #### in the solution"
 
 
 def prompt_of(value: Any, place: str) -> str | tuple[Message, ...]:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table, key
 from retrain_rewards.boxed import last_boxed
 from retrain_rewards.sources.collector import Collector
-from retrain_rewards.sources.columns import prompt_of, reference_text, require_columns
+from retrain_rewards.sources.columns import absence, prompt_of, reference_text, require_columns
 from retrain_rewards.sources.hub import hub_rows
 from retrain_rewards.sources.rows import SUFFIXES, Row, read_rows
 from retrain_rewards.sources.settings import options_of, refuse_foreign_keys, split_text
@@ -60,6 +60,7 @@ class Math:
                     prompt_of(row.values.get("problem"), row.place),
                     last_boxed(solution),
                     place=row.place,
+                    absent=absence(row.values.get("solution"), "boxed"),
                     task=subject,
                     info={name: str(row.values[name]) for name in ("level", "type") if name in row.values},
                 )

@@ -11,9 +11,10 @@ from typing import ClassVar
 
 from retrain.api import ConfigError, Problem, Reward
 from retrain_rewards.countdown import CountdownReward, question
+from retrain_rewards.sources.columns import Extract
 from retrain_rewards.sources.files import Hub, HubOptions
 from retrain_rewards.sources.rows import Row
-from retrain_rewards.sources.table_source import Extract, Task
+from retrain_rewards.sources.table_source import Task
 
 MOST_NUMBERS = 8  # of a puzzle, given by data that nobody checked
 # What surrounds the problems of DAPO-Math, and asks for another form of answer than [data] instruction does.
@@ -64,7 +65,7 @@ class DapoMath(Hub):
             prompt = str(prompt[0]["content"])
         if isinstance(prompt, str):
             prompt = _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", prompt))
-        return Task(prompt=prompt, reference=task.reference, used=task.used)
+        return Task(prompt=prompt, reference=task.reference, used=task.used, absent=task.absent)
 
 
 class Countdown(Hub):

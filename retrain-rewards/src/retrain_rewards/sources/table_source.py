@@ -6,12 +6,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from retrain.api import ConfigError, LoadedData, Message, PluginContext, Problem, Reward, Table, key, value_at
 from retrain_rewards.boxed import last_boxed
 from retrain_rewards.sources.collector import Collector
-from retrain_rewards.sources.columns import column_of, plain, prompt_of, reference_text, require_columns
+from retrain_rewards.sources.columns import (
+    Extract,
+    absence,
+    column_of,
+    plain,
+    prompt_of,
+    reference_text,
+    require_columns,
+)
 from retrain_rewards.sources.rows import Row
 from retrain_rewards.sources.settings import options_of
 from retrain_rewards.tables import reward_names
@@ -19,7 +27,6 @@ from retrain_rewards.tables import reward_names
 HASHES = "####"
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
 
-Extract = Literal["whole", "boxed", "hashes"]
 Prompt = str | tuple[Message, ...]
 
 
@@ -40,6 +47,7 @@ class Task:
     prompt: Prompt
     reference: str | None
     used: frozenset[str]
+    absent: str = "empty"  # why there is no reference, where there is none
 
 
 class TableSource:
@@ -111,7 +119,9 @@ class TableSource:
                 continue
             task = self.task(row)
             others = {name: value for name, value in row.values.items() if name not in task.used}
-            collector.add(task.prompt, task.reference, place=row.place, task=self.name, info=plain(others))
+            collector.add(
+                task.prompt, task.reference, place=row.place, absent=task.absent, task=self.name, info=plain(others)
+            )
         return collector.finish(where=self.where(), read_from=self.read_from(), reward=self.reward)
 
     def task(self, row: Row) -> Task:
@@ -127,7 +137,8 @@ class TableSource:
         elif self.how == "whole":  # a worked solution stays in `info`, for a warm start on it
             used.add(column_of(answer_key, row.values))
         reference = extracted(reference_text(answer, row.place, holds_tests=self.holds_tests), self.how)
-        return Task(prompt=prompt_of(value, row.place), reference=reference, used=frozenset(used))
+        prompt, absent = prompt_of(value, row.place), absence(answer, self.how)
+        return Task(prompt=prompt, reference=reference, used=frozenset(used), absent=absent)
 
     def _refuse_two_prompts(self) -> None:
         if "prompt_key" not in self.is_default:
