@@ -53,7 +53,7 @@ CLIENTS = (
     "pandas",
     "trackio>=0.27",
     *("mlflow-skinny>=3.4", "sqlalchemy", "alembic"),
-    *("openenv-core>=0.3", "websockets", "mcp<2"),
+    *("openenv>=0.10", "websockets", "mcp<2"),
     "mkdocs-material",
 )
 TEST_TOOLS = (

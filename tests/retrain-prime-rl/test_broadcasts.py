@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from retrain_prime_rl.broadcasts import newest_broadcast, wait_for
+from retrain_prime_rl.broadcasts import answer_offers, newest_broadcast, wait_for
 
 ADAPTER = save({"lora_A": np.ones((4, 8), np.float32), "lora_B": np.zeros((8, 4), np.float32)})
 
@@ -75,6 +76,38 @@ def test_missing_weights_are_a_fault(tmp_path):
     status = newest_broadcast(tmp_path)
     assert status.newest is None
     assert "adapter_model.safetensors" in status.faults[0]
+
+
+def test_an_offer_is_answered_and_its_weights_count_once_they_are_finished(tmp_path):
+    """The handshake of trainers that write nothing before somebody has answered."""
+
+    def train() -> None:
+        for step in (0, 1):
+            target = tmp_path / "broadcasts" / f"step_{step}"
+            target.mkdir(parents=True)
+            (target / ".sender_ready").touch()
+            while not (target / ".receiver_ready").exists() and not given_up.wait(0.005):
+                pass
+            (target / ".started").touch()
+            seen.append(newest_broadcast(tmp_path).newest)
+            broadcast(tmp_path, step, stable=False)
+            (target / ".finished").touch()
+
+    seen: list[Any] = []
+    given_up = threading.Event()
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    status = wait_for(tmp_path, 1, wait_s=20.0, poll_s=0.01)
+    given_up.set()
+    trainer.join()
+    assert status.newest is not None
+    assert (status.newest.step, seen[0], seen[1].step) == (1, None, 0)
+
+
+def test_what_is_not_offered_is_not_answered(tmp_path):
+    target = broadcast(tmp_path, 1)
+    answer_offers(tmp_path)
+    assert not (target / ".receiver_ready").exists()
 
 
 def test_all_weights_may_be_spread_over_files_and_each_is_checked(tmp_path):

@@ -88,7 +88,7 @@ def test_weights_that_are_being_written_are_waited_for_longer(broadcast, backend
     broadcast(tmp_path, 0)
     (broadcast(tmp_path, 1) / "STABLE").unlink()
     text = wait_in_vain(backend()[0], batch)
-    assert "step_1 is there, but its STABLE is not" in text
+    assert "step_1 is there, but neither .finished nor STABLE is" in text
     assert "raise sync_wait_s" in text
 
 

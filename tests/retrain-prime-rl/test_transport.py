@@ -31,6 +31,15 @@ def test_each_rank_has_a_file(tmp_path):
     assert step(tmp_path, 3) == {"rank_0.bin": b"left", "rank_1.bin": b"right"}
 
 
+def test_newer_trainers_find_the_same_files_in_batches(tmp_path):
+    transport = FileTransport(tmp_path / "run", ("rank_0.bin",))
+    for step in (1, 2):
+        transport.send(step, [b"x"])
+    assert (tmp_path / "run" / "batches" / "step_2" / "rank_0.bin").read_bytes() == b"x"
+    transport.forget(2)
+    assert [path.name for path in (tmp_path / "run" / "batches").iterdir()] == ["step_2"]
+
+
 def test_a_reader_that_sees_one_file_sees_all_of_them_whole(tmp_path):
     payloads = [os.urandom(400_000), os.urandom(400_000)]
     seen, done = [], threading.Event()

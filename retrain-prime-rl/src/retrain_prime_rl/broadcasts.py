@@ -1,7 +1,9 @@
-"""The trainer's weight broadcasts: `<output_dir>/broadcasts/step_<N>/`, complete once it contains `STABLE`.
+"""The trainer's weight broadcasts: `<output_dir>/broadcasts/step_<N>/`, complete once it is marked so.
 
 Step N is the policy after the trainer's first N optimizer steps. The trainer writes step 0, or that of the checkpoint
-it resumes from, when it starts, and removes step N - 2 after step N.
+it resumes from, when it starts, and removes step N - 2 after step N. Up to v0.8 it marks complete weights by `STABLE`.
+Since v0.9 it offers a step by `.sender_ready`, writes nothing until that is answered by `.receiver_ready`, and then
+marks the beginning by `.started` and the end by `.finished`.
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BROADCASTS, STABLE = "broadcasts", "STABLE"
+BROADCASTS = "broadcasts"
+COMPLETE = (".finished", "STABLE")  # the marks of newer and older trainers
+OFFERED, ANSWERED = ".sender_ready", ".receiver_ready"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_HEADER_BYTES = 2**27
 
@@ -41,18 +46,26 @@ def numbered(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(n), path) for n, path in folders.items() if n.isascii() and n.isdecimal()))
 
 
-def newest_stable(output_dir: Path) -> int:
-    """The highest number of a broadcast that is marked as complete, whatever its files hold; 0 without any."""
+def complete(output_dir: Path) -> dict[int, Path]:
+    """The marks of the broadcasts that are complete, whatever their files hold, by number, in ascending order."""
     found = numbered(output_dir / BROADCASTS)
-    return max((step for step, folder in found.items() if (folder / STABLE).exists()), default=0)
+    marks = {step: next(filter(Path.exists, map(folder.joinpath, COMPLETE)), None) for step, folder in found.items()}
+    return {step: mark for step, mark in marks.items() if mark is not None}
+
+
+def answer_offers(output_dir: Path) -> None:
+    """Tell a trainer that offers weights, and waits, to write them; older trainers offer nothing."""
+    for folder in numbered(output_dir / BROADCASTS).values():
+        if (folder / OFFERED).exists() and not (folder / ANSWERED).exists():
+            with suppress(FileNotFoundError):  # the trainer has just removed the folder
+                (folder / ANSWERED).touch()
 
 
 def newest_broadcast(output_dir: Path) -> BroadcastStatus:
-    """The newest complete broadcast. A folder without `STABLE` is still being written; one with it must be readable."""
+    """The newest complete broadcast. A folder that is not marked so is still being written."""
     faults: list[str] = []
-    for step, folder in reversed(numbered(output_dir / BROADCASTS).items()):
-        if not (folder / STABLE).exists():
-            continue
+    for step, mark in reversed(complete(output_dir).items()):
+        folder = mark.parent
         is_adapter = (folder / ADAPTER_CONFIG).exists()
         fault = _fault(folder, is_adapter=is_adapter)
         if not fault:
@@ -67,11 +80,13 @@ def wait_for(
 ) -> BroadcastStatus:
     """Poll every `poll_s` seconds for a complete broadcast of `step` or later, for at most `wait_s` seconds.
 
-    A fault may be transient: on a network disk `STABLE` can become visible before the other files.
+    Offers are answered meanwhile. A fault may be transient: on a network disk the mark can become visible before the
+    other files.
     """
     deadline = time.monotonic() + wait_s
     while True:
         meanwhile()
+        answer_offers(output_dir)
         status = newest_broadcast(output_dir)
         remaining_s = deadline - time.monotonic()
         if (status.newest is not None and status.newest.step >= step) or remaining_s <= 0.0:
@@ -81,11 +96,7 @@ def wait_for(
 
 def put_back(output_dir: Path) -> int | None:
     """The step that the trainer was put back to: it wrote a lower number after the highest; None if it was not."""
-    written = {
-        step: (folder / STABLE).stat().st_mtime_ns
-        for step, folder in numbered(output_dir / BROADCASTS).items()
-        if (folder / STABLE).exists()
-    }
+    written = {step: mark.stat().st_mtime_ns for step, mark in complete(output_dir).items()}
     newest = max(written, key=lambda step: (written[step], step), default=None)
     return None if newest is None or newest == max(written) else newest
 

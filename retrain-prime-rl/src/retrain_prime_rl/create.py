@@ -10,6 +10,7 @@ from pathlib import Path
 from retrain.api import Capabilities, Config, EngineTraits, Kind, PluginContext, TrainBatch, resolve
 from retrain_prime_rl import checks, steps
 from retrain_prime_rl.backend import Encode, PrimeRlBackend
+from retrain_prime_rl.broadcasts import answer_offers
 from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.packing import Layout, pack
 from retrain_prime_rl.plugin import CAPABILITIES
@@ -69,6 +70,12 @@ def _transport(
 ) -> Transport:
     if options.transport == "filesystem":
         return FileTransport(output_dir, names)
+
+    def waiting() -> None:
+        """A trainer may wait for an answer to its first weights before it asks for a batch."""
+        answer_offers(output_dir)
+        context.check_stop()
+
     if options.wire == "scalar":
         return Pusher(
             host=options.zmq_host,
@@ -76,7 +83,7 @@ def _transport(
             hwm=options.zmq_hwm,
             sender=output_dir.stem,
             ready_wait_s=options.ready_wait_s,
-            check_stop=context.check_stop,
+            check_stop=waiting,
         )
     return Publisher(
         host=options.zmq_host,
@@ -85,7 +92,7 @@ def _transport(
         ranks=options.data_world_size,
         ready_wait_s=options.ready_wait_s,
         is_resumed=is_resumed,
-        check_stop=context.check_stop,
+        check_stop=waiting,
     )
 
 

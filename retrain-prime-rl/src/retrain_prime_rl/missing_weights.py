@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrain_prime_rl.broadcasts import BROADCASTS, STABLE, BroadcastStatus, put_back, put_back_fix
+from retrain_prime_rl.broadcasts import BROADCASTS, COMPLETE, BroadcastStatus, put_back, put_back_fix
 from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.transport import ROLLOUTS
 
@@ -16,7 +16,8 @@ def missing_weights(output_dir: Path, sent: int, options: PrimeRlOptions, status
     if status.faults:
         return "; ".join(status.faults), f"check that disk; {SLOW}"
     if (output_dir / BROADCASTS / f"step_{sent}").is_dir():
-        return f"step_{sent} is there, but its {STABLE} is not: it is still being written", SLOW
+        why = f"step_{sent} is there, but neither {' nor '.join(COMPLETE)} is: it is still being written"
+        return why, SLOW
     if status.newest is None:
         why = "nothing is there, and a trainer that has this output_dir writes step_0 before it reads a batch"
         return why, (

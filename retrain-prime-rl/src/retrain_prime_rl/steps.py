@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.api import ConfigError, Problem
-from retrain_prime_rl.broadcasts import BROADCASTS, newest_stable, numbered, put_back, put_back_fix
+from retrain_prime_rl.broadcasts import BROADCASTS, complete, numbered, put_back, put_back_fix
 from retrain_prime_rl.transport import ROLLOUTS
 
 LEDGER = "retrain_steps.json"
@@ -33,7 +33,7 @@ def find_sent(
     continue in the folder of another one, when a step that the trainer has yet to read lacks a file of `names`, or when
     `first_step` is given and later steps exist.
     """
-    files, version = numbered(output_dir / ROLLOUTS), newest_stable(output_dir)
+    files, version = numbered(output_dir / ROLLOUTS), max(complete(output_dir), default=0)
     if first_step >= 0:
         _refuse_later(output_dir, first_step, version + first, files)
         return first_step - first

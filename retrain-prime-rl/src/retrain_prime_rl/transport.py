@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from retrain.api import BackendError, Problem
 from retrain_prime_rl.broadcasts import numbered
 
-ROLLOUTS = "rollouts"
+ROLLOUTS, BATCHES = "rollouts", "batches"  # the folder of batches up to v0.8, and since v0.9
 SCALAR_FILE = "rollouts.bin"
 
 
@@ -37,7 +38,10 @@ def rank_files(ranks: int) -> tuple[str, ...]:
 
 
 class FileTransport:
-    """`<output_dir>/rollouts/step_<N>/<name>`: a step appears with all its files at once, by one rename."""
+    """`<output_dir>/rollouts/step_<N>/<name>`: a step appears with all its files at once, by one rename.
+
+    `batches` links to the same folder.
+    """
 
     def __init__(self, output_dir: Path, names: Sequence[str]) -> None:
         self._rollouts = output_dir / ROLLOUTS
@@ -49,6 +53,8 @@ class FileTransport:
         try:
             shutil.rmtree(draft, ignore_errors=True)  # left by a process killed while writing
             draft.mkdir(parents=True)
+            with suppress(FileExistsError):
+                self._rollouts.with_name(BATCHES).symlink_to(ROLLOUTS, target_is_directory=True)
             for name, payload in zip(self._names, payloads, strict=True):
                 _write(draft / name, payload)
             os.rename(draft, target)  # fails if it exists and is not empty

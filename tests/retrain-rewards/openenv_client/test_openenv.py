@@ -54,7 +54,7 @@ def real_server(sessions: int) -> Iterator[str]:
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A server that accepts two sessions at the same time."""
     if request.param == "real":
-        pytest.importorskip("openenv", reason="needs openenv-core: nox -s clients")
+        pytest.importorskip("openenv", reason="needs openenv: nox -s clients")
     with real_server(CAPACITY) if request.param == "real" else serving(Game(capacity=CAPACITY)) as served:
         yield served
 
