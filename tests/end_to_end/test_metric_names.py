@@ -119,7 +119,7 @@ def lines(runs: list[Path]) -> list[dict[str, Any]]:
     return [line for run in runs for line in records(run / "metrics.jsonl")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_field_of_a_run_is_described(lines: list[dict[str, Any]]) -> None:
     specs = _specs()
     names = {name for line in lines for name in line}

@@ -24,7 +24,7 @@ ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_i
 NAMES = ["toy_raw+toy_flat_s7", "grpo+toy_index_s7"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sequential_then_complete_then_parallel_is_the_same(write: Write, finish: Finish) -> None:
     write(SEEDS)
     code, out, err = finish("c.toml", "--log-dir", "one")

@@ -90,7 +90,7 @@ def _as_toml(value: Any) -> str:
     return json.dumps(value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_loader_and_schema_agree_about_every_key_and_kind_of_value(
     validator: Draft202012Validator, tables: Mapping[str, TableEntry], tmp_path: Path
 ) -> None:

@@ -141,7 +141,7 @@ def test_every_supervised_step_has_a_row_and_the_axis_counts_steps(
     assert sys.modules["wandb"].axes == [("train/step", None), ("*", "train/step")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_resumed_by_the_script_continues_in_both_recorders(
     tmp_path: Path,
     train: Train,

@@ -65,7 +65,7 @@ def studies(made: Any, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[P
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_numbers_of_fifty_random_campaigns_are_scipys(studies: list[tuple[Path, Study]]) -> None:
     for _, study in studies:
         first = study.conditions[0].estimates[str(study.metric)].values

@@ -313,7 +313,7 @@ def test_plots_of_plugins_are_a_section_of_their_own_and_escaped(
     assert (figure["x"], figure["points"], figure["labels"]) == ([1, 2], [None, 0.5], ["<b>", "[U+0000]"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_conditions_stay_a_small_page(made: Any, page_of: PageOf, tmp_path: Path) -> None:
     effects = {f"maxrl+none~lr={i}": 0.01 * i for i in range(40)}
     folder = made.write_campaign(tmp_path / "campaign", effects, seeds=[1, 2], steps=300, completions=1)
