@@ -198,7 +198,7 @@ def table(where: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> s
     lines = ["| part | of it | measured | limit | reached | wanted |", "|---|---|---|---|---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     lost = [f"{name} ({part['status']})" for name, part in parts.items() if part["status"] != DONE]
-    told = f"`{report.command_line()}`; {report.describe(where)}."
+    told = f"`{report.command_line().removesuffix(' --report')}`; {report.describe(where)}."
     told += f" Not done: {', '.join(lost)}." if lost else ""
     return "\n".join([*lines, "", *textwrap.wrap(told, report.WIDTH, break_long_words=False, break_on_hyphens=False)])
 

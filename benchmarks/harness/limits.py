@@ -3,7 +3,8 @@
 Of a decoder with attention and a gated feed-forward (Llama, Qwen, Mistral). With W = parameters of the projections of
 all layers, V h = those of the head, R = LoRA's, and a row's completion of n tokens after p prompt tokens:
 
-sampling   bytes: per token step, every weight once and the keys and values of all rows: b (W + V h) + sum_rows c_kv t
+sampling   bytes: per token step, every weight once and all keys and values, those of a group's prompt once:
+           b (W + V h) + c_kv (sum_groups p + sum_rows n)
            operations: 2 (W + V h) per new token, 2 W per prompt token (once per group), attention 4 L a t
 training   4 W per token (forward; the gradient of the activations: frozen weights need none of their own), 6 R,
            4 V h per completion token, and three times the forward's attention; a group's prompt once
@@ -117,7 +118,8 @@ def decode(shape: Shape, work: Work, item: int) -> Limit:
     """Drawing all new tokens, one per row and step, the prompts' keys and values being there."""
     contexts = sum(work.prompt + at for at in range(1, work.new + 1))  # of one row, over its steps
     weights = item * (shape.projections + shape.head)
-    moved = work.new * weights + work.rows * contexts * shape.kv_bytes(item)
+    held = work.groups * work.prompt * work.new + work.rows * (contexts - work.prompt * work.new)
+    moved = work.new * weights + held * shape.kv_bytes(item)
     per_token = 2 * (shape.projections + shape.head)
     done = work.rows * (work.new * per_token + contexts * shape.attention)
     return Limit(moved_bytes=moved, operations=done)

@@ -241,7 +241,7 @@ def sampling(settings: dict[str, Any], found: Figures) -> None:
         }
         step_s = (seconds[new] - seconds[SHORT]) / (new - SHORT)
         moved = weight_item * shape.projections + bench.item * shape.head
-        moved += rows * (context + (new + SHORT) / 2) * shape.kv_bytes(kv_item)
+        moved += (batch * context + rows * (new + SHORT) / 2) * shape.kv_bytes(kv_item)  # a group shares its prompt
         found.keep(
             name,
             rows=rows,

@@ -153,6 +153,17 @@ def test_the_plan_measures_what_is_promised_and_every_test_that_needs_a_gpu(gpu:
     assert all((BENCHMARKS.parent / file).is_file() for file in files)
 
 
+def test_a_shared_prompt_is_read_once_per_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted for each row, decoding on an H100 was faster than its memory."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    limits = importlib.import_module("harness.limits")
+    shape = limits.Shape(layers=1, hidden=8, inner=8, heads=1, kv_heads=1, head_size=8, vocabulary=8)
+    moved = [
+        limits.decode(shape, limits.Work(rows=4, group=group, prompt=10, new=2), 2).moved_bytes for group in (1, 2, 4)
+    ]
+    assert moved[0] - moved[1] == 2 * (moved[1] - moved[2]) == 2 * 10 * 2 * shape.kv_bytes(2)
+
+
 # What a machine with PyTorch, transformers, PEFT and pytest has of the requirements of ours and of what is carried.
 BROUGHT = {
     *(
