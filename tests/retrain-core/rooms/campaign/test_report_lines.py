@@ -25,9 +25,9 @@ def test_what_plugins_log_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("retrain")
     before = logger.level, logger.propagate, list(logger.handlers)
     with lines.shown():
-        logger.info("Recommended rank: %d", 4)
+        logger.info("Recommended rank: %d\x1b[2J", 4)
     logger.info("not any more")
-    assert capsys.readouterr().out == "Recommended rank: 4\n"
+    assert capsys.readouterr().out == "Recommended rank: 4\ufffd[2J\n"
     assert (logger.level, logger.propagate, list(logger.handlers)) == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -14,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from retrain.rooms.insight import status_command
+from retrain.rooms.insight.status_scan import scan
 
 Make = Callable[..., Path]
 SCRIPT = str(Path(sys.executable).with_name("retrain"))
@@ -54,6 +58,22 @@ def test_watching_on_a_terminal_refreshes_until_ctrl_c(
         watcher.kill()
         watcher.wait()
         os.close(ours)
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_move_its_cursor_gets_one_table_after_the_other(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: str
+) -> None:
+    make_run("logs/a")
+    looks = iter([scan(tmp_path), scan(tmp_path)])  # then StopIteration, in place of Ctrl-C
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", term)
+    with pytest.raises(StopIteration):
+        status_command._watch(looks.__next__, 0.0, as_json=False)
+    assert terminal.getvalue().count("Runs: 1") == 2
+    assert "\x1b" not in terminal.getvalue()
 
 
 def read_until(terminal: int, wanted: str, seen: str = "") -> str:

@@ -23,18 +23,18 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group, Kind
+from retrain.rooms.terminal.console import run_console
 from retrain.rooms.terminal.lines import RunLines, held_out_line, next_commands
 from retrain.rooms.terminal.panel import LiveDisplay
 from retrain.rooms.terminal.progress_lines import ProgressLines
 from retrain.rooms.terminal.step_lines import (
     COLUMNS,
     evaluation,
-    group_lines,
     step_line,
     training_complete,
     with_parts,
 )
-from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL, duration, printable
+from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, duration, printable
 from retrain.rooms.text.typed_command import program
 
 MakeGroup = Callable[..., Group]
@@ -76,35 +76,6 @@ def test_printable_text_is_kept_and_anything_else_is_not(text: str) -> None:
     shown = printable(text)
     assert all(now == was or (not was.isprintable() and now == "\ufffd") for was, now in zip(text, shown, strict=True))
     assert printable(shown) == shown
-
-
-def test_group_lines_name_the_reason_of_a_skip(make_group: MakeGroup) -> None:
-    groups = [make_group(1, 0), make_group(1, 1), make_group(0, 0), make_group(0.5, 0.5), make_group(None, None)]
-    lines = group_lines(groups)
-    assert lines == [
-        "  group: 1/2 correct | answer=7",
-        "  group: 2/2 correct | answer=7",
-        "    -> skipped (all correct)",
-        "  group: 0/2 correct | answer=7",
-        "    -> skipped (all wrong)",
-        "  group: 0/2 correct | answer=7",
-        "    -> skipped (all same, reward=0.5)",
-        "  group: 0/2 correct | answer=7",
-        "    -> skipped (no verdict)",
-    ]
-
-
-def test_a_tie_beside_a_missing_verdict_shows_the_tied_reward(make_group: MakeGroup) -> None:
-    group = make_group(None, 0.5, 0.5)
-    assert group_lines([group])[1] == "    -> skipped (all same, reward=0.5)"
-
-
-def test_answers_are_cut_and_cleaned(make_group: MakeGroup) -> None:
-    group = make_group(1, 0, reference="\x1b[31m" + "x" * 100)
-    (line,) = group_lines([group])
-    answer = line.partition("answer=")[2]
-    assert answer == "\ufffd[31m" + "x" * 32 + "..."
-    assert len(answer) == 40
 
 
 def test_the_step_line() -> None:
@@ -209,6 +180,27 @@ def test_parts_of_a_reward_that_have_no_room_stand_below() -> None:
     short = METRICS | {"condition": "grpo+none", "sepa_lambda": None, "reward_a_mean": 0.5}
     assert with_parts(step_line(short), short) == [step_line(short)]
     assert "a=0.500" in step_line(short)
+
+
+@pytest.mark.parametrize("rejected", ["", "the server answered:\n  503\r\n\x1b[31mbusy\x1b[0m"])
+def test_a_log_has_one_line_for_a_step_and_one_for_an_evaluation(
+    context: PluginContext, plugins: Plugins, capsys: pytest.CaptureFixture[str], rejected: str
+) -> None:
+    parts = {f"{prefix}reward_part_{name}_mean": 0.5 for name in "abcdefgh" for prefix in ("", "eval_")}
+    evaluated = {"eval_correct_rate": 0.5, "eval_ci_low": 0.4, "eval_ci_high": 0.6, "eval_mean_reward": 0.5}
+    evaluated |= {"eval_examples": 8, "eval_samples": 1, "eval_pass_at_1": 0.5}
+    metrics = METRICS | parts | evaluated | ({"rejected": rejected} if rejected else {})
+    with run_console(plugins):
+        watcher = RunLines(context)
+        watcher.retrain_step_end(metrics)
+        logging.getLogger("retrain").warning("of a plugin:\t\x1b[2J\x07gone")
+    step, evaluated_line, warning = capsys.readouterr().out.splitlines()
+    assert step.startswith("Step 3 ")
+    assert evaluated_line.startswith("Eval after step 3 ")
+    for line in (step, evaluated_line):
+        assert all(f"part_{name}=0.500" in line for name in "abcdefgh")
+    assert warning.startswith("of a plugin: ")
+    assert (step + evaluated_line + warning).isprintable()
 
 
 def test_groups_that_were_not_useful_are_explained() -> None:
@@ -452,7 +444,7 @@ def test_the_rows_of_the_panel_never_move_and_never_wrap(context: PluginContext,
     assert "time left: " in after[1] or width < 60
 
 
-@pytest.mark.parametrize(("level", "is_shown"), [(GROUP_LEVEL, True), (logging.INFO, False), (OUTCOME_LEVEL, False)])
+@pytest.mark.parametrize(("level", "is_shown"), [(PROGRESS_LEVEL, True), (logging.INFO, False), (OUTCOME_LEVEL, False)])
 def test_where_there_is_no_panel_a_silent_run_says_what_it_is_doing(
     context: PluginContext, caplog: pytest.LogCaptureFixture, level: int, is_shown: bool
 ) -> None:
@@ -478,7 +470,7 @@ def test_where_there_is_no_panel_a_silent_run_says_what_it_is_doing(
 
 
 def test_a_run_that_is_not_silent_says_nothing_more(context: PluginContext, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(GROUP_LEVEL, logger="retrain")
+    caplog.set_level(PROGRESS_LEVEL, logger="retrain")
     watcher = RunLines(context)
     assert watcher._progress._silence_s == 30.0
     watcher._progress = ProgressLines(context, silence_s=1000.0)

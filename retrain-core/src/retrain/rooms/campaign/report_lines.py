@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,8 @@ from rich.text import Text
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.outcome import progress
 from retrain.rooms.campaign.planned import PlannedRun
-from retrain.rooms.text.terminal_text import OUTCOME_LEVEL
+from retrain.rooms.session.streams import can_redraw
+from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, harmless_lines
 
 LOOK_EVERY_S = 1.0
 
@@ -50,7 +50,7 @@ class Lines:
 
     @contextmanager
     def _panel_shown(self) -> Iterator[None]:
-        if self._level > logging.INFO or not sys.stdout.isatty():
+        if self._level > logging.INFO or not can_redraw():
             yield
             return
         self._panel = _Panel(self._total)
@@ -66,9 +66,9 @@ class Lines:
         if level < self._level:
             return
         if self._live:
-            self._live.console.print(Text(text), highlight=False)
+            self._live.console.print(Text(harmless_lines(text)), highlight=False)
         else:
-            click.echo(text)
+            click.echo(harmless_lines(text))
 
     def head(self, campaign: Campaign, output: str, workers: int) -> None:
         """Print what is about to run."""

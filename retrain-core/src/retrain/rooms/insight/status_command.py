@@ -13,6 +13,7 @@ import click
 
 from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.insight.status_scan import Overview, scan
+from retrain.rooms.session.streams import can_redraw
 
 Look = Callable[[], Overview]
 INTERVAL_S = 5.0
@@ -90,7 +91,7 @@ def _print(overview: Overview) -> None:
 def _watch(look: Look, interval_s: float, *, as_json: bool) -> None:
     """Show `look()` repeatedly; Ctrl-C ends it and is not an error."""
     try:
-        if sys.stdout.isatty() and not as_json:
+        if can_redraw() and not as_json:
             _watch_live(look, interval_s)
         while True:
             if as_json:

@@ -118,26 +118,23 @@ def _table(overview: Overview, is_narrow: bool) -> Table:
         rates = share(run.correct_rate), share(run.held_out_rate)
         head = (Text(_name(run, overview)), state_text(run.state), steps, *rates)
         if is_narrow:
-            table.add_row(*head, duration(_left_s(run)) if run.is_live else "")
+            table.add_row(*head, duration(run.left_s) if run.is_live else "")
             continue
         numbers = decimal(run.mean_reward, 3), decimal(run.loss, 4), duration(run.wall_time_s)
         table.add_row(*head, *numbers, Text(printable(run.condition)))
     return table
 
 
-def _left_s(run: RunStatus) -> float | None:
-    """As long for the steps to come as for those behind it; None before the first one."""
-    if not (run.step and run.max_steps and run.wall_time_s):
-        return None
-    return max(0, run.max_steps - run.step) * run.wall_time_s / run.step
-
-
 def _campaign_head(campaign: CampaignStatus) -> Text:
-    failed = sum(run.has_failed for run in campaign.runs)
     head = Text(printable(str(campaign.path)), style="bold").append("  ").append_text(state_text(campaign.state))
-    done = f"  {campaign.num_completed}/{campaign.num_runs - campaign.num_saved} runs done"
-    told = [done, *([f"{failed} failed"] if failed else []), *_looks(campaign)]
-    return head.append(", ".join(told), style="default")
+    return head.append(f"  {progress_text(campaign)}", style="default")
+
+
+def progress_text(campaign: CampaignStatus) -> str:
+    """`3/6 runs done, 1 failed, 1 of 2 looks taken, the next after 6 seeds`."""
+    failed = sum(run.has_failed for run in campaign.runs)
+    done = f"{campaign.num_completed}/{campaign.num_runs - campaign.num_saved} runs done"
+    return ", ".join([done, *([f"{failed} failed"] if failed else []), *_looks(campaign)])
 
 
 def _looks(campaign: CampaignStatus) -> list[str]:

@@ -9,6 +9,7 @@ from io import TextIOWrapper
 from retrain.rooms.text.secrets import redacted
 
 COLOR_VARIABLES = ("NO_COLOR", "FORCE_COLOR")
+DUMB = ("dumb", "unknown")  # values of TERM, as rich reads them
 
 
 class RedactingStream(TextIOWrapper):
@@ -56,7 +57,12 @@ def wants_color() -> bool | None:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
-    return False if os.environ.get("TERM") in ("dumb", "unknown") else None
+    return False if os.environ.get("TERM", "").lower() in DUMB else None
+
+
+def can_redraw() -> bool:
+    """Whether stdout is a terminal that can move its cursor; TERM=dumb says that it cannot."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in DUMB
 
 
 def is_interactive() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,20 +12,23 @@ import click
 
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner
-from retrain.rooms.session.streams import drop_stdout
+from retrain.rooms.session.streams import can_redraw, drop_stdout
 from retrain.rooms.terminal.notebook import NotebookLines, is_notebook
 from retrain.rooms.text.secrets import redacted
-from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL
+from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, harmless_lines
 
 LOGGER = "retrain"
 
 
-class RedactedLines(logging.Formatter):
-    """Lines without known secrets, where stdout does not leave them out itself: in somebody's program or notebook."""
+class HarmlessLines(logging.Formatter):
+    """Lines without control characters, whatever a plugin or a server wrote, and without known secrets.
+
+    stdout leaves secrets out itself, except in somebody's program or notebook.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        return str(redacted(super().format(record)))
+        """The line, or several."""
+        return harmless_lines(str(redacted(super().format(record))))
 
 
 class PlainLines(logging.StreamHandler[TextIO]):
@@ -56,7 +58,7 @@ def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
             yield
         return
     if is_quiet or not can_redraw():
-        level = OUTCOME_LEVEL if is_quiet else GROUP_LEVEL
+        level = OUTCOME_LEVEL if is_quiet else PROGRESS_LEVEL
         with _handler(logger, PlainLines(sys.stdout), level):
             yield
         return
@@ -68,15 +70,10 @@ def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
         yield
 
 
-def can_redraw() -> bool:
-    """Whether stdout is a terminal that can move its cursor; TERM=dumb says that it cannot."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
-
-
 @contextmanager
 def _handler(logger: logging.Logger, handler: logging.Handler, level: int) -> Iterator[None]:
     before = logger.level, logger.propagate
-    handler.setFormatter(RedactedLines("%(message)s"))
+    handler.setFormatter(HarmlessLines("%(message)s"))
     logger.setLevel(level)
     logger.propagate = False
     logger.addHandler(handler)

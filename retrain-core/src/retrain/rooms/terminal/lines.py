@@ -1,4 +1,4 @@
-"""The watcher that logs a run's lines: groups, steps, evaluations, long phases, and how it ended."""
+"""The watcher that logs a run's lines: steps, evaluations, long phases, and how it ended."""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ from typing import TYPE_CHECKING, Any
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.types import Kind
-from retrain.rooms.credit.flow import build_flow
 from retrain.rooms.session.records.reading import read_records
-from retrain.rooms.tasks.scoring.build import has_verifier
 from retrain.rooms.terminal.progress_lines import ProgressLines
 from retrain.rooms.terminal.step_lines import (
     COLUMNS,
     evaluations,
-    group_lines,
     rate_text,
     step_line,
     supervised_line,
     training_complete,
     with_parts,
 )
-from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL
+from retrain.rooms.text.terminal_text import OUTCOME_LEVEL
 from retrain.rooms.text.typed_command import program
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.views import GroupsView, RunView
+    from retrain.kernel.contracts.views import RunView
     from retrain.kernel.plugins.manager import Plugins
 
 LOG = logging.getLogger("retrain")
@@ -56,7 +53,7 @@ NEEDED = {
 
 
 class RunLines:
-    """Logs a line per group, per step and per evaluation, and how the run ended."""
+    """Logs a line per step and per evaluation, and how the run ended."""
 
     def __init__(self, context: PluginContext) -> None:
         self._progress = ProgressLines(context)
@@ -64,9 +61,6 @@ class RunLines:
         self._running_rate: float | None = None
         self._last_adapter: Path | None = None
         self._last_eval: Mapping[str, Any] | None = None
-        flow = build_flow(context.config, context.plugins)
-        self._may_train_any = flow.advantage.compute_step is not None or not flow.needs_verdict
-        self._has_verifier = has_verifier(context.config)
 
     @hookimpl
     def retrain_run_start(self) -> None:
@@ -79,21 +73,15 @@ class RunLines:
         self._progress.enter(step, phase)
 
     @hookimpl
-    def retrain_groups_scored(self, groups: GroupsView) -> None:
-        """A line per group, where anything judges them."""
-        judged = groups.groups if self._has_verifier else ()
-        for line in group_lines(judged, may_train_any=self._may_train_any):
-            LOG.log(GROUP_LEVEL, "%s", line)
-
-    @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
         """The step's line, and that of its evaluation."""
+        width, is_log = columns(), not sys.stdout.isatty()  # tools read a log line by line
+        lines = evaluations(metrics, width, is_one_line=is_log)
         if metrics["step"] >= 0:
-            for line in with_parts(step_line(metrics, columns()), metrics, columns()):
-                LOG.info("%s", line)
+            lines = with_parts(step_line(metrics, width), metrics, width, is_one_line=is_log) + lines
         elif "sft_loss" in metrics:
-            LOG.info("%s", supervised_line(metrics))
-        for line in evaluations(metrics, columns()):
+            lines = [supervised_line(metrics), *lines]
+        for line in lines:
             LOG.info("%s", line)
         if "eval_correct_rate" in metrics:
             self._last_eval = metrics

@@ -8,8 +8,6 @@ import sys
 import time
 from collections import deque
 
-from retrain.rooms.text.terminal_text import printable
-
 LAST_LINES, LAST_WARNINGS = 15, 10
 PAUSE_S = 0.2  # between two updates
 STYLE = "white-space: pre-wrap; line-height: 1.3; margin: 0"
@@ -36,7 +34,7 @@ class NotebookLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Take a line."""
         lines = self._warnings if record.levelno == logging.WARNING else self._lines
-        lines.extend(map(printable, self.format(record).split("\n")))
+        lines.extend(self.format(record).split("\n"))
         if time.monotonic() - self._shown_at > PAUSE_S:
             self._show()
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from retrain.rooms.text.phase_progress import phase_text, progress_of
-from retrain.rooms.text.terminal_text import GROUP_LEVEL
+from retrain.rooms.text.terminal_text import PROGRESS_LEVEL
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
@@ -31,7 +31,7 @@ class ProgressLines:
     def start(self) -> None:
         """Start, if anybody reads lines at this level: neither the live panel nor `--quiet` does."""
         self.last_line = time.monotonic()
-        if LOG.isEnabledFor(GROUP_LEVEL):
+        if LOG.isEnabledFor(PROGRESS_LEVEL):
             self._thread.start()
 
     def enter(self, step: int, phase: str) -> None:
@@ -48,7 +48,7 @@ class ProgressLines:
         while not self._ended.wait(max(0.0, self.last_line + self._silence_s - time.monotonic())):
             if time.monotonic() - self.last_line >= self._silence_s:
                 self.last_line = time.monotonic()
-                LOG.log(GROUP_LEVEL, "%s", self._line())
+                LOG.log(PROGRESS_LEVEL, "%s", self._line())
 
     def _line(self) -> str:
         step, phase, since = self._current

@@ -6,22 +6,13 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from retrain.kernel.informative import GroupStatus, num_correct, verdicts
-from retrain.kernel.types import Group
-from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.tasks.scoring.verdict import eval_sets, part_fields
 from retrain.rooms.text.phase_progress import warm_up_left
 from retrain.rooms.text.terminal_text import printable
 
 COLUMNS = 100
-ANSWER_CHARS, MOST_PARTS_CHARS, CONDITION_CHARS = 40, 32, 24
+MOST_PARTS_CHARS, CONDITION_CHARS = 32, 24
 QUANTILES = ("p10", "p50", "p90")
-_CAUSES = {
-    GroupStatus.ALL_RIGHT: "all correct",
-    GroupStatus.ALL_WRONG: "all wrong",
-    GroupStatus.NO_VERDICT: "no verdict",
-    GroupStatus.SURPLUS: "surplus",
-}
 _OTHERS = {
     "wrong": "all_wrong_groups",
     "right": "all_right_groups",
@@ -64,7 +55,7 @@ def step_line(metrics: Mapping[str, Any], columns: int = COLUMNS) -> str:
     """
     number, condition = f"Step {metrics['step']}", metrics["condition"]
     if "num_datums" not in metrics:  # sampling failed
-        return f"{number} [{condition}] | rejected: {metrics['rejected']}"
+        return f"{number} [{condition}] | {_rejected(metrics)}"
     size = f"{metrics['useful_groups']}/{metrics['batch_size']}"
     why, time_s = f"useful={size}{_others(metrics)}", metrics["step_time_s"]
     useful: Forms = (why, f"useful={size}")
@@ -87,9 +78,13 @@ def step_line(metrics: Mapping[str, Any], columns: int = COLUMNS) -> str:
     return fitted([(f"{number} [{condition}]", f"{number} [{short}]", number), *rest], columns)
 
 
-def with_parts(line: str, metrics: Mapping[str, Any], columns: int = COLUMNS, prefix: str = "") -> list[str]:
-    """The line and, below it, the parts of the reward for which it had no room."""
+def with_parts(
+    line: str, metrics: Mapping[str, Any], columns: int = COLUMNS, prefix: str = "", *, is_one_line: bool = False
+) -> list[str]:
+    """The line and, below it or at its end, the parts of the reward for which it had no room."""
     parts = [text for text in reward_texts(metrics, prefix)[1:] if text not in line]
+    if is_one_line:
+        return [" | ".join([line, *parts])]
     return [line, *wrap(" ".join(parts), columns, initial_indent="  ", subsequent_indent="  ")]
 
 
@@ -115,9 +110,14 @@ def _reward_forms(texts: Sequence[str]) -> Forms:
     return " | ".join(texts), without_quantiles, reward
 
 
+def _rejected(metrics: Mapping[str, Any]) -> str:
+    """The reason on one line; servers and engines write several."""
+    return f"rejected: {' '.join(metrics['rejected'].splitlines())}"
+
+
 def _loss(metrics: Mapping[str, Any]) -> Forms:
     if "rejected" in metrics:
-        return (f"rejected: {metrics['rejected']}",)
+        return (_rejected(metrics),)
     if metrics["loss"] is None:
         return ("no informative datums, skipping",)
     loss = f"loss={metrics['loss']:.4f}"
@@ -141,7 +141,7 @@ def _rounds(metrics: Mapping[str, Any]) -> list[Forms]:
 
 def supervised_line(metrics: Mapping[str, Any]) -> str:
     """`SFT, 19 steps left | loss=1.2031 | tokens=512 | time=0.4s`"""
-    loss = f"loss={metrics['sft_loss']:.4f}" if "rejected" not in metrics else f"rejected: {metrics['rejected']}"
+    loss = f"loss={metrics['sft_loss']:.4f}" if "rejected" not in metrics else _rejected(metrics)
     tokens = [f"tokens={metrics['sft_tokens']}"] if "sft_tokens" in metrics else []
     head, time_s = f"SFT, {warm_up_left(metrics['step'] + 1)}", metrics["sft_time_s"]
     return " | ".join([head, loss, *tokens, f"time={time_s:.1f}s"])
@@ -185,11 +185,13 @@ def rate_text(metrics: Mapping[str, Any], prefix: str = "eval_") -> str:
     return f"{rate:.1f}% [{low:.1f}, {high:.1f}]"
 
 
-def evaluations(metrics: Mapping[str, Any], columns: int = COLUMNS) -> list[str]:
-    """A line for the held-out examples, and one for each further set, with the parts of rewards below."""
+def evaluations(metrics: Mapping[str, Any], columns: int = COLUMNS, *, is_one_line: bool = False) -> list[str]:
+    """A line for the held-out examples, and one for each further set, each as `with_parts` writes it."""
     names = ["", *eval_sets(metrics)] if "eval_correct_rate" in metrics else eval_sets(metrics)
     found = [(evaluation(metrics, columns, name), f"eval_{name}_" if name else "eval_") for name in names]
-    return [shown for line, prefix in found for shown in with_parts(line, metrics, columns, prefix)]
+    return [
+        shown for line, prefix in found for shown in with_parts(line, metrics, columns, prefix, is_one_line=is_one_line)
+    ]
 
 
 def evaluation(metrics: Mapping[str, Any], columns: int = COLUMNS, name: str = "") -> str:
@@ -214,24 +216,3 @@ def training_complete(condition: str, steps: int, running_rate: float | None) ->
     """The first of the last lines; without a rate where nothing was judged."""
     rate = "" if running_rate is None else f", running correct rate: {100 * running_rate:.1f}%"
     return f"Training complete. {condition}, {steps} steps{rate}"
-
-
-def group_lines(groups: Sequence[Group], *, may_train_any: bool = False) -> list[str]:
-    """A line per group, and below it why it has no information of its own, for which it is skipped.
-
-    `may_train_any`: the advantage sees the whole step, or single tokens, and may give credit to such a group, too.
-    """
-    rows = []
-    for group in groups:
-        status = group_status(group)
-        answer = printable(group.example.reference)
-        shown = answer if len(answer) <= ANSWER_CHARS else answer[: ANSWER_CHARS - 3] + "..."
-        rows.append(f"  group: {num_correct(group)}/{len(group.completions)} correct | answer={shown}")
-        if status is GroupStatus.TIED:
-            cause = f"all same, reward={verdicts(group)[0]}"
-        elif status is not GroupStatus.INFORMATIVE:
-            cause = _CAUSES[status]
-        else:
-            continue
-        rows.append(f"    -> {cause}" if may_train_any else f"    -> skipped ({cause})")
-    return rows

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
-GROUP_LEVEL = 15  # logging level of the line per group: shown when piped, in the way on a live terminal
+PROGRESS_LEVEL = 15  # logging level of lines that the live panel of a terminal makes superfluous
 OUTCOME_LEVEL = 25  # logging level of how a run ended: said even with --quiet
 QUIET_FLAGS = ("-q", "--quiet")
 ABSENT = "—"  # a value that is missing
@@ -17,6 +17,11 @@ ABSENT = "—"  # a value that is missing
 def printable(text: str) -> str:
     """Text with control characters replaced, so that model output or data cannot steer a terminal."""
     return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def harmless_lines(text: str) -> str:
+    """A text of several lines, each `printable`."""
+    return "\n".join(map(printable, text.expandtabs().splitlines()))
 
 
 def duration(seconds: float | None) -> str:

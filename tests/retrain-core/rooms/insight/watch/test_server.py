@@ -16,8 +16,10 @@ from typing import Any
 
 from click.testing import CliRunner
 
+from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.insight.watch.command import command
 from retrain.rooms.insight.watch.server import HEADERS, WatchServer
+from tests import made_runs
 
 Watch = Callable[[Path], WatchServer]
 MakeRun = Callable[..., Path]
@@ -119,6 +121,53 @@ def test_completions_are_given_a_few_at_a_time_by_what_became_of_them(make_run: 
     assert any(text.endswith("<script>alert(1)</script>\n[U+001B][2J[U+202E]") for text in texts), "set as text later"
     assert asked(server, "completions?step=99&shown=no")["count"] == 0
     assert asked(server, "completions?step=-1")["step"] == 0
+
+
+def test_a_campaign_has_a_page_that_links_the_page_of_each_run(tmp_path: Path, watch: Watch) -> None:
+    folder = made_runs.write_campaign(tmp_path / "first", {"maxrl+none": 0.0, "a b/%#?": 0.0}, seeds=[1], steps=4)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for entry, name in zip(manifest["runs"], ("maxrl+none_s1", "a b%2F#?"), strict=True):
+        (folder / "runs" / made_runs.SAFE.sub("-", f"{entry['condition']}_s1")).rename(folder / "runs" / name)
+        entry["run_name"] = name
+    away = tmp_path / "away"
+    made_runs.write_run(away / "runs" / "x", made_runs.MadeRun(steps=2))
+    manifest["runs"].append({"run_name": "later", "condition": "c", "seed": 9, "log_dir": ""})
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    server = watch(folder)
+    page = answer(server, f"/{server.token}/")[2]
+    links = re.findall(r'<a href="(run/[^"]+)">', page)
+    assert len(links) == 2
+    assert "later" in page
+    assert "not started" in page
+    for link in links:
+        status, headers, content = answer(server, f"/{server.token}/{link}")
+        assert (status, '<a href="../../">Runs of first</a>' in content) == (200, True)
+        assert headers["Content-Security-Policy"] != answer(server, f"/{server.token}/")[1]["Content-Security-Policy"]
+        assert len(asked(server, f"{link}data")["rows"]) == 4 + 1
+        assert asked(server, f"{link}completions?step=0")["count"] == 0
+    for path in (
+        "data",
+        "run",
+        "run/",
+        "run//",
+        "run/later/",
+        links[0][:-1],
+        f"{links[0]}x",
+        "run/..%2F..%2Faway%2Fruns%2Fx/",
+    ):
+        assert answer(server, f"/{server.token}/{path}")[0] == 404, path
+
+
+def test_each_look_at_an_unfinished_campaign_is_recorded_once(tmp_path: Path, watch: Watch) -> None:
+    states = {("b+none", 1): "failed"}
+    folder = made_runs.write_campaign(tmp_path / "c", {"a+none": 0.0, "b+none": 0.0}, seeds=[1], steps=4, states=states)
+    said: list[str] = []
+    server = WatchServer(folder, looked=InterimLooks("watch", said.append).of)
+    server.answer("", {})
+    server.answer("", {})
+    server.server_close()
+    looks = [line for line in (tmp_path / "ledger.jsonl").read_text().splitlines() if '"watch"' in line]
+    assert (len(looks), said) == (1, [])
 
 
 def test_the_command_refuses_what_it_cannot_serve(make_run: MakeRun, tmp_path: Path) -> None:

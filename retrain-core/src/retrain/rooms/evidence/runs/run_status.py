@@ -66,6 +66,13 @@ class RunStatus:
         """Whether its process is alive, including one that hangs."""
         return self.state in LIVE
 
+    @property
+    def left_s(self) -> float | None:
+        """As long for the steps to come as for those behind it; None before the first one."""
+        if not (self.step and self.max_steps and self.wall_time_s):
+            return None
+        return max(0, self.max_steps - self.step) * self.wall_time_s / self.step
+
     def as_data(self) -> dict[str, Any]:
         """The documented JSON form."""
         return {

@@ -1,4 +1,4 @@
-"""`retrain watch RUN`: a page that follows a run."""
+"""`retrain watch RUN`: a page that follows a run, or the runs of a campaign."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from retrain.kernel.errors import ConfigError, Problem
 EPILOG = """\b
 Examples:
   retrain watch logs/train             print the page's address, and serve it until Ctrl-C
+  retrain watch campaigns/first        a page that lists the runs of a campaign, and one for each
   retrain watch logs/train --open      open it in the browser, too
   ssh -L 8123:127.0.0.1:8123 machine   and there: retrain watch logs/train --port 8123
 
 Only this machine can reach the page, only with the whole address, and nothing can be changed with it.
 
 \b
-Exit codes: 0 ended by Ctrl-C; 1 the port is taken; 2 usage error, or no run there.
+Exit codes: 0 ended by Ctrl-C; 1 the port is taken; 2 usage error, or no run and no campaign there.
 """
 
 
@@ -28,17 +29,19 @@ Exit codes: 0 ended by Ctrl-C; 1 the port is taken; 2 usage error, or no run the
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port on 127.0.0.1 (default: a free one).")
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 def command(run: Path, port: int, opens: bool) -> None:
-    """Serve a page with the curves and completions of RUN while it goes on, to this machine alone."""
+    """Serve a page with the curves and completions of RUN, or of each run of a campaign, to this machine alone."""
     from retrain.rooms.evidence.ledger.interim import InterimLooks
+    from retrain.rooms.evidence.runs.campaign_status import read_campaign
     from retrain.rooms.evidence.runs.run_status import MARK
     from retrain.rooms.insight.watch.server import WatchServer
 
-    if not (run / MARK).is_file():
-        fix = "name the folder of a run: `retrain status` lists them"
-        raise ConfigError(Problem(where=str(run), what="there is no run here", fix=fix))
-    InterimLooks("watch", partial(click.echo, err=True)).at([run])
+    if not (run / MARK).is_file() and read_campaign(run) is None:
+        fix = "name the folder of a run or campaign: `retrain status` lists them"
+        raise ConfigError(Problem(where=str(run), what="there is no run here, and no campaign", fix=fix))
+    interim = InterimLooks("watch", partial(click.echo, err=True))
+    interim.at([run])
     try:
-        server = WatchServer(run, port)
+        server = WatchServer(run, port, looked=interim.of)
     except OSError as error:
         raise click.ClickException(f"port {port} cannot be used: {error.strerror or error}") from error
     try:

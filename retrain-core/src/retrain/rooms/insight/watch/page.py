@@ -1,8 +1,10 @@
-"""The page: the report's style, one script of our own, no data; the script asks for it while the run goes on."""
+"""The pages: the report's style, one script each, no data of a run; its script asks for them while the run goes on."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,66 +17,86 @@ from retrain.rooms.insight.report.text import plain, text
 from retrain.rooms.insight.watch.browse import AT_A_TIME, SHOWN
 
 
-@cache
-def style() -> str:
-    """The report's style sheet and what this page adds to it."""
-    return _file("report", "page.css") + _file("watch", "watch.css")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page, and the content security policy that it is sent with."""
+
+    html: str
+    policy: str
 
 
 @cache
-def script() -> str:
-    """The page's script."""
-    return _file("watch", "watch.js")
-
-
 def _file(folder: str, name: str) -> str:
     return files(f"retrain.rooms.insight.{folder}").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
-def policy() -> str:
-    """The page runs and shows nothing but its own, asks this server alone, and stands in no other page."""
-    return (
-        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src 'self'; "
-        f"script-src {source_hash(script())}; style-src {source_hash(style())}"
-    )
+def _style() -> str:
+    """The report's style sheet and what these pages add to it."""
+    return _file("report", "page.css") + _file("watch", "watch.css")
 
 
 def chart_data(spec: ChartSpec, group: str) -> dict[str, Any]:
     """A chart as the script draws it; names of parts and sets are a plugin's."""
     texts = {"group": group, "title": plain(spec.title), "note": spec.note, "unit": spec.unit.value}
-    return texts | {"fields": spec.fields, "is_graded": spec.is_graded}
+    return texts | {"fields": spec.fields, **{name: getattr(spec, name) for name in ("is_graded", "is_pooling")}}
 
 
-def render(run: Path, every_s: float) -> str:
-    """The page about a run folder, of which it knows the name alone; it asks for news every few seconds."""
-    charts = [chart_data(spec, group) for group, specs in CHARTS.items() for spec in specs]
-    setup = {"charts": charts, "pass_prefix": PASS_PREFIX, "at_a_time": AT_A_TIME, "every_ms": 1000 * every_s}
+def document(
+    name: object, main: str, main_html: str, script: str, setup: Mapping[str, Any], nav_html: str = ""
+) -> Page:
+    """A page around `main_html`, whose name is `main`; it runs one script of this folder, which reads `setup`.
+
+    It runs and shows nothing else, asks only this server, and no other page can frame it.
+    """
+    shown, style, source = text(name), _style(), _file("watch", script)
     written = json.dumps(setup).replace("<", "\\u003c")
-    options = "".join(f"<option>{name}</option>" for name in SHOWN)
-    name = text(run.name or run)
-    return f"""<!doctype html>
+    policy = (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src 'self'; "
+        f"script-src {source_hash(source)}; style-src {source_hash(style)}"
+    )
+    html = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
-<title>{name} · retrain watch</title>
-<style>{style()}</style>
+<title>{shown} · retrain watch</title>
+<style>{style}</style>
 </head>
 <body>
-<a class="skip" href="#main">Skip to the run</a>
+<a class="skip" href="#main">Skip to {main}</a>
 <header class="top">
-<div><p class="kicker">retrain watch</p><h1>{name}</h1></div>
-<nav class="jumps" aria-label="Contents"><a href="#now">Now</a> <a href="#curves">Curves</a>
-<a href="#completions">Completions</a></nav>
-<div class="controls"><button id="theme" type="button">Theme: as the system</button></div>
+<div><p class="kicker">retrain watch</p><h1>{shown}</h1></div>
+{nav_html}
 </header>
 <main id="main" class="watch" tabindex="-1">
 <noscript><p class="alert">This page needs JavaScript; `retrain status` and `retrain report` do not.</p></noscript>
 <p id="trouble" class="alert" role="alert" hidden></p>
-<section id="now" aria-labelledby="now-h">
+{main_html}
+</main>
+<script type="application/json" id="page-setup">{written}</script>
+<script>{source}</script>
+</body>
+</html>
+"""
+    return Page(html=html, policy=policy)
+
+
+def render(run: Path, every_s: float, *, campaign: str = "") -> Page:
+    """The page about a run folder, of which it knows the name alone; it asks for news every few seconds.
+
+    With the name of a `campaign` it leads back to the list of that campaign's runs.
+    """
+    charts = [chart_data(spec, group) for group, specs in CHARTS.items() for spec in specs]
+    setup = {"charts": charts, "pass_prefix": PASS_PREFIX, "at_a_time": AT_A_TIME, "every_ms": 1000 * every_s}
+    options = "".join(f"<option>{name}</option>" for name in SHOWN)
+    back = f'<a href="../../">Runs of {text(campaign)}</a> ' if campaign else ""
+    nav = f"""<nav class="jumps" aria-label="Contents">{back}<a href="#now">Now</a> <a href="#curves">Curves</a>
+<a href="#completions">Completions</a></nav>
+<div class="controls"><button id="theme" type="button">Theme: as the system</button></div>"""
+    main = f"""<section id="now" aria-labelledby="now-h">
 <h2 id="now-h">Now</h2>
 <p class="lede"><span id="state" class="pill"></span> <span id="setup"></span></p>
 <div class="track"><label for="run-bar" id="run-text">steps</label>
@@ -101,10 +123,5 @@ def render(run: Path, every_s: float) -> str:
 <p class="note" id="found">No completion is recorded yet.</p>
 <div class="cards" id="cards"></div>
 <button id="more" type="button" hidden>More of this step</button>
-</section>
-</main>
-<script type="application/json" id="page-setup">{written}</script>
-<script>{script()}</script>
-</body>
-</html>
-"""
+</section>"""
+    return document(run.name or run, "the run", main, "watch.js", setup, nav)

@@ -87,8 +87,8 @@
   };
   const isGraded = () => rows.some((row) => ["reward_p10", "reward_p50", "reward_p90"].some((name) => name in row && row[name] !== 0 && row[name] !== 1));
   const specs = () => {
-    const graded = isGraded();
-    return [...setup.charts.filter((spec) => graded || !spec.is_graded), ...more];
+    const graded = isGraded(), pools = rows.some((row) => row.sepa_lambda);
+    return [...setup.charts.filter((spec) => (graded || !spec.is_graded) && (pools || !spec.is_pooling)), ...more];
   };
   const ticks = (low, high) => {
     const size = 10 ** Math.floor(Math.log10((high - low) / 3 || 1)), step = [1, 2, 5, 10].map((n) => n * size).find((n) => (high - low) / n <= 4);
