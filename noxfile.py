@@ -53,7 +53,7 @@ CLIENTS = (
     "pandas",
     "trackio>=0.27",
     *("mlflow-skinny>=3.4", "sqlalchemy", "alembic"),
-    *("openenv>=0.10", "websockets", "mcp<2"),
+    *("openenv-core>=0.3", "websockets", "mcp<2"),
     "mkdocs-material",
 )
 TEST_TOOLS = (
@@ -157,7 +157,8 @@ def lowest(session: nox.Session) -> None:
     """Run a quick selection with the lowest version of every direct requirement; torch stays. For every night."""
     tools = Path(session.create_tmp()).resolve()
     (tools / "torch.txt").write_text(_tested_torch(), encoding="utf-8")
-    paths = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-rewards"] + ["./retrain-rewards[reasoning-gym]"]
+    paths = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-rewards"]
+    paths.append("./retrain-rewards[judge,reasoning-gym]")
     session.install(*PIP_OPTIONS[2:], "uv")
     # pip has no such rule, and with the bounds as constraints it backtracks for a quarter of an hour
     options = ("--quiet", "--resolution", "lowest-direct", "--override", str(tools / "torch.txt"), "-")
