@@ -12,7 +12,7 @@ from typing import Protocol
 from retrain.api import BackendError, Problem
 from retrain_prime_rl.broadcasts import numbered
 
-ROLLOUTS, BATCHES = "rollouts", "batches"  # the folder of batches up to v0.8, and since v0.9
+ROLLOUTS, BATCHES = "rollouts", "batches"  # the folder of batches up to v0.8, and of newer trainers
 SCALAR_FILE = "rollouts.bin"
 
 
