@@ -2,8 +2,8 @@
 
 Step N is the policy after the trainer's first N optimizer steps. The trainer writes step 0, or that of the checkpoint
 it resumes from, when it starts, and removes step N - 2 after step N. Up to v0.8 it marks complete weights by `STABLE`.
-Since its pull request 3357 (August 2026) it offers a step by `.sender_ready`, writes nothing until that is answered by `.receiver_ready`, and then
-marks the beginning by `.started` and the end by `.finished`.
+Since its pull request 3357 (August 2026) it offers a step by `.sender_ready`, writes nothing until that is answered by
+`.receiver_ready`, and then marks the beginning by `.started` and the end by `.finished`.
 """
 
 from __future__ import annotations
