@@ -57,6 +57,7 @@ def create_local(context: PluginContext, devices: Devices, group: Group = ALONE)
         sampler_dtype=SAMPLER_DTYPES.get(config.value("inference.dtype", "auto")),
         seed=context.seeds.derive("lora init"),
         mesh=group.mesh,
+        progress=context.training_progress,
     )
     if config.value("model.adapter", ""):
         load_start(pair, config)

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from retrain.api import PhaseProgress
 from retrain_local.export.adapter_file import AdapterFile, Delta, refusal
 from retrain_local.model.architecture import read_architecture
 from retrain_local.model.model_files import Folder
@@ -76,7 +77,12 @@ class MergedWeights:
 
 @contextmanager
 def open_merged(
-    folder: Folder, adapter: AdapterFile | None, *, quantize: str, dtype: torch.dtype
+    folder: Folder,
+    adapter: AdapterFile | None,
+    *,
+    quantize: str,
+    dtype: torch.dtype,
+    progress: PhaseProgress | None = None,
 ) -> Iterator[MergedWeights]:
     """Within the block, the merged weights of a base; `dtype` is the run's, in which it quantised its matrices.
 
@@ -86,7 +92,7 @@ def open_merged(
     if folder.document.get("quantization_config"):
         what, why = f"the base {folder.name} is stored quantised", "its tensors are not the numbers of its matrices"
         raise refusal(folder.where, what, why=why, fix="name the unquantised model of the same weights as base")
-    with Reader(path, CPU, torch.float32) as reader:
+    with Reader(path, CPU, torch.float32, progress=progress) as reader:
         deltas = {} if adapter is None else _located(reader, adapter, folder.name)
         replaced = _masters(path) if quantize == "none" else _dequantised(folder, path, quantize, dtype)
         yield MergedWeights(reader=reader, deltas=deltas, replaced=replaced)

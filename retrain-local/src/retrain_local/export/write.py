@@ -42,7 +42,9 @@ def export_model(export: ModelExport) -> ExportedModel:
         weights = None
         with folder.refusals(CPU):
             if can_stream(folder, adapter):
-                weights = stack.enter_context(open_merged(folder, adapter, quantize=quantize, dtype=dtype))
+                weights = stack.enter_context(
+                    open_merged(folder, adapter, quantize=quantize, dtype=dtype, progress=export.progress)
+                )
         if weights is None:
             return _written_by_peft(export, folder, adapter)
         return _written(export, folder, adapter, weights)
@@ -68,6 +70,7 @@ def _written(export: ModelExport, folder: Folder, adapter: AdapterFile | None, w
         else:
             write_model(weights, folder, export.out, width)
     gap = quantised = None
+    export.progress.begin("", 0)
     if export.with_check:
         gap, quantised = _compared(export, folder, adapter, weights, kind)
     return ExportedModel(

@@ -26,7 +26,7 @@ def create_full_pair(folder: Folder, architecture: Architecture, place: Placemen
     With bf16 products a weight is rounded where it is used, as torch.autocast does it, in both directions: the numbers
     are those of a working copy, and the memory is not. Every sampler has a copy of its own in its dtype.
     """
-    with Reader(folder.weights(), place.trainer, torch.float32) as reader:
+    with Reader(folder.weights(), place.trainer, torch.float32, progress=place.progress) as reader:
         read = read_weights(reader, architecture)
         dtypes = {name.removeprefix("model."): reader.dtype(name) for name in reader.names()}
     weights, linears, parameters = _trained(read, architecture)

@@ -25,7 +25,8 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
     """The pair for a Llama-family model, see `create_pair`; imports neither transformers nor PEFT."""
     pack = quantiser(place.quantize)
     spare_rows = lora.rank if place.is_stacked and pack is None else 0
-    with Reader(folder.weights(), place.trainer, place.trainer_dtype, spare_rows=spare_rows) as reader:
+    device, dtype = place.trainer, place.trainer_dtype
+    with Reader(folder.weights(), device, dtype, spare_rows=spare_rows, progress=place.progress) as reader:
         weights = read_weights(reader, architecture, pack=pack)
     adapters = create_adapters(_linears(weights), rank=lora.rank, alpha=lora.alpha, seed=lora.seed, rslora=lora.rslora)
     parameters = {name: p for adapter in adapters for name, p in adapter.named().items()}

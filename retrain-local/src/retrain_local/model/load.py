@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from retrain.api import Config, ConfigError, Problem
+from retrain.api import Config, ConfigError, PhaseProgress, Problem
 from retrain_local.locate import Source
 from retrain_local.model.architecture import read_architecture
 from retrain_local.model.dtype import trained_dtype
@@ -31,6 +31,7 @@ def create_pair(
     seed: int,
     role: str = "train model",
     mesh: Any = None,
+    progress: PhaseProgress | None = None,
 ) -> Pair:
     """Load the base once, from safetensors only, attach LoRA to every linear layer except the head, and publish it.
 
@@ -45,7 +46,9 @@ def create_pair(
     kinds = {name: config.value(f"lora.{name}", False) for name in ("rslora", "dora")}
     lora = Lora(rank=rank, alpha=config.lora.alpha or 2 * rank, seed=seed, name=source.path, **kinds)
     samplers = (tuple(sampler_devices) or (trainer_device,)) if samples else ()
-    place = replace(_placement(config, trainer_device, samplers, sampler_dtype), mesh=mesh)
+    place = replace(
+        _placement(config, trainer_device, samplers, sampler_dtype), mesh=mesh, progress=progress or PhaseProgress()
+    )
     folder = open_folder(config, source)
     with folder.refusals(trainer_device):
         architecture = read_architecture(folder.document)

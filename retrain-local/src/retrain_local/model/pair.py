@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from retrain.api import PhaseProgress
 from retrain_local.decoder import Decoder, TrainedDecoder
 from retrain_local.model.adapter import file_names
 from retrain_local.model.model_folder import ModelFiles
@@ -64,7 +65,8 @@ class Placement:
     """Devices and dtypes of the decoders; frozen weights are shared where both agree, and copied elsewhere.
 
     `is_quantised`: samplers use 8-bit copies of the matrices. `quantize` is `[model] quantize`, of both sides.
-    With a `mesh`, a `torch.distributed.DeviceMesh`, what is trained is sharded over it.
+    With a `mesh`, a `torch.distributed.DeviceMesh`, what is trained is sharded over it. `progress` counts
+    the tensors that are loaded.
     """
 
     trainer: torch.device
@@ -74,6 +76,7 @@ class Placement:
     is_quantised: bool
     quantize: str = "none"
     mesh: Any = None
+    progress: PhaseProgress = field(default_factory=PhaseProgress)
 
     @property
     def is_stacked(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrain.api import PhaseProgress
 from retrain_local.model.architecture import Architecture
 
 STACKED_MULTIPLE = 8  # rows of the product of a stacked matrix begin at a multiple of 16 bytes
@@ -133,7 +134,7 @@ class Reader:
     """Tensors by name out of the safetensors files of one folder; a context manager, one tensor in memory at a time.
 
     `spare_rows` are allocated below every matrix that goes into a `Linear`, see `Linear.stacked`. `names` are the files
-    to read, if not those of a model.
+    to read, if not those of a model. `progress` counts the tensors that are read.
     """
 
     def __init__(
@@ -144,9 +145,10 @@ class Reader:
         *,
         spare_rows: int = 0,
         names: Sequence[str] = (),
+        progress: PhaseProgress | None = None,
     ) -> None:
         self._folder, self._device, self._dtype, self.spare_rows = folder, device, dtype, spare_rows
-        self._names = names
+        self._names, self._progress = names, progress or PhaseProgress()
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
         self._open: dict[str, Any] = {}
@@ -157,6 +159,7 @@ class Reader:
         for name in self._names or file_names(self._folder):
             file = self._stack.enter_context(safe_open(self._folder / name, framework="pt", device="cpu"))
             self._files |= dict.fromkeys(file.keys(), file)
+        self._progress.begin("tensors", len(self._files))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -183,6 +186,7 @@ class Reader:
 
     def read(self, name: str, into: Tensor) -> Tensor:
         """Fill a tensor of the same shape."""
+        self._progress.add(1)
         return into.copy_(self._files[name].get_tensor(name))
 
 

@@ -26,6 +26,7 @@ from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.session.opened import CONFIG_FILE, Opened, opened, subject_config
 from retrain.rooms.session.subject import Subject, SubjectKind, checkpoints_of, find_subject
 from retrain.rooms.tasks.tasks import Tasks, load_tasks
+from retrain.rooms.text.progress_bar import progress_bar
 from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
@@ -113,7 +114,7 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[R
         for subject in subjects:
             policy.use(subject.folder)
             for each in sets:
-                yield _result(request, policy, subject, each, say)
+                yield _result(request, policy, subject, each)
 
 
 def _subjects(request: Request) -> list[Subject]:
@@ -239,17 +240,18 @@ def _tasks(context: PluginContext, subject: Subject, *, needed: bool) -> Tasks |
         return None
 
 
-def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet, say: Say) -> Result:
+def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet) -> Result:
     """One policy on one set: what is recorded already, and the rest in portions that are recorded as they end."""
     folder = request.out or (subject.run / "evaluations" if subject.run else _beside(request.named))
     file = ResultFile(folder, subject, each)
     step = -1 if subject.steps is None else subject.steps - 1
     records = file.read(each.prompts, request.at_once)
     for start in range(len(records), len(each.prompts), request.at_once):
-        say(f"{subject.label}, {each.name}: {start} of {len(each.prompts)} examples done")
         portion = each.prompts[start : start + request.at_once]
         label = f"eval_{step + 1:06d}_{each.name}"
-        found = evaluate(each, portion, policy.backend, label=label, failures=folder / "failures")
+        done = f"{subject.label}, {each.name}: {start} of {len(each.prompts)} examples done"
+        with progress_bar(done, policy.context.sampling_progress):
+            found = evaluate(each, portion, policy.backend, label=label, failures=folder / "failures")
         fresh = set_records(each, portion, found, step)
         file.append(fresh)
         records += fresh

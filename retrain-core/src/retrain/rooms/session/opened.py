@@ -19,6 +19,7 @@ from retrain.rooms.session.configure import Checked, load_file
 from retrain.rooms.session.devices import settle_devices
 from retrain.rooms.session.seed_sources import run_seeds
 from retrain.rooms.session.subject import Subject, SubjectKind, adapter_shape
+from retrain.rooms.text.progress_bar import progress_bar
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 CONFIG_FILE = "config.toml"
@@ -107,7 +108,8 @@ def opened(
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
     if before_model:
         before_model(context)
-    backend = build_backend(context)
+    with progress_bar(f"loading {config.model.model}", context.training_progress):
+        backend = build_backend(context)
     try:
         policy = Opened(subject=subject, config=config, plugins=plugins, context=context, backend=backend)
         policy.use(subject.folder)

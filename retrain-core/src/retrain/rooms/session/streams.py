@@ -7,9 +7,9 @@ import sys
 from io import TextIOWrapper
 
 from retrain.rooms.text.secrets import redacted
+from retrain.rooms.text.terminal_text import DUMB, is_redrawable
 
 COLOR_VARIABLES = ("NO_COLOR", "FORCE_COLOR")
-DUMB = ("dumb", "unknown")  # values of TERM, as rich reads them
 
 
 class RedactingStream(TextIOWrapper):
@@ -62,7 +62,7 @@ def wants_color() -> bool | None:
 
 def can_redraw() -> bool:
     """Whether stdout is a terminal that can move its cursor; TERM=dumb says that it cannot."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in DUMB
+    return is_redrawable(sys.stdout)
 
 
 def is_interactive() -> bool:

@@ -116,7 +116,7 @@ class LiveDisplay:
         passing = f"for {duration(elapsed_s)}" if left_s is None else f"time left: {duration(left_s)}"
         phase = "  " + printable(self._phase)
         if self._run is None:
-            return Group(self._bar_row(phase, None, passing), _row(self._said, style="dim"))
+            return Group(self._bar_row(phase, share_of(data), passing), _row(self._said, style="dim"))
         total, config = self._run.config.training.max_steps, self._run.config
         step = f"step {min(self._step + 1, total)}/{total}" if self._step >= 0 else f"SFT, {warm_up_left(self._step)}"
         done = "  ".join(filter(None, (progress_text(data, has_time=False), self._detail())))

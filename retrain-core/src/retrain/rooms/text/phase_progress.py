@@ -24,6 +24,7 @@ def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, A
         "scoring": context.sampling_progress,
         "eval": context.sampling_progress,
         "training": context.training_progress,
+        "starting": context.training_progress,  # the tensors of the model that loads
     }.get(phase)
     # one that is complete and older than the phase is that of the step before
     if (
@@ -33,6 +34,11 @@ def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, A
         or (shown.started < since and shown.done >= shown.total)
     ):
         return {}
+    return progress_data(shown)
+
+
+def progress_data(shown: PhaseProgress) -> dict[str, Any]:
+    """The same of counters that are known to be those of the work under way."""
     elapsed_s = max(time.monotonic() - shown.started, 1e-9)
     tokens = max(shown.tokens, shown.drawn)
     data = {"unit": shown.unit, "done": shown.done, "total": shown.total}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TextIO
 
+DUMB = ("dumb", "unknown")  # values of TERM for terminals that cannot move their cursor
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 PROGRESS_LEVEL = 15  # logging level of lines that the live panel of a terminal makes superfluous
@@ -33,6 +36,11 @@ def duration(seconds: float | None) -> str:
     if round(seconds) < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return str(timedelta(seconds=round(seconds)))
+
+
+def is_redrawable(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can move its cursor; TERM=dumb says that it cannot."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in DUMB
 
 
 def counted(count: int, word: str) -> str:

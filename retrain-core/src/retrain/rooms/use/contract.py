@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.context import PhaseProgress
 from retrain.kernel.plugins.manager import Plugins
 
 
@@ -16,7 +17,7 @@ class ModelExport:
     `base` is the model's folder, hub id or `builtin:` name, `adapter` the folder of the adapter to merge into it, None
     if `base` is all there is. `form` is `folder`, which transformers loads, or `gguf`. `dtype` is `fp32` or `bf16` for
     a folder, `f32`, `f16`, `bf16` or `q8_0` for GGUF, "" for that of the base. `config` is the run's: it names the
-    dtype and the quantisation that it computed with.
+    dtype and the quantisation that it computed with. `progress` counts tensors, for display.
     """
 
     base: str
@@ -27,6 +28,7 @@ class ModelExport:
     with_check: bool
     config: Config
     plugins: Plugins
+    progress: PhaseProgress = field(default_factory=PhaseProgress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.session.records.checkpoints import ADAPTER_CONFIG
 from retrain.rooms.session.records.files import write_folder
 from retrain.rooms.session.subject import Subject
+from retrain.rooms.text.progress_bar import progress_bar
 from retrain.rooms.text.terminal_text import printable
 from retrain.rooms.use.contract import ExportedModel, ModelExport
 
@@ -47,7 +48,8 @@ def write_whole(
             config=config,
             plugins=plugins,
         )
-        found.append(plugins.notify("retrain_export_model", export=export))
+        with progress_bar("merging" if adapter else "writing", export.progress):
+            found.append(plugins.notify("retrain_export_model", export=export))
         if found[-1] is None:
             what = "no installed plugin can merge and write models"
             raise ConfigError(Problem(where=subject.label, what=what, fix=install_line("retrain-local")))
