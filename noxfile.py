@@ -113,6 +113,13 @@ def proofs(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Read 10,000 damaged inputs of each foreign kind: run folders, adapters, HTTP bodies, TOML, calls, replies."""
+    _install(session, *DISTRIBUTIONS[:4], tools=TEST_TOOLS[:-1])
+    session.run("pytest", "-rP", "-m", "long", "tests/fuzz", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(default=False)
 def clients(session: nox.Session) -> None:
     """Run the proofs in which somebody else's software reads what we write or asks what we serve: marked `client`."""
     lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()

@@ -28,6 +28,11 @@ BEYOND_FACTORS = (
 )
 _FACTOR = re.compile(r"(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector)")
 
+UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
+    SafetensorError,
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Delta:
@@ -81,8 +86,19 @@ def read_adapter_file(folder: Path) -> AdapterFile:
     try:
         document = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         kind, init = document["peft_type"], document.get("init_lora_weights")
+        if kind == "LORA":
+            float(document["lora_alpha"])
         tensors = load_file(folder / ADAPTER_FILE)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        SafetensorError,
+    ) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"
         raise refusal(folder, what, fix="give a complete adapter folder, as PEFT writes it") from error
     if kind != "LORA":
@@ -113,7 +129,7 @@ def _deltas(folder: Path, document: Mapping[str, Any], tensors: Mapping[str, Ten
     deltas = {}
     for module, found in parts.items():
         a, b = found.get("lora_A"), found.get("lora_B")
-        if a is None or b is None or a.shape[0] != b.shape[1]:
+        if a is None or b is None or a.dim() != 2 or b.dim() != 2 or not 0 < a.shape[0] == b.shape[1]:
             raise refusal(folder, f"A and B of {module} do not fit together", fix="take the adapter again")
         alpha, rank = float(document["lora_alpha"]), a.shape[0]
         deltas[module] = Delta(
