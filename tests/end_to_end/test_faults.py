@@ -163,6 +163,7 @@ def test_records_that_something_else_has_cut_are_not_continued(half: Path, work:
     assert contents(half) | {".lock": b""} == before | {".lock": b""}
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_the_disk_refuses_leaves_the_earlier_ones(half: Path, work: Path) -> None:
     before = contents(half / "adapter")
     code, _, err = go_on(half, work, SMALL_FILES.format(limit=600_000))

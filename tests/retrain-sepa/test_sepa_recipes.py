@@ -54,6 +54,7 @@ def test_a_row_of_the_page_says_all_that_a_recipe_sets(plugins: Plugins, name: s
     assert more == ", ".join(f"`{path.partition('.')[2]} = {json.dumps(value)}`" for path, value in found.items())
 
 
+@pytest.mark.long
 def test_its_campaign_is_eight_algorithms_by_three_seeds_in_less_than_30_lines(
     plugins: Plugins, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_the_gradient_is_that_of_the_mean_over_action_tokens(backend: Make, toy:
     assert not report.loss_is_placeholder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reports_sum", [False, True], ids=["like SkyRL-tx", "like the hosted service"])
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "constant"])
 def test_the_other_averages_scale_what_is_sent(backend: Make, toy: Toy, aggregation: str, reports_sum: bool) -> None:

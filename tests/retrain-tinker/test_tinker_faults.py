@@ -29,6 +29,7 @@ Make = Callable[..., TinkerBackend]
 # ---------------------------------------------------------------- while sampling
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("statuses", [[429, 429], [500, 502, 504], [408]], ids=str)
 def test_a_storm_of_refusals_is_weathered(backend: Make, toy: Toy, statuses: list[int]) -> None:
     made = backend()
@@ -74,6 +75,7 @@ def test_a_service_that_is_gone_is_told_within_our_deadline(toy: Toy, context: C
     made.close()
 
 
+@pytest.mark.long
 def test_a_service_that_comes_back_in_mid_step_is_waited_for(toy: Toy, context: Callable[..., PluginContext]) -> None:
     with serving(toy) as address:
         made = create_backend(context(model__base_url=address))

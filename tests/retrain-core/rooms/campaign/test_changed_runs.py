@@ -93,6 +93,7 @@ def manifest() -> dict[str, Any]:
     return content
 
 
+@pytest.mark.long
 def test_the_sign_of_an_advantage_flipped_after_the_campaign(
     run: Callable[..., Recording], capsys: pytest.CaptureFixture[str]
 ) -> None:

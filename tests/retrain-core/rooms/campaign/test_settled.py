@@ -71,6 +71,7 @@ def test_what_is_there_is_said_and_written(
     assert lines.count(f"  devices: {used} ({why})") == 2  # at the start and at the end
 
 
+@pytest.mark.long
 def test_what_somebody_set_is_an_error_before_anything_runs_or_moves(on: Play) -> None:
     on("", devices=CPU)
     for arguments, devices in (((), GPU), (("--devices", "gpu:0"), CPU)):
@@ -84,6 +85,7 @@ def test_what_somebody_set_is_an_error_before_anything_runs_or_moves(on: Play) -
     assert not Path("logs").exists()
 
 
+@pytest.mark.long
 def test_its_own_config_toml_continues_it(on: Play) -> None:
     on("", devices=UNSET)
     plugins = load_plugins({})

@@ -75,7 +75,13 @@ def test_there_are_enough_cases_and_no_two_alike() -> None:
     assert len(CASES) >= 45
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [  # a third of them at every change, the others at night
+        pytest.param(case, id=case.name, marks=pytest.mark.long if place % 3 else ())
+        for place, case in enumerate(CASES)
+    ],
+)
 def test_a_bad_configuration_is_refused_with_one_clear_message(
     case: Bad, prepare: Callable[[Bad], None], command: Callable[..., Any], tmp_path: Path
 ) -> None:

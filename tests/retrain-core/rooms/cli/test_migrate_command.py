@@ -117,6 +117,7 @@ def test_an_empty_pipe_is_refused(tmp_path: Path, text: bytes) -> None:
     assert b"standard input is empty" in done.stderr
 
 
+@pytest.mark.long
 def test_a_pipe_is_checked_and_previewed_too(tmp_path: Path) -> None:
     assert piped(tmp_path, OLD.encode(), "--check").returncode == 1
     assert piped(tmp_path, OLD.encode()).stdout.startswith(b"--- <stdin>\n+++ <stdin>.migrated\n")

@@ -160,6 +160,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("damage", "name", "fragment"),
     [

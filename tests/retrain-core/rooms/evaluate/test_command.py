@@ -99,6 +99,7 @@ def test_a_stopped_evaluation_goes_on_with_the_same_samples(
     assert "is not the record of this evaluation" in refused.err
 
 
+@pytest.mark.long
 def test_other_data_and_several_subjects_in_one_table(command: Command, run: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"so {n} plus {n} ?", "answer": str(2 * n % 10)} for n in range(6)]
     (tmp_path / "my tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")

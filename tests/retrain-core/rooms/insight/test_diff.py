@@ -116,6 +116,7 @@ def test_a_shorter_run_is_the_same_as_far_as_it_goes(toy_run: Make, diff: Comman
     assert "Identical up to the shorter run (2 steps)." in command("diff", "long", "short").out
 
 
+@pytest.mark.long
 def test_other_tokens_behind_the_same_text_are_seen(toy_run: Make, diff: Command) -> None:
     a = toy_run("a")
     shutil.copytree(a, "b")

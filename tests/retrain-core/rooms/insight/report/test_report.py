@@ -93,6 +93,7 @@ def test_the_page_asks_for_nothing_and_runs_nothing_unknown(campaign: Callable[.
     assert "style=" not in page.split("<script")[0]
 
 
+@pytest.mark.long
 def test_links_lead_to_the_files_from_wherever_the_page_is(
     campaign: Callable[..., Path], page_of: PageOf, tmp_path: Path
 ) -> None:
@@ -220,6 +221,7 @@ def test_nothing_at_all_can_be_compared(made: Any, page_of: PageOf, tmp_path: Pa
     assert any(figure["kind"] == "curves" for figure in data_of(page)["figures"])
 
 
+@pytest.mark.long
 def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path], page_of: PageOf) -> None:
     layers = [{"module": f"m{i}.<q_proj>", "rank_needed": i + 1, "variance": [0.5, 0.9, 0.95, 1.0]} for i in range(3)]
     rows = [{"rank": rank, "mean_variance": rank / 4, "min_variance": rank / 8} for rank in (1, 2, 4)]
@@ -247,6 +249,7 @@ def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path
     assert "squeeze" in said["sections"]
 
 
+@pytest.mark.long
 def test_graded_rewards_have_charts_and_binary_ones_none_of_their_own(
     campaign: Callable[..., Path], page_of: PageOf
 ) -> None:
@@ -299,6 +302,7 @@ def test_sections_of_plugins_are_shown_as_text(
     assert "no <b>" in seen(page)
 
 
+@pytest.mark.long
 def test_plots_of_plugins_are_a_section_of_their_own_and_escaped(
     toy_run: Callable[..., Path], distribution: Callable[..., Path], page_of: PageOf
 ) -> None:

@@ -47,6 +47,7 @@ class Counting(io.BytesIO):
         return found
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3 * BLOCK_BYTES // 2)), max_size=12), st.integers(0, 31))
 def test_every_line_of_a_step_is_found_and_no_other(shape: list[tuple[int, int]], wanted: int) -> None:
     lines = [
