@@ -33,7 +33,7 @@ def written(folder: Path) -> dict[str, Any]:
 def test_word_problems_of_a_file(command: Command, put: Put, tmp_path: Path) -> None:
     put("tasks.jsonl", SUMS)
     done = command(*TINY, "tasks.jsonl", "--reward", "match")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, "\nMeasuring how fast this machine is ...\n")
     for told in (
         "prompt: column 'prompt' (by its name)",
         "files: 200 rows from tasks.jsonl",
