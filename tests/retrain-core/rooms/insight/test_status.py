@@ -342,6 +342,14 @@ def test_a_campaign_without_its_runner_has_ended(
     assert (campaign["status"], campaign["failed"]) == (expected, sum(state != "done" for state in states))
 
 
+def test_a_run_of_an_impossible_name_is_not_started(status: Command, tmp_path: Path) -> None:
+    home = tmp_path / "logs/c"
+    home.mkdir(parents=True)
+    manifest(home, 2**22 + 1, [{"condition": "a", "seed": 1, "run_name": name} for name in ("a" * 5000, "a\0b")])
+    [campaign] = status()["campaigns"]
+    assert [run["status"] for run in campaign["runs"]] == ["not started"] * 2
+
+
 def test_another_tools_manifest_is_no_campaign(make_run: Make, status: Command, tmp_path: Path) -> None:
     make_run("logs/a/run")
     (tmp_path / "logs/a/manifest.json").write_text('{"files": {}}')

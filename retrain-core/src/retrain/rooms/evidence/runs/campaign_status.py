@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +163,8 @@ def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
         folder / "runs" / name,
         Path(text(entry.get("log_dir"))),
     ]  # the first is right even if the campaign was moved
-    found = next((path for path in candidates if path.name and (path / MARK).is_file()), None)
+    # `Path.is_file` raises for a name that is too long
+    found = next((path for path in candidates if path.name and os.path.isfile(path / MARK)), None)
     status = read_run(found) if found else None
     is_failed = status.state in FAILED if status else entry.get("returncode") not in (None, 0)
     return CampaignRun(
