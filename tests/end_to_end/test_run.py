@@ -158,7 +158,7 @@ def test_a_step_without_useful_groups_is_recorded_and_trains_nothing(tmp_path: P
     steps = records(tmp_path / "logs/tiny/metrics.jsonl")
     assert [record["loss"] for record in steps] == [None, None, None]
     assert [record["all_wrong_groups"] for record in steps] == [4, 4, 4]
-    assert "skipped (all wrong)" in outcome.out
+    assert "useful=0/4 (4 wrong)" in outcome.out
     assert "no informative datums, skipping" in outcome.out
     assert (tmp_path / "logs/tiny/adapter/checkpoint_step_1/adapter_model.safetensors").exists()
     generations = records(tmp_path / "logs/tiny/emergence/generations.jsonl")
