@@ -12,7 +12,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.devices import listed_devices
 from retrain.rooms.campaign.load import Campaign, load_campaign
 from retrain.rooms.credit.flow import build_flow
-from retrain.rooms.session.check import declared_capabilities
+from retrain.rooms.session.check import declared_capabilities, with_plugin_rows
 from retrain.rooms.session.notices import unclipped
 from retrain.rooms.session.steps.check_loss import capability_fields
 
@@ -98,7 +98,7 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
     config, table = campaign.config, campaign.table
     capabilities = declared_capabilities(config, plugins)
     origins = {path: row for path, row in value_rows(config).items() if path != "campaign.conditions"}
-    content: dict[str, Any] = {
+    content = {
         "mode": "campaign",
         "config": config.source,
         "backend": config.backend.backend,
@@ -119,9 +119,7 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
         "plan": table.plan.content() if table.plan else None,
         "origins": origins,
     }
-    for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
-        content |= {name: value for name, value in (rows or {}).items() if name not in content}
-    return content
+    return with_plugin_rows(content, config, plugins)
 
 
 def _clipping(campaign: Campaign, plugins: Plugins) -> dict[str, str]:

@@ -13,7 +13,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_text import toml_text
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.credit.recipes import configured_recipe, departures
-from retrain.rooms.session.check import declared_capabilities, registered_tables
+from retrain.rooms.session.check import declared_capabilities, registered_tables, with_plugin_rows
 from retrain.rooms.session.configure import Checked, claim_of, load_checked, missing_file
 from retrain.rooms.session.notices import credit_notices, unclipped, without_effect
 from retrain.rooms.session.steps.check_loss import applicable_losses, capability_fields
@@ -136,8 +136,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
         "wandb_project": config.value("logging.wandb_project", "") or "(disabled)",
     }
-    for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
-        content |= {name: value for name, value in (rows or {}).items() if name not in content}
+    content = with_plugin_rows(content, config, plugins)
     warnings = [*_warnings(config), *_departures(config, plugins), *credit_notices(config, plugins, flow)]
     warnings += without_effect(config, plugins, flow, checked.tables)
     content |= {"origins": values, "warnings": warnings}

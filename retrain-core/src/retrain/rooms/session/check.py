@@ -146,6 +146,14 @@ def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | No
     return traits.limit(capabilities) if isinstance(traits, EngineTraits) else capabilities
 
 
+def with_plugin_rows(content: Mapping[str, Any], config: Config, plugins: Plugins) -> dict[str, Any]:
+    """The content of an explanation and the rows that plugins add; a name that is there already keeps its value."""
+    found = dict(content)
+    for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
+        found |= {name: value for name, value in (rows or {}).items() if name not in found}
+    return found
+
+
 def backend_options(config: Config, plugins: Plugins) -> dict[str, Any]:
     """`[backend.options]` without the options of other backends.
 

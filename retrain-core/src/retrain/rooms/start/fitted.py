@@ -14,6 +14,7 @@ from retrain.kernel.errors import RetrainError
 from retrain.kernel.types import Tokens
 from retrain.rooms.start import speed as measuring
 from retrain.rooms.start.first_run import Sizes, Speed, fit
+from retrain.rooms.text.terminal_text import counted
 
 KEYS = {
     "training.batch_size": "batch_size",
@@ -75,5 +76,4 @@ def _in_words(sizes: Sizes, speed: Speed) -> str:
 
 def minutes(seconds: float) -> str:
     """`1 minute`, `22 minutes`, rounded up."""
-    count = max(1, math.ceil(seconds / 60))
-    return f"{count:,} minute{'s' * (count != 1)}"
+    return counted(max(1, math.ceil(seconds / 60)), "minute")
