@@ -9,6 +9,7 @@ from retrain.kernel.errors import EXIT_DONE, EXIT_USAGE
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 
+HELP_FLAGS = ["-h", "--help"]  # as `retrain` has them: click keeps the first names that a process asks for
 UNKNOWN_FLAG = "--no-such-flag-of-this-command"
 
 
@@ -26,7 +27,7 @@ def is_a_click_command(bench: Bench) -> None:
 def explains_itself(bench: Bench) -> None:
     """`retrain NAME --help` says what it does and exits with 0."""
     command = bench.found.target
-    outcome = CliRunner().invoke(command, ["--help"], obj=bench.plugins)
+    outcome = CliRunner().invoke(command, ["--help"], obj=bench.plugins, help_option_names=HELP_FLAGS)
     expect(
         outcome.exit_code == EXIT_DONE and bool((command.help or "").strip()),
         f"--help ended with {outcome.exit_code}: {outcome.output[-300:]}{outcome.exception or ''}",
@@ -58,7 +59,7 @@ def refuses_unknown_flags(bench: Bench) -> None:
     command = bench.found.target
     if isinstance(command, click.Group) or any(command.context_settings.get(name) for name in CAPTURE_ALL):
         return
-    outcome = CliRunner().invoke(command, [UNKNOWN_FLAG], obj=bench.plugins)
+    outcome = CliRunner().invoke(command, [UNKNOWN_FLAG], obj=bench.plugins, help_option_names=HELP_FLAGS)
     expect(
         outcome.exit_code == EXIT_USAGE,
         f"{UNKNOWN_FLAG} ended with {outcome.exit_code}",

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from retrain.rooms.campaign.on_record import CampaignRecord
 from retrain.rooms.campaign.report_lines import Lines
@@ -15,6 +14,7 @@ from retrain.rooms.evidence.ledger.chain import NAME, read_chain
 from retrain.rooms.evidence.ledger.command import command as ledger
 from retrain.rooms.evidence.study.looked import looked_at
 from retrain.rooms.evidence.study.study import Options
+from tests.invoke import invoke
 
 SEEDS = "seeds = [7]\nmax_steps = 2\n"
 PLAN = '\n[campaign.plan]\nhypothesis = "they differ"\nprimary_metric = "correct_rate"\n'
@@ -42,11 +42,11 @@ def test_a_finished_run_that_is_deleted_and_run_again_is_named(
     assert kinds == ["campaign_opened", "plan_sealed", *runs, "campaign_ended"]
     study = looked_at([Path("logs/out")], Options())
     assert study.notices == ()
-    assert CliRunner().invoke(ledger, ["verify"]).exit_code == 0
+    assert invoke(ledger, ["verify"]).exit_code == 0
 
     shutil.rmtree(Path("logs/out/runs") / RUN)
     assert finish("c.toml", "--log-dir", "logs/out")[0] == 0
     study = looked_at([Path("logs/out")], Options())
     assert any(f"{RUN}, begun" in line and "is gone; it was run again" in line for line in study.notices)
     assert study.standing == "exploratory"
-    assert CliRunner().invoke(ledger, ["verify"]).exit_code == 1
+    assert invoke(ledger, ["verify"]).exit_code == 1

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from retrain.kernel.errors import BackendError, ConfigError
 from retrain.kernel.plugins.manager import Plugins
@@ -23,6 +22,7 @@ from retrain.rooms.capacity import machine, plugin
 from retrain.rooms.capacity.forecast import forecast
 from retrain.rooms.capacity.pilot import run_pilot
 from retrain.rooms.session.configure import load_checked
+from tests.invoke import invoke
 
 TINY = ("--model", "builtin:tiny", "--devices", "cpu", "--data-source", "arithmetic")
 BASE = (*TINY, "--lora-rank", "16", "--seed", "1")
@@ -53,7 +53,7 @@ def capacity(plugins: Plugins) -> Callable[..., str]:
         plugins.add(plugin, Owner(distribution="retrain-core", source="retrain.rooms.capacity.plugin"))
 
     def call(*arguments: str) -> str:
-        result = CliRunner().invoke(
+        result = invoke(
             command_module.command, [*BASE, *arguments], obj=plugins, catch_exceptions=False, standalone_mode=False
         )
         if result.exception:

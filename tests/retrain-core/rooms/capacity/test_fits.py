@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.manager import Plugins
@@ -18,6 +17,7 @@ from retrain.rooms.capacity import locate, machine
 from retrain.rooms.capacity.advice import SAFETY
 from retrain.rooms.capacity.shapes import KnownShape, known_document, known_shapes, nearest
 from retrain_local.capacity.shape import shape_of
+from tests.invoke import invoke
 
 GIB = 2**30
 QWEN_8B = ("--model", "Qwen/Qwen3-8B")
@@ -37,7 +37,7 @@ def ask(plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     monkeypatch.setattr(locate, "hub_options", unreachable)
 
     def call(*arguments: str) -> str:
-        result = CliRunner().invoke(command_module.command, list(arguments), obj=plugins, standalone_mode=False)
+        result = invoke(command_module.command, list(arguments), obj=plugins, standalone_mode=False)
         if result.exception:
             raise result.exception
         return result.stdout

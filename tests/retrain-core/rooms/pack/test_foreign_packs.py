@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.installed import versions_of
@@ -27,6 +26,7 @@ from retrain.rooms.pack.packages import installed_digests
 from retrain.rooms.pack.packed_wheels import check_wheels
 from retrain.rooms.pack.places import refusal
 from retrain.rooms.pack.wheels import wheel_of
+from tests.invoke import invoke
 
 RUN = {
     "name": "", "place": "run", "condition": "c", "seed": 1, "steps": 1, "identity": "run/run.json", "weights": {},
@@ -211,15 +211,15 @@ CHANGES: dict[str, Callable[[dict[str, bytes]], object]] = {
 def test_an_altered_wheel_of_retrain_runs_only_with_its_hash(tmp_path: Path, ran: list[Any], name: str) -> None:
     file = pack(tmp_path, wheels=sepa(CHANGES[name]))
     command, into = rerun_command.command, ["--into", str(tmp_path / "x"), "-q"]
-    refused = CliRunner().invoke(command, [str(file), "--yes", *into])
+    refused = invoke(command, [str(file), "--yes", *into])
     assert isinstance(refused.exception, ConfigError)
     assert "not the retrain that you have" in str(refused.exception)
     assert "UNKNOWN" in refused.output
     assert (ran, (tmp_path / "x").exists()) == ([], False)
     (checked,) = check_wheels(opened(file))
-    wrong = CliRunner().invoke(command, [str(file), "--yes", "--trust", checked.sha256[:-1], *into])
+    wrong = invoke(command, [str(file), "--yes", "--trust", checked.sha256[:-1], *into])
     assert isinstance(wrong.exception, ConfigError)
-    CliRunner().invoke(command, [str(file), "--yes", "--trust", checked.sha256, *into])
+    invoke(command, [str(file), "--yes", "--trust", checked.sha256, *into])
     assert ran
 
 
@@ -230,14 +230,14 @@ def test_the_wheel_of_the_retrain_that_reads_is_known(tmp_path: Path, ran: list[
     file = pack(tmp_path, wheels=sepa(describe))
     (checked,) = check_wheels(opened(file))
     assert (checked.is_ours, checked.changed) == (True, ())
-    CliRunner().invoke(rerun_command.command, [str(file), "--yes", "--into", str(tmp_path / "x"), "-q"])
+    invoke(rerun_command.command, [str(file), "--yes", "--into", str(tmp_path / "x"), "-q"])
     assert ran
 
 
 def test_without_consent_nothing_is_written_installed_or_run(tmp_path: Path, ran: list[Any]) -> None:
     file = pack(tmp_path, wheels={"evil-1.0-py3-none-any.whl": ("evil", "1.0", wheel(PLUGIN))})
     for options in ([], ["--here"], ["--trust", "0" * 64], ["--other-builds"]):
-        refused = CliRunner().invoke(rerun_command.command, [str(file), "--into", str(tmp_path / "x"), *options])
+        refused = invoke(rerun_command.command, [str(file), "--into", str(tmp_path / "x"), *options])
         assert isinstance(refused.exception, ConfigError)
         assert (ran, (tmp_path / "x").exists()) == ([], False)
 
@@ -305,7 +305,7 @@ def test_the_listing_names_code_hosts_programs_variables_and_places(tmp_path: Pa
 )
 def test_a_condition_cannot_undo_what_a_rerun_sets(tmp_path: Path, ran: list[Any], condition: str) -> None:
     file = pack(tmp_path, config=f"[[campaign.conditions]]\n{condition}\n")
-    refused = CliRunner().invoke(rerun_command.command, [str(file), "--yes", "--here", "--into", str(tmp_path / "x")])
+    refused = invoke(rerun_command.command, [str(file), "--yes", "--here", "--into", str(tmp_path / "x")])
     assert isinstance(refused.exception, ConfigError)
     assert (ran, (tmp_path / "x").exists()) == ([], False)
 

@@ -11,7 +11,6 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Score, StopReason
 from retrain.rooms.credit.group_status import GroupStatus
@@ -23,6 +22,7 @@ from retrain.rooms.use.chat import Conversation, Spoken
 from retrain.rooms.use.group_credit import CreditedAnswer, CreditedGroup, credit_of
 from retrain.rooms.use.prompts import read_prompts
 from retrain.rooms.use.shading import by_credit, by_entropy, harmless
+from tests.invoke import invoke
 
 INSTRUCTION = "Answer in \\boxed{}."
 
@@ -207,6 +207,6 @@ def test_each_line_of_stdin_is_a_turn(source: Opened, monkeypatch: pytest.Monkey
     heard: list[str] = []
     monkeypatch.setattr(Conversation, "hear", lambda self, line: (heard.append(line), not line.startswith("/quit"))[1])
     given = "What is\\\n2 + 2?\r\n\n/entropy\nlast\\"
-    result = CliRunner().invoke(chat_command.command, ["builtin:tiny", "--greedy"], input=given, obj=source.plugins)
+    result = invoke(chat_command.command, ["builtin:tiny", "--greedy"], input=given, obj=source.plugins)
     assert result.exit_code == 0, result.output
     assert heard == ["/temperature 0", "What is\n2 + 2?", "", "/entropy", "last"]

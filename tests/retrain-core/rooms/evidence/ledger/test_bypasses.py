@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from retrain.rooms.evidence.ledger.chain import NAME
 from retrain.rooms.evidence.ledger.command import command as ledger
 from retrain.rooms.evidence.study.looked import looked_at
 from retrain.rooms.evidence.study.study import Options
 from retrain.rooms.session.records.seal import seal_of
+from tests.invoke import invoke
 
 Change = Callable[..., None]
 RUN, OTHER = Path("runs/maxrl+none_s1"), Path("runs/maxrl+none_s2")
@@ -137,7 +137,7 @@ def test_a_way_around_the_plan_is_named(
     named = "\n".join(study.notices)
     assert all(words in named for words in BYPASSES[change]), named
     assert study.standing == "exploratory"
-    result = CliRunner().invoke(ledger, ["verify"])
+    result = invoke(ledger, ["verify"])
     assert result.exit_code == 1
     assert all(words in result.output for words in BYPASSES[change]), result.output
 

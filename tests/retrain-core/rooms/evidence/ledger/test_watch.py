@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
 from retrain.rooms.evidence.ledger.chain import NAME
 from retrain.rooms.evidence.ledger.command import command as ledger
 from retrain.rooms.evidence.ledger.disk import read_run
 from retrain.rooms.evidence.ledger.history import read_history
+from tests.invoke import invoke
 
 Command = Callable[..., Any]
 
@@ -29,7 +28,7 @@ def test_a_run_and_its_continuation_are_one_with_the_hashes_of_its_records(
     assert run.ended["steps"] == 2
     assert dict(run.hashes) == read_run(logs, logs / "a").hashes
     assert {"metrics.jsonl", "settings", "inputs"} <= run.hashes.keys()
-    assert CliRunner().invoke(ledger, ["verify"]).exit_code == 0
+    assert invoke(ledger, ["verify"]).exit_code == 0
 
 
 def test_a_run_goes_on_without_a_ledger_and_says_so_once(

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
 from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.insight.watch.command import command
 from retrain.rooms.insight.watch.server import HEADERS, WatchServer
 from tests import made_runs
+from tests.invoke import invoke
 
 Watch = Callable[[Path], WatchServer]
 MakeRun = Callable[..., Path]
@@ -171,12 +170,12 @@ def test_each_look_at_an_unfinished_campaign_is_recorded_once(tmp_path: Path, wa
 
 
 def test_the_command_refuses_what_it_cannot_serve(make_run: MakeRun, tmp_path: Path) -> None:
-    done = CliRunner().invoke(command, [str(tmp_path)])
+    done = invoke(command, [str(tmp_path)])
     assert "there is no run here" in str(done.exception)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = CliRunner().invoke(command, [str(make_run()), "--port", str(taken.getsockname()[1])])
+        done = invoke(command, [str(make_run()), "--port", str(taken.getsockname()[1])])
     assert done.exit_code == 1
     assert re.fullmatch(r"Error: port \d+ cannot be used: .+\n", done.output)
 
