@@ -31,10 +31,22 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 def slow_or_long(cases: Iterable[Any], *quick: Any) -> list[Any]:
     """Parameters of a test that proves the same of many cases.
 
-    `quick` ones are tried at every change, of the others the first, fifth, ninth ... are `slow`, the rest `long`.
+    `quick` ones are tried at every change, of the others the first is `slow`, the rest `long`.
     """
     given = list(cases)
     assert set(quick) <= set(given), f"no such case: {set(quick) - set(given)}"
     others = [case for case in given if case not in quick]
-    marks = {case: pytest.mark.long if place % 4 else pytest.mark.slow for place, case in enumerate(others)}
+    marks = {case: pytest.mark.long if place else pytest.mark.slow for place, case in enumerate(others)}
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks.get(case, ())) for case in given]
+
+
+def first_or_long(cases: Iterable[Any]) -> list[Any]:
+    """Parameters of a test whose cases are dear and prove the same: the first at every change, the others `long`."""
+    first, *others = cases
+    return [first, *(_at_night(case) for case in others)]
+
+
+def _at_night(case: Any) -> Any:
+    if hasattr(case, "marks"):
+        return pytest.param(*case.values, id=case.id, marks=(*case.marks, pytest.mark.long))
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)

@@ -13,6 +13,7 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.session.check import registered_tables
 from retrain.testing import conformance
 from tests.docs.reading import PAGES, SITE, SITE_PAGES, blocks, command_lines, faults, name_of
+from tests.shared import first_or_long
 
 NO_CONFIGURATION = re.compile(r"^\[(project|tool|build)", re.MULTILINE)  # of a pyproject
 # What the generated sections show of a name: its first line, or the fields of a dataclass.
@@ -111,7 +112,7 @@ def test_a_wrong_vector_would_be_found() -> None:
     assert doctest.DocTestRunner(verbose=False).run(parsed, out=lambda text: None).failed == 1
 
 
-@pytest.mark.parametrize("kind", ["controller", "health-monitor", "pacer"])
+@pytest.mark.parametrize("kind", first_or_long(["controller", "health-monitor", "pacer"]))
 def test_examples_written_by_hand_pass_the_suite_of_their_kind(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

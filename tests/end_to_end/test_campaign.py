@@ -47,6 +47,7 @@ def init(folder: Path) -> None:
     file.write_text(f"{head}{TWO}\n[model]{rest.partition('[model]')[2]}")
 
 
+@pytest.mark.long
 def test_a_campaign_of_the_tiny_model_and_its_status(tmp_path: Path) -> None:
     init(tmp_path)
     code, out, err = finish("campaign.toml", *SMALL, *EVALS, cwd=tmp_path)

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.shared import slow_or_long
+from tests.shared import first_or_long, slow_or_long
 
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'
 HEAVY = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify")
@@ -18,6 +18,7 @@ def fatal(content: dict) -> dict[str, str]:
     return {check["name"]: check["fix"] for check in checks}
 
 
+@pytest.mark.long
 def test_the_doctor_finds_nothing_missing_where_all_is_installed(installation, work, toml):
     toml(SMALL)
     whole = installation.retrain("doctor", "--json", folder=work, HF_HUB_OFFLINE="1")
@@ -51,6 +52,7 @@ def test_backends_tell_what_is_not_installed(installation, work):
     assert hints["local"] == "pip install retrain-local"
 
 
+@pytest.mark.long
 def test_the_other_commands_work_without_the_doctors_room(installation, work, toml):
     shutil.rmtree(installation.ours / "retrain/rooms/doctor")
     assert installation.retrain("explain", toml(SMALL), folder=work).returncode == 0
@@ -59,7 +61,9 @@ def test_the_other_commands_work_without_the_doctors_room(installation, work, to
     assert installation.retrain("backends", folder=work).returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [["plugins", "retrain.toml"], ["backends"], ["migrate-config", "retrain.toml"]])
+@pytest.mark.parametrize(
+    "arguments", first_or_long([["plugins", "retrain.toml"], ["backends"], ["migrate-config", "retrain.toml"]])
+)
 def test_these_commands_import_nothing_heavy(installation, work, toml, arguments):
     toml(SMALL)
     code = (

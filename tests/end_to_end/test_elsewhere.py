@@ -30,7 +30,7 @@ from retrain.rooms.session.resume import plan_resume
 from retrain.rooms.session.subject import find_subject
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
-from tests.shared import made_once
+from tests.shared import first_or_long, made_once
 
 SMELL = re.compile(r"path|folder|file|_dir|module|adapter|model", re.IGNORECASE)
 TEXTS = re.compile(r"\bstr\b|dict\[str, typing.Any")
@@ -259,11 +259,13 @@ def test_a_link_to_the_run(project: Path, elsewhere: Path) -> None:
 
 @pytest.mark.parametrize(
     ("moved", "flag", "entry"),
-    [
-        ("models/tiny", "--model", "model"),
-        ("data", "--data-path", "data"),
-        ("rewards/score.py", "--set reward.custom_module=", "reward"),
-    ],
+    first_or_long(
+        [
+            ("models/tiny", "--model", "model"),
+            ("data", "--data-path", "data"),
+            ("rewards/score.py", "--set reward.custom_module=", "reward"),
+        ]
+    ),
 )
 def test_an_input_that_moved_is_named_on_the_command_line(
     project: Path, elsewhere: Path, moved: str, flag: str, entry: str

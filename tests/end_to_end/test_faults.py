@@ -120,6 +120,7 @@ DAMAGES: dict[str, tuple[Break, str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", slow_or_long(DAMAGES, "truncated adapter"))
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(damage: str, half: Path, work: Path) -> None:
     spoil, message = DAMAGES[damage]
@@ -258,6 +259,7 @@ def test_a_reward_that_gives_nan_stops_the_run_and_no_completion_counts_as_wrong
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.long
 def test_a_recorder_that_raises_is_told_once_and_the_run_is_the_same(work: Path) -> None:
     run = work / "recorder"
     more = ("--recorders", "own_parts.broken_recorder", "--log-dir", str(run))

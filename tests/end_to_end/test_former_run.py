@@ -32,6 +32,7 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
+@pytest.mark.long
 def test_a_run_made_before_the_two_floors_continues_with_the_same_numbers(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(FORMER / "run", run)

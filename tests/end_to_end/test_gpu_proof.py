@@ -66,6 +66,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_part_that_was_cut_off_keeps_its_figures_and_goes_on_after_them(proof: Any, tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
@@ -218,6 +219,7 @@ def test_a_figure_that_is_not_ok_is_measured_again(proof: Any, tmp_path: Path) -
     assert opened.parts["tests"]["figures"]["had"] == ["passed", "rate"]
 
 
+@pytest.mark.long
 def test_carried_wheels_bring_their_entry_points(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Tests remove what PYTHONPATH names, and a plugin is found by its entry point."""
     info = "carried-1.dist-info"

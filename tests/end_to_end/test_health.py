@@ -76,6 +76,7 @@ def test_truncation_is_told_once_after_three_steps_and_recorded_at_each(cut: tup
     assert states == [None, None, *[["truncation", "no_useful_groups"]] * 4]
 
 
+@pytest.mark.long
 def test_policy_stop_saves_and_ends_with_code_1_and_resuming_gives_the_same_run(
     cut: tuple[Path, str], tmp_path: Path
 ) -> None:

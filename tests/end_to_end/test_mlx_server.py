@@ -93,6 +93,7 @@ def gap_of(backend: LocalBackend, prompts: list[np.ndarray], *, max_tokens: int 
     )
 
 
+@pytest.mark.long
 def test_every_version_samples_from_its_own_weights_and_keys(make_backend) -> None:
     backend, engine = make_backend()
     prompts = probe_prompts(engine._context.tokenizer, 1024)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import ROOT
+from tests.shared import first_or_long
 
 # Without these there is no run: the command line, what surrounds every run, prompts, scores, credit.
 NEEDED_ROOMS = {"cli", "session", "text", "tasks", "credit"}
@@ -95,7 +96,7 @@ def test_the_kernel_requires_no_training_library(wheels):
 # ---------------------------------------------------------------- nothing heavy before it is needed
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["init", "--list"], ["explain"]])
+@pytest.mark.parametrize("arguments", first_or_long([["--help"], ["plugins"], ["init", "--list"], ["explain"]]))
 def test_commands_that_do_not_train_import_nothing_heavy(installation, work, toml, arguments):
     toml(SMALL)
     code = (
@@ -204,11 +205,13 @@ def test_training_works_with_every_room_deleted(installation, work, toml):
 
 @pytest.mark.parametrize(
     ("algorithm", "key", "wanted"),
-    [
-        ('[algorithm]\nadvantage_mode = "grpo"\n', "retrain.toml:8 [algorithm] advantage_mode", "grpo"),
-        ('[algorithm]\ntransform_mode = "gtpo_sepa"\n', "retrain.toml:8 [algorithm] transform_mode", "gtpo_sepa"),
-        ("", "advantage_mode", "maxrl"),
-    ],
+    first_or_long(
+        [
+            ('[algorithm]\nadvantage_mode = "grpo"\n', "retrain.toml:8 [algorithm] advantage_mode", "grpo"),
+            ('[algorithm]\ntransform_mode = "gtpo_sepa"\n', "retrain.toml:8 [algorithm] transform_mode", "gtpo_sepa"),
+            ("", "advantage_mode", "maxrl"),
+        ]
+    ),
     ids=["grpo", "gtpo_sepa", "default"],
 )
 def test_without_retrain_sepa_its_names_are_answered_with_the_install_line(
@@ -245,6 +248,7 @@ def test_a_strangers_advantage_is_found_through_its_entry_point(installation, wo
     assert "centred+gtpo_sepa" in result.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "error"),
     [
@@ -277,6 +281,7 @@ def test_a_faulty_plugin_harms_nothing_and_its_error_is_shown(installation, work
     assert error in missing.stderr
 
 
+@pytest.mark.long
 def test_two_owners_of_one_name_are_an_error_that_names_both(installation, work, toml):
     installation.add("strangers-plugin", "strangers_plugin", SECOND_GRPO)
     clashing = [row for row in inventory(installation, work)["kinds"]["advantage"] if row["clash"]]
@@ -301,6 +306,7 @@ def test_retrain_plugins_loads_only_the_named_distributions_and_the_kernel(insta
     assert content["failures"] == []
 
 
+@pytest.mark.long
 def test_retrain_block_leaves_distributions_out(installation, work):
     installation.add("strangers-plugin", "strangers_plugin", BROKEN_PLUGIN)
     content = inventory(

@@ -55,6 +55,7 @@ def check_on_policy(stack: Stack, steps: int) -> None:
     assert all(line["distinct_advantages"] > line["rows"] for line in trained)  # credit per token arrives
 
 
+@pytest.mark.long
 def test_files_carry_the_steps_and_a_half_written_broadcast_is_waited_for(stack, server):
     made = stack()
     made.write_toml(server)
@@ -125,7 +126,7 @@ def test_a_broadcast_that_never_comes_ends_the_run_and_a_resume_goes_on_without_
     assert [line["step"] for line in records(run / "metrics.jsonl")] == [0, 1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_killed_goes_on_with_the_trainer_where_it_is(stack, server):
     made = stack()
     made.write_toml(server)

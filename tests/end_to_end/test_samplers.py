@@ -66,6 +66,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arrangement", "half", "step"), CASES)
 def test_a_killed_run_chooses_the_prompts_that_it_would_have_chosen(
     arrangement: str, half: str, step: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

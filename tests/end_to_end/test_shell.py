@@ -19,7 +19,7 @@ from retrain.rooms.cli.main import main
 from retrain.rooms.text.typed_command import program
 from tests.end_to_end.running import SCRIPT, Outcome, retrain, tiny
 from tests.end_to_end.terminal import converse
-from tests.shared import made_once, slow_or_long
+from tests.shared import first_or_long, made_once, slow_or_long
 
 EXE = str(SCRIPT)
 SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0", "--max-tokens", "16")
@@ -71,6 +71,7 @@ def test_nobody_is_asked_where_nobody_is(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- init --interactive
 
 
+@pytest.mark.long
 def test_questions_about_your_own_data_and_wrong_answers_are_asked_again(tmp_path: Path) -> None:
     rows = [{"story": f"What is {n} + 30?", "hint": "Use your fingers.", "sum": n + 30} for n in range(40)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -101,6 +102,7 @@ def test_questions_about_your_own_data_and_wrong_answers_are_asked_again(tmp_pat
     assert (document["data"], document["training"]["max_steps"]) == (source, 3)
 
 
+@pytest.mark.long
 def test_a_campaign_is_asked_for_and_wrong_answers_are_asked_again(tmp_path: Path) -> None:
     exchange = [
         ("Model (hub id or folder)", "some/model\n"),
@@ -198,6 +200,7 @@ def test_bash_completes_commands_flags_names_and_files(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- quiet and JSON
 
 
+@pytest.mark.long
 def test_a_quiet_run_says_how_it_ended_and_nothing_else(tmp_path: Path) -> None:
     outcome = tiny("-q", *SHORT, cwd=tmp_path)
     assert re.fullmatch(
@@ -332,7 +335,7 @@ def test_a_reader_that_leaves_early_is_no_error(words: str, trained: Path) -> No
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("words", ["--help", "plugins", "explain --json"])
+@pytest.mark.parametrize("words", first_or_long(["--help", "plugins", "explain --json"]))
 def test_a_full_disk_is_told_without_a_traceback(words: str, trained: Path) -> None:
     done = shell(f"retrain {words} > /dev/full", trained)
     assert done.returncode == 1
@@ -381,7 +384,9 @@ def test_forty_columns_are_enough(words: str, trained: Path) -> None:
     assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize(("environ", "is_colored"), [({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({}, True)])
+@pytest.mark.parametrize(
+    ("environ", "is_colored"), first_or_long([({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({}, True)])
+)
 def test_color_on_a_terminal(environ: dict[str, str], is_colored: bool, trained: Path) -> None:
     for words in (["nope"], ["plugins"]):
         _, printed = converse([EXE, *words], [], cwd=trained, environ={"NO_COLOR": "", "FORCE_COLOR": ""} | environ)

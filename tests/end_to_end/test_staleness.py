@@ -39,6 +39,7 @@ at(Trainer, "accumulate", lambda _, batch: {half!r} == "training" and batch.step
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("half", "step"), slow_or_long([("training", 3), ("sampling", 4), ("sampling", 1), ("training", 5)])
 )

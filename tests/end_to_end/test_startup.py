@@ -33,6 +33,7 @@ DUMP = (
 )
 
 
+@pytest.mark.long
 def test_a_plain_run_imports_nothing_slow(tmp_path: Path) -> None:
     assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
     command = [sys.executable, "-c", DUMP, "-q", *SMALL]

@@ -35,6 +35,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.long
 def test_the_server_answers_without_the_log_probabilities_it_was_asked_for(url: str) -> None:
     asked = {"model": f"retrain/{TINY.name}", "prompt": "1 + 2 =", "max_tokens": 2, "logprobs": 1}
     answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=120.0, trust_env=False)

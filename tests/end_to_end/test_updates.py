@@ -46,7 +46,7 @@ def test_eight_updates_learn_more_per_sample_than_one(seed: str, tmp_path: Path)
     assert max(line["logprob_gap_max"] for line in many) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kill_between_two_updates_changes_nothing(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     arguments = (*BASE, *MANY, *COURSE, "--max-steps", "3", "--eval-examples", "0")
     run = killed_and_resumed(tmp_path_factory, "updates", tmp_path, KILLED_IN_AN_UPDATE, *arguments)

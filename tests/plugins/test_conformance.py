@@ -153,6 +153,7 @@ def _loaded_for(kind: Kind, name: str) -> Plugins:
     return load_plugins()
 
 
+@pytest.mark.long
 def test_the_wandb_recorder_conforms_in_a_process_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     program = (

@@ -56,8 +56,8 @@ LADDER = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rung", slow_or_long(LADDER, "view"))
-@pytest.mark.slow
 def test_one_file_plugins_of_the_whole_ladder(rung: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     tiny(*QUICK, *LADDER[rung], "--max-steps", "1", cwd=tmp_path)

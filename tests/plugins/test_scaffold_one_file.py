@@ -15,6 +15,7 @@ import pytest
 from retrain.rooms.cli.main import run
 from retrain.rooms.scaffold.kinds import KINDS, slug
 from tests.end_to_end.running import records, retrain
+from tests.shared import first_or_long
 
 MODEL = '[model]\nmodel = "builtin:tiny"\nlora_rank = 4\n[backend]\ndevices = "cpu"\n'
 SHORT = (
@@ -57,6 +58,7 @@ def test_their_tests_pass(lab: Path) -> None:
     assert done.returncode == 0, done.stdout[-5000:]
 
 
+@pytest.mark.long
 def test_a_test_passes_from_any_folder(lab: Path, tmp_path: Path) -> None:
     file = lab / "tests/test_my_transform_plugin.py"
     done = subprocess.run(
@@ -98,7 +100,7 @@ def test_an_algorithm_and_an_environment_are_selected_from_toml(lab: Path) -> No
     assert line["condition"] == "my_algorithm"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_planning_detector_is_selected_from_toml(lab: Path) -> None:
     line = trained(
         lab,
@@ -117,7 +119,7 @@ def test_a_backend_is_selected_from_toml(lab: Path) -> None:
     assert written["backend"]["backend"] == "my_backend.PLUGIN"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_launcher_is_selected_from_toml(lab: Path) -> None:
     campaign = (
         '[campaign]\nlauncher = "my_launcher.PLUGIN"\nlauncher_options = { nice = 1 }\nseeds = [1]\nmax_steps = 1\n'
@@ -134,15 +136,17 @@ def test_a_launcher_is_selected_from_toml(lab: Path) -> None:
 
 @pytest.mark.parametrize(
     ("toml", "told"),
-    [
-        ('[algorithm]\ntransform_mode = "my_transform.PLUGIN"\ntransform_params = { flor = 0.5 }\n', "use 'floor'"),
-        (
-            '[algorithm]\ntransform_mode = "my_transform.PLUGIN"\ntransform_params = { floor = 2 }\n',
-            "less than or equal",
-        ),
-        ('[data]\nsource = "my_data_source.PLUGIN"\noptions = { digit = 1 }\n', "use 'digits'"),
-        ('[backend]\nbackend = "my_backend.PLUGIN"\noptions = { step_size = -1.0 }\n', "greater than 0"),
-    ],
+    first_or_long(
+        [
+            ('[algorithm]\ntransform_mode = "my_transform.PLUGIN"\ntransform_params = { flor = 0.5 }\n', "use 'floor'"),
+            (
+                '[algorithm]\ntransform_mode = "my_transform.PLUGIN"\ntransform_params = { floor = 2 }\n',
+                "less than or equal",
+            ),
+            ('[data]\nsource = "my_data_source.PLUGIN"\noptions = { digit = 1 }\n', "use 'digits'"),
+            ('[backend]\nbackend = "my_backend.PLUGIN"\noptions = { step_size = -1.0 }\n', "greater than 0"),
+        ]
+    ),
 )
 def test_parameters_of_a_single_file_are_checked_like_those_of_a_distribution(lab: Path, toml: str, told: str) -> None:
     file = lab / "wrong.toml"

@@ -31,6 +31,7 @@ from retrain.kernel.plugins.spec import Owner
 from retrain_local.backend import LIMITS_FILE, LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.model.checkpoint import PUBLISHED_FILE, STATE_FILE
+from tests.shared import first_or_long
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]
@@ -132,7 +133,7 @@ def test_sampling_while_training_gives_what_each_gives_alone(
     assert drawn(alone, requests) == drawn(together, requests) != before
 
 
-@pytest.mark.parametrize("devices", ["cpu,cpu", "cpu,cpu,cpu"])
+@pytest.mark.parametrize("devices", first_or_long(["cpu,cpu", "cpu,cpu,cpu"]))
 def test_a_resumed_run_draws_with_the_policy_before_until_it_publishes(
     make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path, devices: str
 ) -> None:
@@ -193,6 +194,7 @@ def test_what_is_trained_is_not_saved_twice(split: LocalBackend, tmp_path: Path)
     assert not (tmp_path / PUBLISHED_FILE).exists()
 
 
+@pytest.mark.long
 def test_one_device_takes_over_from_split_ones_and_the_other_way_round(
     make_backend: MakeBackend, split: LocalBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path
 ) -> None:

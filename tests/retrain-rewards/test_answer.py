@@ -229,7 +229,7 @@ OTHER_TEXTS = (
 )
 
 
-@pytest.mark.parametrize("count", [34, pytest.param(170, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [34, pytest.param(170, marks=pytest.mark.long)])
 def test_formulas_are_parsed_as_math_verify_does(reward: MathReward, count: int) -> None:
     from math_verify import parse
 

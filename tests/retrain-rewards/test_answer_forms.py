@@ -55,7 +55,7 @@ def test_right_forms_score_1_and_near_misses_0(reward: MathReward) -> None:
     assert failures(reward, PAIRS[::QUICK]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_right_forms_score_1_and_all_near_misses_0(reward: MathReward) -> None:
     assert failures(reward, PAIRS) == []
 

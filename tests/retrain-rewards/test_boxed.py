@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain_rewards.boxed import last_boxed
+from tests.shared import first_or_long
 
 
 @pytest.mark.parametrize(
@@ -84,16 +85,18 @@ def test_no_answer(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "answer"),
-    [
-        (r"\boxed{", None),
-        (r"\boxed", None),
-        (r"\fboxed", None),
-        (r"\boxed ", None),
-        ("{", None),
-        ("\\", None),
-        (r"\boxed{\}", None),
-        (r"\boxed{1}", "1"),
-    ],
+    first_or_long(
+        [
+            (r"\boxed{", None),
+            (r"\boxed", None),
+            (r"\fboxed", None),
+            (r"\boxed ", None),
+            ("{", None),
+            ("\\", None),
+            (r"\boxed{\}", None),
+            (r"\boxed{1}", "1"),
+        ]
+    ),
 )
 def test_a_megabyte_of_hostile_text_is_read_in_linear_time(unit: str, answer: str | None) -> None:
     # Anything quadratic would take hours here and run into the suite's time limit.

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrain.api import ConfigError
+from tests.shared import first_or_long
 
 Load = Callable[..., Any]
 SUBJECTS = ["intermediate_algebra", "precalculus", "number_theory", "counting_and_probability", "geometry"]
@@ -122,7 +123,7 @@ def run_from_hub(home: Path, **environ: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-c", LOAD_FROM_HUB], capture_output=True, text=True, env=env, check=True)
 
 
-@pytest.mark.parametrize("environ", [{}, {"HF_HUB_OFFLINE": "1"}, {"HF_DATASETS_OFFLINE": "1"}])
+@pytest.mark.parametrize("environ", first_or_long([{}, {"HF_HUB_OFFLINE": "1"}, {"HF_DATASETS_OFFLINE": "1"}]))
 def test_an_unreachable_hub_is_one_quick_error_without_retries(tmp_path: Path, environ: dict[str, str]) -> None:
     done = run_from_hub(tmp_path, **environ)
     assert "EleutherAI/hendrycks_math (geometry, split train) cannot be loaded" in done.stdout
@@ -131,6 +132,7 @@ def test_an_unreachable_hub_is_one_quick_error_without_retries(tmp_path: Path, e
     assert "Retry" not in done.stderr
 
 
+@pytest.mark.long
 def test_an_unreachable_hub_is_replaced_by_the_cache(tmp_path: Path) -> None:
     import datasets
 

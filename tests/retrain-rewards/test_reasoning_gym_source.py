@@ -93,6 +93,7 @@ def test_composite_of_two_data_sets(load: Load) -> None:
     assert all(loaded.reward.score(e, boxed(e.reference)).value == 1.0 for e in loaded.examples)
 
 
+@pytest.mark.long
 def test_the_verifier_is_small_and_works_in_a_process_of_its_own(load: Load) -> None:
     loaded = load("reasoning_gym", options={"name": "chain_sum", "size": 2})
     payload = pickle.dumps((loaded.reward, loaded.examples[0]))

@@ -10,6 +10,7 @@ import pytest
 
 from retrain.api import BackendError, LogprobRow, SampleRequest, SamplingParams, StopReason, TrainBatch
 from retrain_tinker.backend import STATE_FILE, TinkerBackend
+from tests.shared import first_or_long
 from tests.tinker_rows import EOS, PROMPT, batch_of, drawn
 from tests.tinker_toy import Toy
 
@@ -325,15 +326,17 @@ def test_the_adapter_can_stay_on_the_service(backend: Make, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
-        ({"lora_rank": 8}, "lora_rank is 8, and this run needs 2"),
-        ({"model": "other"}, "model is 'other'"),
-        ({"format": 9}, "format is 9"),
-        ({"state_path": "/etc/passwd"}, "no tinker:// path"),
-        ({"policy_version": "many"}, "cannot be used"),
-        ({"state_path": "tinker://gone/weights/x"}, "does not have these saved weights"),
-        (None, "cannot be used"),
-    ],
+    first_or_long(
+        [
+            ({"lora_rank": 8}, "lora_rank is 8, and this run needs 2"),
+            ({"model": "other"}, "model is 'other'"),
+            ({"format": 9}, "format is 9"),
+            ({"state_path": "/etc/passwd"}, "no tinker:// path"),
+            ({"policy_version": "many"}, "cannot be used"),
+            ({"state_path": "tinker://gone/weights/x"}, "does not have these saved weights"),
+            (None, "cannot be used"),
+        ]
+    ),
     ids=str,
 )
 def test_a_checkpoint_of_something_else_is_refused(

@@ -121,7 +121,7 @@ def test_a_warm_up_and_the_base_model_as_reference(folder: Path) -> None:
         assert float(str(line["kl_penalty_mean"])) != 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(folder: Path, tmp_path: Path) -> None:
     toy = Toy(vocabulary=512)
     with serving(toy) as url:

@@ -11,6 +11,7 @@ import pytest
 
 from retrain.api import BackendError, ConfigError, LogprobRow, PluginContext, TrainBatch
 from retrain_tinker.backend import TinkerBackend, create_backend
+from tests.shared import first_or_long
 from tests.tinker_rows import batch_of, drawn
 from tests.tinker_toy import Toy
 
@@ -42,7 +43,9 @@ def wanted_gradient(toy: Toy, batch: TrainBatch) -> tuple[np.ndarray, float]:
 
 
 @services
-@pytest.mark.parametrize("is_sft", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["sft", "likelihood"])
+@pytest.mark.parametrize(
+    "is_sft", first_or_long([True, pytest.param(False, marks=pytest.mark.slow)]), ids=["sft", "likelihood"]
+)
 def test_the_gradient_of_given_answers_is_that_of_the_mean_over_their_tokens(
     backend: Make, toy: Toy, is_sft: bool, reports_sum: bool
 ) -> None:
@@ -105,6 +108,7 @@ def test_another_base_model_or_one_without_an_answer_is_refused_before_training(
     create_backend(context()).close()  # without [kl] nobody asks
 
 
+@pytest.mark.long
 def test_a_service_with_another_cross_entropy_is_refused_by_the_key_that_needs_it(
     context: Callable[..., PluginContext], toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
 from tests.overlapped import GENERATIONS, lines, outcome, steps
+from tests.shared import first_or_long
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]
@@ -60,7 +61,7 @@ def test_both_halves_work_at_once_and_sampling_stays_in_the_main_thread(
     assert found[-1]["overlap_time_s"] == found[-1]["sample_time_s"] == 0.0
 
 
-@pytest.mark.parametrize("slow", ["train", "sample"])
+@pytest.mark.parametrize("slow", first_or_long(["train", "sample"]))
 def test_whichever_half_is_faster_changes_nothing(
     run_overlapped: Run, disturbed: Any, tmp_path: Path, slow: str
 ) -> None:
@@ -98,7 +99,7 @@ def failing(step: int, error: Exception) -> tuple[Callable[..., None], Callable[
     return train, sample
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", first_or_long([0, 1]))
 def test_an_error_ends_the_run_at_its_own_step_and_is_reported_once(
     run_overlapped: Run, disturbed: Any, tmp_path: Path, half: int
 ) -> None:
@@ -112,7 +113,7 @@ def test_an_error_ends_the_run_at_its_own_step_and_is_reported_once(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("training")]
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", first_or_long([0, 1]))
 def test_a_number_that_is_not_finite_rejects_its_own_step_and_the_next_is_on_policy(
     run_overlapped: Run, disturbed: Any, tmp_path: Path, half: int
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_backend_that_takes_turns_is_unaffected_by_overlap(run_overlapped: Run
     assert not {name for name in fields if "stale" in name or "idle" in name or "overlap" in name}
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run(run_overlapped: Run, tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert run_overlapped("--log-dir", name).code == 0

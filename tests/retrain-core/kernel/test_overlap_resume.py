@@ -119,6 +119,7 @@ def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
 
 
+@pytest.mark.long
 def test_episodes_overlap_training_too(run_overlapped: Run, command: Command, disturbed: Any, tmp_path: Path) -> None:
     turns = ("--environment-provider", "toy_turns", "--eval-examples", "2", "--eval-every", "2")
     assert run_overlapped("--log-dir", "never", *turns).code == 0

@@ -102,6 +102,7 @@ def test_the_pacer_sets_the_batch_size_and_sees_every_step(run: Run, tmp_path: P
     assert "the same seed does not give the same run" in result.out + result.err
 
 
+@pytest.mark.long
 def test_the_prompts_are_the_same_endless_sequence(run: Run, tmp_path: Path) -> None:
     def drawn(name: str) -> list[str]:
         file = tmp_path / "logs" / name / "emergence/generations.jsonl"
@@ -112,6 +113,7 @@ def test_the_prompts_are_the_same_endless_sequence(run: Run, tmp_path: Path) -> 
     assert drawn("paced") == drawn("plain")
 
 
+@pytest.mark.long
 def test_a_resumed_run_continues_with_the_pacers_state(run: Run, tmp_path: Path) -> None:
     assert run(*on("Pacer"), "--max-steps", "2").code == 0
     result = run(*on("Pacer"), "--resume", "logs/train")

@@ -121,7 +121,7 @@ def test_where_nothing_is_found_the_step_goes_on_with_what_it_has(run: Run, tmp_
     assert all(line["dropped_tokens"] == line["sampled_tokens"] for line in untrained)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stopped_in_any_round_it_continues_as_the_same_run(
     run: Run, command: Command, distribution: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from retrain.kernel.errors import BackendError, NonFiniteError, Problem
 from tests.overlapped import GENERATIONS, lines, outcome, steps
+from tests.shared import first_or_long
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]
@@ -40,7 +41,7 @@ def versions(folder: Path) -> set[tuple[int, int]]:
     return {(each["step"], each["policy_version"]) for each in lines(folder, GENERATIONS)}
 
 
-@pytest.mark.parametrize("most", [2, 3, 8])
+@pytest.mark.parametrize("most", first_or_long([2, 3, 8]))
 def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(run_ahead: Run, tmp_path: Path, most: int) -> None:
     result = run_ahead(most)
     assert (result.code, result.err.count("error")) == (0, 0), result.err
@@ -52,7 +53,7 @@ def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(run_ahead: Run,
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+    "seed", first_or_long([0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 )
 def test_speeds_change_nothing(run_ahead: Run, disturbed: Any, tmp_path: Path, seed: int) -> None:
     """Delays of each half drawn at random: the same completions, versions, metrics and policy as without any."""
@@ -109,7 +110,7 @@ def failing(step: int, error: Exception) -> tuple[Callable[..., None], Callable[
     return train, sample
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", first_or_long([0, 1]))
 def test_an_error_ends_the_run_at_its_own_step(run_ahead: Run, disturbed: Any, tmp_path: Path, half: int) -> None:
     error = BackendError(Problem(what="the device is gone", fix="put it back"))
     setattr(disturbed, ("train", "sample")[half], failing(3, error)[half])
@@ -119,7 +120,7 @@ def test_an_error_ends_the_run_at_its_own_step(run_ahead: Run, disturbed: Any, t
     assert not [thread for thread in threading.enumerate() if thread.name == "sampling"]
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", first_or_long([0, 1]))
 def test_a_rejected_step_counts_as_one_that_changed_nothing(
     run_ahead: Run, disturbed: Any, tmp_path: Path, half: int
 ) -> None:
@@ -139,7 +140,7 @@ def test_steps_that_teach_nothing_are_sampled_ahead_too(run_ahead: Run, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("half", "step"), [("train", 3), ("sample", 4), pytest.param("sample", 1, marks=pytest.mark.slow)]
+    ("half", "step"), first_or_long([("train", 3), ("sample", 4), pytest.param("sample", 1, marks=pytest.mark.slow)])
 )
 def test_a_stop_in_mid_flight_can_be_resumed_to_the_same_run(
     run_ahead: Run, command: Command, disturbed: Any, tmp_path: Path, half: str, step: int
@@ -206,7 +207,7 @@ def test_more_than_a_backend_can_do_is_refused_by_name(
     assert told in result.err
 
 
-@pytest.mark.parametrize("most", [0, 1])
+@pytest.mark.parametrize("most", first_or_long([0, 1]))
 def test_in_turn_and_one_step_ahead(run_ahead: Run, tmp_path: Path, most: int) -> None:
     assert run_ahead(most).code == 0
     assert versions(tmp_path / "logs/train") == {(step, max(0, step - most)) for step in range(STEPS)}

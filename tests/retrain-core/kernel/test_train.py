@@ -125,12 +125,14 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(run: Run, tmp_pat
     assert final[0] == final[1] != final[2]
 
 
+@pytest.mark.long
 def test_the_resolved_configuration_runs_again_to_the_same_end(run: Run, command: Command, tmp_path: Path) -> None:
     run("--seed", "-1", "--log-dir", "first")
     assert command("first/config.toml", "--log-dir", "again").code == 0
     assert untimed(tmp_path / "first/metrics.jsonl") == untimed(tmp_path / "again/metrics.jsonl")
 
 
+@pytest.mark.long
 def test_completions_do_not_depend_on_the_batch_size(run: Run, tmp_path: Path) -> None:
     def completions(name: str, *arguments: str) -> dict[tuple[str, int], str]:
         run("--backend-opt", "step_size=0.0", "--log-dir", name, *arguments)

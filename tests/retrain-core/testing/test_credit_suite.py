@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrain.testing import conformance
+from tests.shared import slow_or_long
 
 PAGE = Path(__file__).parents[3] / "docs/pages/write/algorithm.md"
 Failures = Callable[..., dict[str, str]]
@@ -50,20 +51,22 @@ BROKEN = (
     ("algorithm", "RETURNS_ROWS", "gives_one_finite_number_per_token", "returned tuple, not Credit"),
     ("algorithm", "BROKEN_PAIR", "gives_one_finite_number_per_token", "'no_such_advantage'"),
 )
+QUICK = (BROKEN[0], BROKEN[10], BROKEN[15], BROKEN[18])  # one of each kind
 
 
-@pytest.mark.parametrize(("kind", "part"), SOUND)
+@pytest.mark.parametrize(("kind", "part"), slow_or_long(SOUND, SOUND[0], SOUND[2], SOUND[3], SOUND[5]))
 def test_sound_parts_pass(kind: str, part: str, failures: Failures) -> None:
     assert failures(kind, f"credit_parts.{part}") == {}
 
 
-@pytest.mark.parametrize(("kind", "part", "check", "words"), BROKEN)
+@pytest.mark.parametrize(("kind", "part", "check", "words"), slow_or_long(BROKEN, *QUICK))
 def test_broken_parts_are_named(kind: str, part: str, check: str, words: str, failures: Failures) -> None:
     found = failures(kind, f"credit_parts.{part}")
     assert words in found[check]
     assert "fix: " in found[check]
 
 
+@pytest.mark.long
 def test_the_kernel_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETRAIN_PLUGINS", "retrain-core")
     for check in (*conformance("transform", "credit_parts.spread"), *conformance("reward", "reward_parts.Sound")):
@@ -79,6 +82,7 @@ def test_the_whole_algorithm_of_the_documentation_conforms(tmp_path: Path, monke
         check()
 
 
+@pytest.mark.long
 def test_a_fault_fails_no_check_that_it_does_not_concern(failures: Failures) -> None:
     assert set(failures("advantage", "credit_parts.in_place")) == {"leaves_rewards_alone"}
     assert set(failures("transform", "credit_parts.ASKS_NOBODY")) == {"names_a_controller_that_exists"}

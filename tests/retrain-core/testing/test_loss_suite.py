@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.shared import first_or_long
+
 pytest.importorskip("retrain_local", reason="a loss is tried by the backend that applies it")
 Failures = Callable[..., dict[str, str]]
 BROKEN = (
@@ -19,18 +21,19 @@ BROKEN = (
 )
 
 
-@pytest.mark.parametrize("part", ["reinforce", "with_terms", "FROZEN"])
+@pytest.mark.parametrize("part", first_or_long(["reinforce", "with_terms", "FROZEN"]))
 def test_sound_losses_pass(part: str, failures: Failures) -> None:
     assert failures("loss", f"loss_parts.{part}") == {}
 
 
-@pytest.mark.parametrize(("part", "check", "words"), BROKEN)
+@pytest.mark.parametrize(("part", "check", "words"), first_or_long(BROKEN))
 def test_broken_losses_are_named(part: str, check: str, words: str, failures: Failures) -> None:
     found = failures("loss", f"loss_parts.{part}")
     assert words in found[check]
     assert "fix: " in found[check]
 
 
+@pytest.mark.long
 def test_a_fault_fails_no_check_that_it_does_not_concern(failures: Failures) -> None:
     assert set(failures("loss", "loss_parts.frozen")) == {"has_the_gradient_of_its_value"}
     assert set(failures("loss", "loss_parts.upside_down")) == {"raises_what_was_good"}

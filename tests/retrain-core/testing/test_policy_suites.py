@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from retrain.testing import ConformanceError, conformance
+from tests.shared import first_or_long
 
 Failures = Callable[..., dict[str, str]]
 BROKEN = (
@@ -64,7 +65,7 @@ def retrain_register_backends(register):
 """
 
 
-@pytest.mark.parametrize("part", ["policy_parts.Backend", "broken_policies.PromisesLittle"])
+@pytest.mark.parametrize("part", first_or_long(["policy_parts.Backend", "broken_policies.PromisesLittle"]))
 def test_sound_backends_pass(part: str, failures: Failures) -> None:
     assert failures("backend", part) == {}
 
@@ -82,6 +83,7 @@ def test_traits_must_be_the_capabilities_of_the_object(distribution: Callable[..
     assert "registered with traits None" in failures("backend", "silent", only=name)[name]
 
 
+@pytest.mark.long
 def test_an_engine_is_tried_in_the_backend_that_the_caller_names() -> None:
     config = {"backend": {"backend": "policy_parts.Backend"}, "model": {"model": "conformance:toy"}}
     for check in conformance("inference engine", "broken_policies.OneShort", config=config):
@@ -92,6 +94,7 @@ def test_an_engine_is_tried_in_the_backend_that_the_caller_names() -> None:
         checks["samples_one_completion_per_seed"]()
 
 
+@pytest.mark.long
 def test_an_engine_is_tried_with_a_toy_policy_where_no_backend_is_installed(
     failures: Failures, monkeypatch: pytest.MonkeyPatch
 ) -> None:

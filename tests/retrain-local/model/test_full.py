@@ -21,6 +21,7 @@ from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.pair import Pair
 from retrain_local.training.head import selected_logprobs
 from tests.random_models import random_model
+from tests.shared import first_or_long
 
 MakePair = Callable[..., Pair]
 LogitsOf = Callable[[Decoder, Tensor], Tensor]
@@ -219,7 +220,7 @@ def test_an_update_without_memory_says_what_to_do(
     assert fix in str(caught.value)
 
 
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", first_or_long([torch.float32, torch.bfloat16]))
 def test_a_resumed_step_is_bit_identical(
     stored: torch.dtype,
     make_backend: MakeBackend,

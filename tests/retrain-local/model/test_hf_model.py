@@ -21,6 +21,7 @@ from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.hf_model import HfDecoder
 from retrain_local.model.pair import Pair
 from tests.hf_models import COMMON, LIKE_GPT2, LIKE_LLAMA, SERVED, hf_model
+from tests.shared import first_or_long
 
 MakePair = Callable[..., Pair]
 Shaken = Callable[[Pair], None]
@@ -39,7 +40,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).float().norm() / expected.float().norm())
 
 
-@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+@pytest.mark.parametrize("merge_limit", first_or_long([projection.MERGE_LIMIT, 0]))
 def test_both_decoders_compute_what_peft_computes(
     named: tuple[Any, Path],
     merge_limit: int,
@@ -153,7 +154,7 @@ def test_torch_compile_is_refused(make_pair: MakePair, tmp_path: Path) -> None:
         make_pair(tmp_path).trained.compile()
 
 
-@pytest.mark.parametrize("kind", ["Gemma2", "GPT2", "GptOss"])
+@pytest.mark.parametrize("kind", first_or_long(["Gemma2", "GPT2", "GptOss"]))
 def test_a_whole_step(
     kind: str, make_backend: Callable[..., LocalBackend], roll: Callable[..., TrainBatch], tmp_path: Path
 ) -> None:

@@ -200,6 +200,7 @@ def test_unmerged_sampling_and_training_agree(
     assert report.ratio_max == pytest.approx(1.0, abs=1e-4)
 
 
+@pytest.mark.long
 def test_the_tiny_model_needs_neither_transformers_nor_peft() -> None:
     code = f"""
 import sys, torch

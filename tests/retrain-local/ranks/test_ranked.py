@@ -98,6 +98,7 @@ def test_a_checkpoint_continues_on_another_number_of_ranks(
     assert two.train(batch).grad_norm == pytest.approx(one.train(batch).grad_norm, rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_stop_during_a_step_changes_nothing_and_the_backend_goes_on(
     make_ranked: MakeRanked, requests: Sequence[SampleRequest], tmp_path: Path
 ) -> None:

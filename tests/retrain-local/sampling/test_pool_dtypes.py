@@ -12,6 +12,7 @@ import torch
 from retrain.api import SampleRequest, SamplingParams
 from retrain_local.decoder import Decoder
 from retrain_local.sampling.engine import PytorchEngine
+from tests.shared import first_or_long
 
 MakeEngine = Callable[..., PytorchEngine]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8)
@@ -31,7 +32,7 @@ def gaps(plain: Any, requests: list[SampleRequest], groups: list[list[Any]]) -> 
     return np.abs(np.concatenate(found))
 
 
-@pytest.mark.parametrize("kind", GAPS)
+@pytest.mark.parametrize("kind", first_or_long(GAPS))
 def test_the_gap_is_small_and_not_nothing(
     make_engine: MakeEngine, plain: Any, requests: list[SampleRequest], kind: str
 ) -> None:
@@ -42,7 +43,7 @@ def test_the_gap_is_small_and_not_nothing(
     assert found.max() < largest
 
 
-@pytest.mark.parametrize("kind", GAPS)
+@pytest.mark.parametrize("kind", first_or_long(GAPS))
 def test_put_aside_and_turns_work_in_every_pool(
     make_engine: MakeEngine, plain: Any, requests: list[SampleRequest], kind: str
 ) -> None:
@@ -66,7 +67,7 @@ def test_a_sampler_in_bf16(
     assert engine._cache.pool.keys[0].dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("kind", ["auto", "int8"])
+@pytest.mark.parametrize("kind", first_or_long(["auto", "int8"]))
 def test_the_same_work_twice_is_the_same_to_the_last_bit(
     make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: Callable[..., None], kind: str
 ) -> None:

@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from retrain.api import BackendError, ConfigError, Sample, SampleRequest, SamplingParams, StopReason
 from retrain_local.decoder import Decoder
 from retrain_local.sampling.engine import PytorchEngine
+from tests.shared import first_or_long
 
 MakeEngine = Callable[..., PytorchEngine]
 AllSame = Callable[..., None]
@@ -43,7 +44,7 @@ def test_a_prompt_is_computed_once_for_its_group(make_engine: MakeEngine, reques
         assert engine.metrics() == {}, "each number is told once"
 
 
-@pytest.mark.parametrize("pool_tokens", [96, 128, 200, 320, 640])
+@pytest.mark.parametrize("pool_tokens", first_or_long([96, 128, 200, 320, 640]))
 def test_a_small_pool_puts_rows_aside_and_loses_nothing(
     make_engine: MakeEngine,
     requests: list[SampleRequest],
@@ -61,7 +62,7 @@ def test_a_small_pool_puts_rows_aside_and_loses_nothing(
     assert cache.blocks.free == cache.blocks.capacity, "every block came back"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_of_a_small_pool_were_really_put_aside(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
     engine = make_engine(pool_tokens=320)
     long = replace(PARAMS, max_tokens=200)

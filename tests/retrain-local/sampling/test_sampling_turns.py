@@ -9,6 +9,7 @@ import pytest
 
 from retrain.api import Sample, SampleRequest, SamplingParams
 from retrain_local.sampling.engine import PytorchEngine
+from tests.shared import first_or_long
 
 MakeEngine = Callable[..., PytorchEngine]
 PARAMS = SamplingParams(max_tokens=12, temperature=0.9, entropy=True)
@@ -35,7 +36,7 @@ def next_turn(requests: list[SampleRequest], groups: list[list[Sample]], turn: i
     ]
 
 
-@pytest.mark.parametrize(("keep", "pool_tokens"), [(True, 0), (True, 256), (False, 0)])
+@pytest.mark.parametrize(("keep", "pool_tokens"), first_or_long([(True, 0), (True, 256), (False, 0)]))
 def test_three_turns_equal_three_separate_calls(
     make_engine: MakeEngine, check_all_same: Callable[..., None], keep: bool, pool_tokens: int
 ) -> None:

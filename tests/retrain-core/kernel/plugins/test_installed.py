@@ -90,6 +90,7 @@ def test_dependents_are_found_in_every_spelling_and_near_names_are_not(distribut
     assert installed_dependents("there-is-no-such-distribution") == ()
 
 
+@pytest.mark.long
 def test_one_module_alone_reads_metadata_but_for_the_one_that_imports_only_python() -> None:
     readers = set()
     for file in sorted(ROOT.glob("retrain-*/src/**/*.py")):

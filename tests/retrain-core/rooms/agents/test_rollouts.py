@@ -36,6 +36,7 @@ def alive() -> Counter[str]:
     return Counter(kind.__name__ for each in gc.get_objects() for kind in KEPT if issubclass(type(each), kind))
 
 
+@pytest.mark.long
 def test_nothing_of_a_batch_outlives_it(
     scripted: Any, config: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

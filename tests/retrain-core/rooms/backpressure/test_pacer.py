@@ -101,6 +101,7 @@ def test_it_settles_within_a_tenth_of_the_target(sigma: float, peak: float, grou
     assert batch_size >= min(0.9 * target, target - 1.001)  # whole prompts: one is the finest step there is
 
 
+@pytest.mark.long
 @given(sigma=st.floats(0.0, 0.3), peak=st.floats(6.0, 50.0), seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.1))
 @settings(max_examples=60)
 def test_noise_breaks_no_rule(sigma: float, peak: float, seed: int, noise: float) -> None:
@@ -131,6 +132,7 @@ def test_the_peak_is_flat_so_noise_moves_the_place_and_hardly_the_throughput() -
     assert min(shares) >= 0.95
 
 
+@pytest.mark.long
 @given(
     sigma=st.floats(0.0, 0.3),
     peak=st.floats(4.0, 200.0),

@@ -78,6 +78,7 @@ def test_a_folder_with_other_files_is_left_alone(load_text: Load) -> None:
     assert Path("out/notes.txt").read_text() == "mine"
 
 
+@pytest.mark.long
 def test_resume_of_a_given_folder(load_text: Load, load_free: Load) -> None:
     folder = begin(load_free(SEEDS))
     assert begin(load_free(SEEDS, arguments=("--resume", str(folder)))) == folder

@@ -15,6 +15,7 @@ from retrain.rooms.campaign.explain import controls_of, warnings_of
 from retrain.rooms.campaign.load import Campaign, load_campaign
 from retrain.rooms.campaign.planned import config_text, plan_runs, run_config
 from retrain.rooms.session.configure import load_checked
+from tests.shared import first_or_long
 
 TWO = """
 [[campaign.conditions]]
@@ -83,16 +84,18 @@ def test_every_problem_at_once_with_its_place(load_text: Load) -> None:
 
 @pytest.mark.parametrize(
     ("campaign", "conditions", "what"),
-    [
-        ("seeds = []", "", "at least one seed"),
-        ("seeds = [-1]", "", "-1 is not a seed"),
-        ("conditions = []", "", "at least one condition"),
-        ("", '[[campaign.conditions]]\nadvantage_mode = "grpo"\n', "condition 1 needs transform_mode"),
-        ("", '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "no"\n', "'no'"),
-        ("[campaign.launcher_options]\nx = 1\n", "", "unknown option 'x'"),
-        ('[campaign.plan]\nhypothesis = "h"\nbaseline = "nobody"\n', "", "'nobody' is not a condition"),
-        ("[campaign.plan]\nalpha = 0.5\n", "", "Field required"),
-    ],
+    first_or_long(
+        [
+            ("seeds = []", "", "at least one seed"),
+            ("seeds = [-1]", "", "-1 is not a seed"),
+            ("conditions = []", "", "at least one condition"),
+            ("", '[[campaign.conditions]]\nadvantage_mode = "grpo"\n', "condition 1 needs transform_mode"),
+            ("", '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "no"\n', "'no'"),
+            ("[campaign.launcher_options]\nx = 1\n", "", "unknown option 'x'"),
+            ('[campaign.plan]\nhypothesis = "h"\nbaseline = "nobody"\n', "", "'nobody' is not a condition"),
+            ("[campaign.plan]\nalpha = 0.5\n", "", "Field required"),
+        ]
+    ),
 )
 def test_what_is_refused_in_the_file(load_text: Load, campaign: str, conditions: str, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -140,6 +143,7 @@ def test_a_condition_may_name_a_recipe_alone(load_text: Load) -> None:
     assert len({json.dumps(values, default=str) for values in campaign.content()["conditions"].values()}) == 4
 
 
+@pytest.mark.long
 def test_the_run_of_a_recipe_has_its_values_and_label(load_text: Load, toy_plugins: Plugins, tmp_path: Path) -> None:
     campaign = load_text(SEEDS, RECIPES)
     for run in plan_runs(campaign, tmp_path):
@@ -153,14 +157,16 @@ def test_the_run_of_a_recipe_has_its_values_and_label(load_text: Load, toy_plugi
 
 @pytest.mark.parametrize(
     ("conditions", "arguments", "more", "what"),
-    [
-        ('conditions = [{ recipe = "dapp" }]', (), "", "no recipe named 'dapp'"),
-        ('conditions = [{ recipe = "" }]', (), "", "condition 1 needs recipe"),
-        ('conditions = [{ recipe = "dapo" }, { recipe = "dapo" }]', (), "", "is the same as condition 1: dapo"),
-        (RECIPES, ("--recipe", "dapo"), "", "every condition sets its own recipe"),
-        (RECIPES, ("--advantage-mode", "maxrl"), "", "every condition sets its own advantage_mode"),
-        (RECIPES, (), 'advantage_mode = "maxrl"', "beats recipe 'dapo' of a condition"),
-    ],
+    first_or_long(
+        [
+            ('conditions = [{ recipe = "dapp" }]', (), "", "no recipe named 'dapp'"),
+            ('conditions = [{ recipe = "" }]', (), "", "condition 1 needs recipe"),
+            ('conditions = [{ recipe = "dapo" }, { recipe = "dapo" }]', (), "", "is the same as condition 1: dapo"),
+            (RECIPES, ("--recipe", "dapo"), "", "every condition sets its own recipe"),
+            (RECIPES, ("--advantage-mode", "maxrl"), "", "every condition sets its own advantage_mode"),
+            (RECIPES, (), 'advantage_mode = "maxrl"', "beats recipe 'dapo' of a condition"),
+        ]
+    ),
 )
 def test_what_is_refused_beside_recipes(
     write: Callable[..., Path], toy_plugins: Plugins, conditions: str, arguments: Any, more: str, what: str
@@ -207,6 +213,7 @@ def test_explain_tells_the_shape(write: Callable[..., Path], command: Callable[.
     assert "conditions           : toy_raw+toy_flat, grpo+toy_index~max_steps=9" in command("explain", str(file)).out
 
 
+@pytest.mark.long
 def test_what_may_surprise_is_told(load_text: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     parallel = ("--campaign-parallel", "true")

@@ -79,7 +79,7 @@ def test_one_broken_condition_is_recorded_and_ends_no_other(write: Write, finish
     assert manifest()["runs"][1]["attempts"] == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stop_saves_and_the_same_command_finishes(write: Write, start: Start, finish: Finish) -> None:
     write("seeds = [1]\nmax_steps = 40\n", ONE)
     process = start("c.toml")

@@ -126,6 +126,7 @@ def test_the_sign_of_an_advantage_flipped_after_the_campaign(
     assert manifest().get("accepted") is None
 
 
+@pytest.mark.long
 def test_rows_that_were_removed_change_every_run(run: Callable[..., Recording]) -> None:
     run()
     rows = Path("rows.jsonl").read_text().splitlines(keepends=True)
@@ -148,6 +149,7 @@ def test_runs_that_were_stopped_do_not_begin_anew_with_other_code(run: Callable[
     assert {argv[-2:] for argv in insisted.argv} == {("--resume-anyway", "true")}
 
 
+@pytest.mark.long
 def test_code_edited_while_the_campaign_goes_on_is_told(
     run: Callable[..., Recording], capsys: pytest.CaptureFixture[str]
 ) -> None:

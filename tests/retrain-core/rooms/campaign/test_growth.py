@@ -45,6 +45,7 @@ def test_only_added_seeds_and_conditions_run(
     ]
 
 
+@pytest.mark.long
 def test_what_else_changed_is_told_before_anything_runs_or_moves(play: Callable[..., list[str]]) -> None:
     play("seeds = [1, 2]")
     before = manifest()
@@ -95,6 +96,7 @@ def test_a_sealed_plan_does_not_grow_silently(play: Callable[..., list[str]]) ->
     assert (content["seeds"], content["grown"][0]["seeds"]) == ([1, 2, 3], [3])
 
 
+@pytest.mark.long
 def test_folders_of_an_earlier_version_continue_and_grow(play: Callable[..., list[str]]) -> None:
     """Its manifest has no `grown`, and its content lacks keys that have been added since."""
     play("seeds = [1]")
@@ -110,6 +112,7 @@ def test_folders_of_an_earlier_version_continue_and_grow(play: Callable[..., lis
         play("seeds = [1, 2]", arguments=("--lr", "0.5"))
 
 
+@pytest.mark.long
 def test_a_run_keeps_its_name_beside_one_that_differs_in_case(play: Callable[..., list[str]]) -> None:
     lower = ONE + "wandb_group = 'a'\n"
     assert play("seeds = [1]", lower) == ["grpo+toy_flat~wandb_group=a_s1"]
@@ -117,6 +120,7 @@ def test_a_run_keeps_its_name_beside_one_that_differs_in_case(play: Callable[...
     assert name.startswith("grpo+toy_flat~wandb_group=A-")
 
 
+@pytest.mark.long
 def test_a_damaged_content_starts_nothing(play: Callable[..., list[str]]) -> None:
     play("seeds = [1]", ONE)
     for content in ("", "[]", '{"seeds": [1]}', '{"seeds": 1, "conditions": {"a": 1}}'):

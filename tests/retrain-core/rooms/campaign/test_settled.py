@@ -14,6 +14,7 @@ from retrain.kernel.errors import ConfigError, ResumeError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.campaign.load import load_campaign
 from retrain.rooms.campaign.session import run_campaign
+from tests.shared import first_or_long
 
 Play = Callable[..., list[str]]
 ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'
@@ -94,6 +95,7 @@ def test_its_own_config_toml_continues_it(on: Play) -> None:
     assert on("", devices=UNSET) == []
 
 
+@pytest.mark.long
 def test_it_keeps_its_devices_when_it_grows_on_another_machine(on: Play) -> None:
     on("", devices=UNSET)
     on("gpu:0", TWO, devices=UNSET, seeds="[1, 2]")
@@ -104,7 +106,7 @@ def test_it_keeps_its_devices_when_it_grows_on_another_machine(on: Play) -> None
         on("gpu:0", TWO, devices=GPU, seeds="[1, 2]")
 
 
-@pytest.mark.parametrize("now", [GPU, CPU, UNSET])
+@pytest.mark.parametrize("now", first_or_long([GPU, CPU, UNSET]))
 def test_one_that_recorded_no_devices_continues_and_grows_on_a_cpu(on: Play, now: str) -> None:
     """Earlier versions wrote what was asked for, and trained on the CPU."""
     on("gpu:0", devices=GPU)

@@ -13,6 +13,7 @@ import pytest
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.cli.candidates import candidates
 from retrain.rooms.cli.completion import SHELLS, VARIABLE
+from tests.shared import first_or_long
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -89,6 +90,7 @@ def test_what_a_plugin_registers_is_offered(toys: Path, script: Script) -> None:
     assert "plain,toy" in done.stdout.splitlines()
 
 
+@pytest.mark.long
 def test_the_protocols_of_zsh_and_fish_carry_descriptions(script: Script) -> None:
     asked = {"COMP_WORDS": "retrain --loss", "COMP_CWORD": "1"}
     zsh = script(environ={VARIABLE: "zsh_complete", **asked}).stdout.splitlines()
@@ -105,7 +107,7 @@ def test_the_script_is_printed_and_asks_through_the_variable(shell: str, command
     assert f"{VARIABLE}={shell}_complete" in result.out
 
 
-@pytest.mark.parametrize("question", ["bash_complete", "tcsh_complete", "nonsense", "bash_nonsense"])
+@pytest.mark.parametrize("question", first_or_long(["bash_complete", "tcsh_complete", "nonsense", "bash_nonsense"]))
 def test_a_question_that_makes_no_sense_is_answered_without_a_word(question: str, script: Script) -> None:
     done = script(environ={VARIABLE: question})  # no COMP_WORDS
     assert (done.stdout, done.stderr) == ("", "")

@@ -20,6 +20,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.cli.dispatch import RetrainGroup
+from tests.shared import first_or_long
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 HEAVY = ("torch", "transformers", "datasets", "peft", "tokenizers", "reasoning_gym")
@@ -227,15 +228,17 @@ def loaded_modules(arguments: list[str], cwd: Path, tmp_path: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["--help"],
-        ["--version"],
-        ["plugins"],
-        ["plugins", "--json"],
-        ["init", "--list"],
-        ["explain", "--keys"],
-        ["explain", "--max-steps", "3"],
-    ],
+    first_or_long(
+        [
+            ["--help"],
+            ["--version"],
+            ["plugins"],
+            ["plugins", "--json"],
+            ["init", "--list"],
+            ["explain", "--keys"],
+            ["explain", "--max-steps", "3"],
+        ]
+    ),
 )
 def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
     modules = loaded_modules(arguments, tmp_path, tmp_path)
@@ -315,7 +318,8 @@ with run_console(load_plugins()):
 
 
 @pytest.mark.parametrize(
-    ("reader", "reason"), [("| head -1", "nothing reads the output any more"), ("> /dev/full", "No space left")]
+    ("reader", "reason"),
+    first_or_long([("| head -1", "nothing reads the output any more"), ("> /dev/full", "No space left")]),
 )
 def test_a_run_outlives_its_reader_and_says_so_once(reader: str, reason: str, tmp_path: Path) -> None:
     if "full" in reader and not Path("/dev/full").exists():

@@ -18,6 +18,7 @@ from retrain.kernel.config.schema import ModelTable
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.doctor.reach import diagnose_reach
 from tests.inference_server import serving
+from tests.shared import first_or_long
 from tests.toy_policy import ToyModel
 
 Command = Callable[..., Any]
@@ -98,11 +99,13 @@ def test_the_configuration_of_the_folder_is_examined(command: Command, tmp_path:
 
 @pytest.mark.parametrize(
     ("blocked", "needs", "idle"),
-    [
-        ("retrain-sepa", {"retrain-sepa", "advantage maxrl", "transform gtpo_sepa"}, {"retrain-local"}),
-        ("retrain-local", {"retrain-local", "backend local", "model"}, {"retrain-sepa"}),
-        ("retrain-rewards", {"retrain-rewards", "data source arithmetic"}, {"retrain-sepa"}),
-    ],
+    first_or_long(
+        [
+            ("retrain-sepa", {"retrain-sepa", "advantage maxrl", "transform gtpo_sepa"}, {"retrain-local"}),
+            ("retrain-local", {"retrain-local", "backend local", "model"}, {"retrain-sepa"}),
+            ("retrain-rewards", {"retrain-rewards", "data source arithmetic"}, {"retrain-sepa"}),
+        ]
+    ),
 )
 def test_a_distribution_that_is_left_out_is_missed(
     doctor: Any, monkeypatch: pytest.MonkeyPatch, blocked: str, needs: set[str], idle: set[str]
@@ -119,15 +122,21 @@ def test_a_distribution_that_is_left_out_is_missed(
 
 @pytest.mark.parametrize(
     ("text", "name", "fragment"),
-    [
-        ('[algorithm]\ntransform_mode = "gtpo_spea"\n', "transform gtpo_spea", "run.toml:8 [algorithm] transform_mode"),
-        ("[training]\nlrr = 1\n", "configuration", "run.toml:8 [training] lrr: unknown key"),
-        ('[logging]\nlog_dir = "run.toml/inside"\n', "run folder", "run.toml:8 [logging] log_dir: cannot write"),
-        ('[logging]\nlog_dir = "."\n', "run folder", "is the current folder"),
-        ('[logging]\nwandb_project = "p"\n', "wandb key", "no key for api.wandb.ai"),
-        ('[reward]\ntype = "judge"\njudge_model = "m"\n', "judge's key", "OPENAI_API_KEY is not set"),
-        ('[algorithm]\nadvantage_mode = "not_here.f"\n', "advantage not_here.f", "no advantage named"),
-    ],
+    first_or_long(
+        [
+            (
+                '[algorithm]\ntransform_mode = "gtpo_spea"\n',
+                "transform gtpo_spea",
+                "run.toml:8 [algorithm] transform_mode",
+            ),
+            ("[training]\nlrr = 1\n", "configuration", "run.toml:8 [training] lrr: unknown key"),
+            ('[logging]\nlog_dir = "run.toml/inside"\n', "run folder", "run.toml:8 [logging] log_dir: cannot write"),
+            ('[logging]\nlog_dir = "."\n', "run folder", "is the current folder"),
+            ('[logging]\nwandb_project = "p"\n', "wandb key", "no key for api.wandb.ai"),
+            ('[reward]\ntype = "judge"\njudge_model = "m"\n', "judge's key", "OPENAI_API_KEY is not set"),
+            ('[algorithm]\nadvantage_mode = "not_here.f"\n', "advantage not_here.f", "no advantage named"),
+        ]
+    ),
 )
 def test_what_the_configuration_needs_and_does_not_have(doctor: Any, text: str, name: str, fragment: str) -> None:
     code, found = doctor(SMALL + text)
@@ -136,6 +145,7 @@ def test_what_the_configuration_needs_and_does_not_have(doctor: Any, text: str, 
     assert fragment in found[name]["detail"]
 
 
+@pytest.mark.long
 def test_a_wandb_key_is_found_where_wandb_looks(doctor: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = SMALL + '[logging]\nwandb_project = "p"\n'
     monkeypatch.setenv("WANDB_API_KEY", "0123456789secret")
@@ -181,6 +191,7 @@ def test_a_damaged_model_folder(doctor: Any, model: Path, damage: Any, name: str
     assert fragment in found[name]["detail"]
 
 
+@pytest.mark.long
 def test_a_hub_model_without_network_and_cache(doctor: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
     code, found = doctor(SMALL.replace("builtin:tiny", "nobody/never-cached-9"))
@@ -200,6 +211,7 @@ def test_servers_are_asked(doctor: Any) -> None:
     assert "hunter22" not in json.dumps(found)
 
 
+@pytest.mark.long
 def test_a_file_of_tasks_that_is_not_there(doctor: Any, tmp_path: Path) -> None:
     text = SMALL.replace('source = "arithmetic"', 'source = "files"\npath = "tasks.jsonl"')
     assert "tasks.jsonl does not exist" in doctor(text)[1]["data"]["detail"]
@@ -207,6 +219,7 @@ def test_a_file_of_tasks_that_is_not_there(doctor: Any, tmp_path: Path) -> None:
     assert doctor(text)[0] == 0
 
 
+@pytest.mark.long
 def test_a_plugin_that_failed_to_load_counts_only_when_nothing_else_does(
     doctor: Any, distribution: Callable[..., Path]
 ) -> None:
@@ -219,6 +232,7 @@ def test_a_plugin_that_failed_to_load_counts_only_when_nothing_else_does(
     assert found["plugin broken-one 1.0"]["status"] == "failed"
 
 
+@pytest.mark.long
 def test_plugins_add_findings_of_their_own(doctor: Any, distribution: Callable[..., Path]) -> None:
     body = 'return [Diagnosis(name="licence", status="missing", detail="ran out", fix="renew it", needed=bool(config))]'
     distribution("strangers", {"strange_doctor": DIAGNOSIS.format(body=body)})
@@ -227,6 +241,7 @@ def test_plugins_add_findings_of_their_own(doctor: Any, distribution: Callable[.
     assert (code, found["licence"]["fix"]) == (1, "renew it")
 
 
+@pytest.mark.long
 def test_a_diagnosis_that_raises_is_a_finding(doctor: Any, distribution: Callable[..., Path]) -> None:
     distribution("strangers", {"strange_doctor": DIAGNOSIS.format(body='raise KeyError("oops")')})
     code, found = doctor(SMALL)
@@ -234,6 +249,7 @@ def test_a_diagnosis_that_raises_is_a_finding(doctor: Any, distribution: Callabl
     assert found["plugin strangers:strange_doctor"]["detail"] == "retrain_diagnose raised KeyError: 'oops'"
 
 
+@pytest.mark.long
 def test_two_owners_of_a_name_matter_when_it_is_asked_for(doctor: Any, distribution: Callable[..., Path]) -> None:
     second = (
         "from retrain.api import PluginSpec, hookimpl\n"
@@ -248,6 +264,7 @@ def test_two_owners_of_a_name_matter_when_it_is_asked_for(doctor: Any, distribut
     assert (code, found["advantage grpo"]["status"]) == (1, "missing")
 
 
+@pytest.mark.long
 def test_a_campaign_is_examined_as_the_runs_that_it_starts(doctor: Any) -> None:
     good = '[campaign]\nseeds = [1]\nconditions = [{advantage_mode = "grpo", transform_mode = "none"}]\n'
     assert doctor(SMALL + good)[0] == 0
@@ -296,6 +313,7 @@ def test_a_gap_above_the_limit_fails(command: Command, tmp_path: Path) -> None:
     assert "the mean must be at most 0" in result.out
 
 
+@pytest.mark.long
 def test_logprobs_need_a_configuration_that_could_run(command: Command, tmp_path: Path) -> None:
     assert command("doctor", "--logprobs").code == 2
     (tmp_path / "run.toml").write_text(SMALL + '[algorithm]\ntransform_mode = "gtpo_spea"\n')
@@ -346,13 +364,14 @@ def toy(command: Command, tmp_path: Path, tokenizer_folder: Path, distribution: 
     return call
 
 
+@pytest.mark.long
 def test_a_backend_that_cannot_tell_is_an_error(toy: Command) -> None:
     result = toy("")
     assert result.code == 1
     assert "backend 'toy' does not report its trainer's log-probabilities" in result.err
 
 
-@pytest.mark.parametrize(("error", "code"), [("0.01", 0), ("-0.3", 1)])
+@pytest.mark.parametrize(("error", "code"), first_or_long([("-0.3", 1), ("0.01", 0)]))
 def test_a_trainer_that_is_off_is_found_out(toy: Command, error: str, code: int) -> None:
     result = toy(error)
     assert result.code == code
@@ -366,6 +385,7 @@ def test_recomputed_log_probabilities_are_not_compared_with_themselves(toy: Any,
     assert "mean gap 0.3" in result.out or code == 0
 
 
+@pytest.mark.long
 def test_an_engine_of_another_distribution_is_not_called_exact(toy: Any) -> None:
     result = toy("0.0", "None")
     assert result.code == 1
@@ -373,7 +393,7 @@ def test_an_engine_of_another_distribution_is_not_called_exact(toy: Any) -> None
     assert "mean gap" not in result.out
 
 
-@pytest.mark.parametrize("error", ["np.nan", "np.inf"])
+@pytest.mark.parametrize("error", first_or_long(["np.nan", "np.inf"]))
 def test_what_is_no_number_never_becomes_a_gap(toy: Command, error: str) -> None:
     result = toy(error)
     assert result.code == 1

@@ -194,6 +194,7 @@ def test_the_data_of_a_set_is_part_of_what_a_run_is(
     assert rows[0]["eval_sets"]["words"] == "files words.jsonl, match, all examples x 1, greedy"
 
 
+@pytest.mark.long
 def test_a_run_with_nothing_but_a_set_shows_it_everywhere(
     run: Callable[..., Any], command: Callable[..., Any], lines: Read, tmp_path: Path
 ) -> None:

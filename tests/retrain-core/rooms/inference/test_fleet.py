@@ -294,7 +294,7 @@ FAULTS: list[Any] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.lists(st.sampled_from(FAULTS), max_size=12), min_size=3, max_size=3))
 def test_whatever_is_drawn_each_completion_comes_once_and_from_its_version(

@@ -72,6 +72,7 @@ def test_without_a_folder_nothing_happens(tmp_path: Path, monkeypatch: pytest.Mo
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_never_more_than_allowed(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -111,6 +112,7 @@ def test_a_slot_goes_with_a_killed_process(tmp_path: Path) -> None:
     holder.communicate()
 
 
+@pytest.mark.long
 def test_the_place_in_the_queue_goes_with_a_killed_process(tmp_path: Path) -> None:
     throttle = Throttle(tmp_path, 1)
     with throttle.slot():

@@ -49,6 +49,7 @@ def edit_lines(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
+@pytest.mark.long
 def test_the_same_seed_twice_is_identical(toy_run: Make, diff: Command, command: Command) -> None:
     for name in ("a", "b"):
         toy_run(name, "--eval-examples", "2")

@@ -61,6 +61,7 @@ def test_measuring_it_changes_nothing(run: Callable[..., list[dict[str, Any]]], 
     assert adapters[0] == adapters[1]
 
 
+@pytest.mark.long
 def test_a_steered_coefficient_is_the_same_after_a_resume(
     run: Callable[..., list[dict[str, Any]]], command: Command, tmp_path: Path
 ) -> None:

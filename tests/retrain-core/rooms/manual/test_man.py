@@ -155,6 +155,7 @@ def test_a_plugin_that_cannot_describe_its_metrics_is_named(
     assert "| `loss` |" in page
 
 
+@pytest.mark.long
 def test_sync_brings_the_file_along_and_check_tells(manual: Path, command: Command) -> None:
     assert command("man", "--sync").code == 0
     whole = manual.read_text(encoding="utf-8")

@@ -108,6 +108,7 @@ def test_what_happens_before_the_backend_works_with_all(
     assert answers[what, backend] == ""
 
 
+@pytest.mark.long
 def test_every_question_is_asked_and_every_recipe_is_a_row(plugins: Plugins) -> None:
     asked = list(questions(plugins, registered_tables(plugins)))
     assert all(values in asked for values in KEYS)  # a renamed key would drop out of the table

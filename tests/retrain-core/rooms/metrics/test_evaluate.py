@@ -146,6 +146,7 @@ def test_copies_of_an_example_tell_no_more_than_one() -> None:
     assert rate_interval(np.array([0.5, 0.5]), 1, ["a", "a"]) == rate_interval(np.array([0.5]), 1)
 
 
+@pytest.mark.long
 def test_the_interval_covers_new_sources_of_unequal_sizes() -> None:
     stream, sizes = np.random.default_rng(1), np.array([1, 1, 2, 2, 3, 4, 6, 8] * 3)
     names = [str(index) for index, size in enumerate(sizes) for _ in range(size)]

@@ -15,6 +15,7 @@ import pytest
 from retrain.kernel.plugins.first_party import install_line
 from retrain.rooms.recorders.names import CONFIG_KEYS, named_metrics
 from retrain.rooms.recorders.wandb import WandbRecorder
+from tests.shared import first_or_long
 
 Train = Callable[..., subprocess.CompletedProcess[str]]
 ON = ("--max-steps", "2", "--wandb-project", "demo")
@@ -178,12 +179,14 @@ def test_without_the_package_nothing_starts_and_the_install_line_is_shown(
 
 @pytest.mark.parametrize(
     ("method", "source"),
-    [
-        ("start", "raise ImportError('libquantum.so.3: cannot open shared object file')"),
-        ("start", FAKE.format(init=BROKEN, log=FINE, finish=FINE)),
-        ("step", FAKE.format(init="pass", log=BROKEN, finish=BROKEN)),
-        ("finish", FAKE.format(init="pass", log=FINE, finish=BROKEN)),
-    ],
+    first_or_long(
+        [
+            ("start", "raise ImportError('libquantum.so.3: cannot open shared object file')"),
+            ("start", FAKE.format(init=BROKEN, log=FINE, finish=FINE)),
+            ("step", FAKE.format(init="pass", log=BROKEN, finish=BROKEN)),
+            ("finish", FAKE.format(init="pass", log=FINE, finish=BROKEN)),
+        ]
+    ),
     ids=["import", "init", "log", "finish"],
 )
 def test_a_fault_of_wandb_is_reported_once_and_stops_nothing(
@@ -203,6 +206,7 @@ def test_a_fault_of_wandb_is_reported_once_and_stops_nothing(
     assert (tmp_path / "logs" / "train" / "adapter" / "final").is_dir()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("environ", "reason"),
     [
@@ -215,7 +219,6 @@ def test_a_fault_of_wandb_is_reported_once_and_stops_nothing(
     ],
     ids=["no-key", "no-server"],
 )
-@pytest.mark.slow
 def test_what_cannot_be_sent_is_kept_offline(
     environ: dict[str, str], reason: str, tmp_path: Path, train: Train, read_wandb: Callable[..., Any]
 ) -> None:
@@ -263,6 +266,7 @@ def test_a_recorder_of_ones_own_that_raises_stops_nothing(
     assert (folder / "moody.txt").read_text("utf-8") == "grpo+toy_flat"
 
 
+@pytest.mark.long
 def test_a_missing_key_is_told_before_the_data(
     tmp_path: Path, toy_run: Callable[..., Any], fake_wandb: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_file_that_is_cut_is_told_too(run: Run, tmp_path: Path) -> None:
     assert len(untimed(tmp_path / SAVED / "metrics.jsonl")) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("action", slow_or_long(["adapter deleted", "adapter replaced"], "adapter replaced"))
 def test_a_checkpoint_folder_is_missed_at_the_next_checkpoint(
     action: str, run: Run, command: Callable[..., Any], tmp_path: Path

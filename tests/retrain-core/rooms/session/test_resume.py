@@ -182,6 +182,7 @@ def test_a_finished_run_is_left_as_it_is_and_can_be_extended(run: Run, never: Pa
     check_same(tmp_path / LOG, never)
 
 
+@pytest.mark.long
 def test_a_run_that_died_at_its_end_is_brought_to_it(run: Run, never: Path, tmp_path: Path) -> None:
     assert run().code == 0
     manifest = json.loads((tmp_path / LOG / "run.json").read_text())
@@ -208,6 +209,7 @@ def test_every_key_that_differs_is_named_and_nothing_is_touched(run: Run, tmp_pa
     assert [line["step"] for line in untimed(tmp_path / LOG / "metrics.jsonl")] == [-1, 0, 1, 2]
 
 
+@pytest.mark.long
 def test_an_option_of_the_backend_may_change_where_the_backend_says_so(run: Run, tmp_path: Path) -> None:
     assert run("--max-steps", "2").code == 0
     free = ("--resume", LOG, "--max-steps", "3", "--set", "backend.options.patience_s=1.0")
@@ -218,6 +220,7 @@ def test_an_option_of_the_backend_may_change_where_the_backend_says_so(run: Run,
     assert json.loads((tmp_path / LOG / "run.json").read_text())["config"]["backend"]["options"] == {"patience_s": 1.0}
 
 
+@pytest.mark.long
 def test_a_drawn_seed_stays_the_seed_of_the_run(run: Run, tmp_path: Path) -> None:
     assert run("--seed", "-1", act={"hook": "sampling", "step": 2, "action": "SIGTERM"}).code == 75
     seed = json.loads((tmp_path / LOG / "run.json").read_text())["seed"]

@@ -128,6 +128,7 @@ def trained(command: Callable[..., Any], toy_arguments: list[str], tmp_path: Pat
     return train
 
 
+@pytest.mark.long
 def test_a_run_whose_sampling_and_evaluation_are_set_apart(trained: Run, command: Callable[..., Any]) -> None:
     base, moved = trained({}), trained({"sampling": 9, "evaluation": 9})
     assert moved["order"] == base["order"]

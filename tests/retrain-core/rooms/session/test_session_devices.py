@@ -110,6 +110,7 @@ def test_a_gpu_run_is_not_continued_on_a_cpu_by_accident(run: Run) -> None:
     assert (written(), recorded()["devices"]["used"]) == ("cpu", "cpu")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [(), pytest.param(("--devices", "cpu"), marks=pytest.mark.slow)])
 def test_a_run_that_recorded_no_devices_is_resumed_with_what_is_there(run: Run, asked: tuple[str, ...]) -> None:
     """Earlier versions wrote `gpu:0` to `config.toml`, and trained on the CPU."""

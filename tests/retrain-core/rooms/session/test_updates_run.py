@@ -121,6 +121,7 @@ def test_the_rate_of_each_step_is_in_its_line(run_overlapped: Run, overlaps: boo
     assert not [line for line in steps(tmp_path / "plain") if "lr" in line]  # the toy reports none of its own
 
 
+@pytest.mark.long
 def test_the_length_of_a_falling_rate_is_fixed(run_overlapped: Run, command: Command, tmp_path: Path) -> None:
     assert run_overlapped("--eval-examples", "0", *COURSE, "--max-steps", "2").code == 0
     result = command("--resume", "logs/train", "--max-steps", "3")

@@ -75,6 +75,7 @@ def test_a_run_of_the_embedded_model(tiny_run: Path, command: Command) -> None:
     assert "Held-out correct rate, 95% interval:" in shown.out
 
 
+@pytest.mark.long
 def test_a_run_without_held_out_examples_is_refused(tiny_run: Path, command: Command) -> None:
     result = command("squeeze", "logs/tiny", "--eval", "--eval-examples", "0")
     assert result.code == 2

@@ -107,6 +107,7 @@ def test_a_reward_that_cannot_score_the_data_is_told_before_anything_is_written(
     assert "score 1" in done.out
 
 
+@pytest.mark.long
 def test_a_folder_of_splits_with_hostile_names_and_content(command: Command, put: Put, tmp_path: Path) -> None:
     name = "./a\n[training]\nmax_steps = 1 #"
     rows = [{"question": f"\x1b[2J{n} apples?", "answer": f"Count.\n#### \x1b]0;{n}"} for n in range(9)]

@@ -71,6 +71,7 @@ def test_control_characters_are_replaced(text: str) -> None:
     assert shown.encode()
 
 
+@pytest.mark.long
 @given(st.text())
 def test_printable_text_is_kept_and_anything_else_is_not(text: str) -> None:
     shown = printable(text)

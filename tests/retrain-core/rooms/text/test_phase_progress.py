@@ -92,6 +92,7 @@ def test_what_is_complete_and_older_than_the_phase_is_not_shown(context: PluginC
     assert progress_of(context, "training", training.started)["done"] == 2
 
 
+@pytest.mark.long
 @given(
     st.text(),
     st.integers() | st.floats(allow_nan=False),

@@ -24,6 +24,7 @@ from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.session import watching
 from retrain.rooms.watchdog.table import DeadlinesTable
 from retrain.rooms.watchdog.watchdog import HEARTBEAT, STACKS, DeadlineError, Watchdog, watch_run
+from tests.shared import first_or_long
 
 GRACE_S = 60.0
 DEAF = """
@@ -175,7 +176,7 @@ def test_the_watchdog_is_forgotten_when_the_run_is_over(tmp_path: Path, plugins:
         assert not [thread for thread in threading.enumerate() if thread.name == "retrain-watchdog"]
 
 
-@pytest.mark.parametrize("how", ["deaf", "shielded"])
+@pytest.mark.parametrize("how", first_or_long(["deaf", "shielded"]))
 def test_a_main_thread_that_does_not_react_is_left_with_exit_code_1(tmp_path: Path, how: str) -> None:
     command = [sys.executable, "-c", DEAF, str(tmp_path), how]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -21,7 +21,7 @@ OFTEN = "launcher_options = { poll_s = 0.2 }\n"
 SLURM = ("--campaign-launcher", "slurm", "--campaign-parallel", "true")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", ["stand-in", pytest.param("slurm", marks=pytest.mark.server)], indirect=True)
 def test_jobs_outlive_the_campaign_and_are_found_again(
     write: Callable[..., Path], start: Start, finish: Finish, cluster: Any

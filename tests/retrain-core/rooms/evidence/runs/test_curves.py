@@ -42,6 +42,7 @@ def expected(record: dict[str, Any], name: str) -> float:
     return float(value) if is_number else math.nan
 
 
+@pytest.mark.long
 @given(rows=st.lists(st.dictionaries(NAMES, VALUES), max_size=5), compact=st.booleans(), ascii_only=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 def test_every_line_is_read_as_json_reads_it(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.browser import needs_chromium
+from tests.shared import first_or_long
 
 pytestmark = needs_chromium
 EVIL = "document.title='owned'; window.owned=1; fetch('https://example.org/x')"
@@ -154,7 +155,7 @@ def test_light_dark_and_narrow(tab: Any, hostile_page: Path) -> None:
     assert tab.logged == []
 
 
-@pytest.mark.parametrize("width", [320, 390])
+@pytest.mark.parametrize("width", first_or_long([320, 390]))
 def test_a_phone_shows_whole_tables(
     tab: Any, campaign: Callable[..., Path], report: Callable[..., Any], width: int
 ) -> None:

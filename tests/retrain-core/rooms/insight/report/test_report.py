@@ -288,6 +288,7 @@ def test_pooling_has_charts_only_where_some_run_pools(campaign: Callable[..., Pa
     assert "Entropy of execution tokens" in page
 
 
+@pytest.mark.long
 def test_sections_of_plugins_are_shown_as_text(
     toy_run: Callable[..., Path], distribution: Callable[..., Path], page_of: PageOf
 ) -> None:
@@ -331,6 +332,7 @@ def test_many_conditions_stay_a_small_page(made: Any, page_of: PageOf, tmp_path:
     assert len(figure["curves"]) == 40
 
 
+@pytest.mark.long
 def test_the_same_files_give_the_same_page(campaign: Callable[..., Path], page_of: PageOf) -> None:
     folder = campaign(seeds=[1, 2])
     pages = [re.sub(r"Made by retrain [^<]*", "", page_of(folder)[0]) for _ in range(2)]

@@ -82,6 +82,7 @@ def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_req
     assert "differs from the first run" in page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("file", "old", "new", "place"), slow_or_long(EDITS, EDITS[1]))
 def test_each_alone_is_refused(file: str, old: str, new: str, place: str, run: Run, tmp_path: Path) -> None:
     assert run().code == 75
@@ -113,6 +114,7 @@ def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(ru
     assert "--resume-anyway cannot change that" in check.out
 
 
+@pytest.mark.long
 def test_other_examples_are_noticed_wherever_the_source_reads_them(run: Run, tmp_path: Path) -> None:
     source = """
 from pathlib import Path

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.rooms.session.identity.variables import ALL, SECRET, UNSET, variables_read
+from tests.shared import first_or_long
 
 ENVIRON = {"BONUS": "0.25", "OTHER": "1", "SHLVL": "2", "SSH_TTY": "/dev/pts/0", "JUDGE_API_KEY": "planted-secret-123"}
 BONUS = variables_read([b"import os\nos.environ['BONUS']"], ENVIRON)["BONUS"]
@@ -71,7 +72,7 @@ def test_any_text_can_be_read(text: str) -> None:
     assert isinstance(variables_read([f"environ{text}".encode()], ENVIRON), dict)
 
 
-@pytest.mark.parametrize("is_resumed", [True, False])
+@pytest.mark.parametrize("is_resumed", first_or_long([True, False]))
 def test_a_changed_variable_is_named_by_compare_without_its_value(
     is_resumed: bool, run: Callable[..., Any], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

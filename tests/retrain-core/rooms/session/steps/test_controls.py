@@ -151,6 +151,7 @@ def test_a_record_says_which_control_a_run_was() -> None:
     assert control_label("maxrl+none", Control.FORMAT_ONLY) == "maxrl+none+format_only"
 
 
+@pytest.mark.long
 def test_runs_of_controls(command: Any, toy_arguments: list[str], tmp_path: Path) -> None:
     """No update leaves the policy at version 0; coins train, resume alike, and leave the evaluation true."""
     base = [*toy_arguments, "--max-steps", "3", "--save-every", "0", "--eval-examples", "2"]

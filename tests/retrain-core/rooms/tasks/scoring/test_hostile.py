@@ -21,7 +21,7 @@ SLOW = ("sleep", "spin", "tower", "stop")  # each takes the time limit: few of t
 SLOW_EACH, QUICK_EACH = 2, 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_thousand_hostile_completions(service: Make, rewards: Any, example: Example) -> None:
     quick = [name for name in rewards.ATTACKS if name not in SLOW]
     texts = [f"{name} {n}" for name in SLOW for n in range(SLOW_EACH)]
