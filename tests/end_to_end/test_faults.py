@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(damage: str
     check_nothing_is_half_written(half)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_any_whole_checkpoint_the_run_begins_again_with_its_seed(half: Path, work: Path) -> None:
     for folder in (half / "adapter").iterdir():
         flip(folder / "optimizer.safetensors")

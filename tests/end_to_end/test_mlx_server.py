@@ -170,6 +170,7 @@ def test_default_model_ignores_adapters_and_so_is_never_asked_for(make_backend, 
     assert body["model"] == str(exact_model)
 
 
+@pytest.mark.long
 def test_completions_follow_the_models_distribution_whatever_the_servers_defaults(make_backend) -> None:
     """Batched requests without a seed are independent draws: the first tokens have the frequencies they should."""
     backend, engine = make_backend()

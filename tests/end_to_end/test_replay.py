@@ -82,7 +82,7 @@ def changed(packs: Path) -> Any:
     write_tokens(packs / "emergence", 1, was)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_step_of_many_packs_is_what_it_was(packs: Path) -> None:
     found = again(packs, 1).as_it_was
     assert found.is_exact

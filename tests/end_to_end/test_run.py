@@ -139,7 +139,7 @@ def test_same_seed_same_run_and_another_seed_differs(run: tuple[Path, str], tmp_
     assert (same / weights).read_bytes() != (other / weights).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_earlier_run_is_moved_aside_never_overwritten(run: tuple[Path, str], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run[0], tmp_path / "copy"))
     before = (folder / "logs/tiny/metrics.jsonl").read_bytes()

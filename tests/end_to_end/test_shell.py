@@ -29,7 +29,7 @@ ESCAPE = "\x1b["
 # ---------------------------------------------------------------- nothing to train
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_configuration_one_is_offered_and_written_and_trains(tmp_path: Path) -> None:
     exchange = [
         ("Create one now? [Y/n]", "\n"),
@@ -215,7 +215,7 @@ def test_a_quiet_run_says_how_it_ended_and_nothing_else(tmp_path: Path) -> None:
     assert "Step 0" not in printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_quiet_campaign_says_how_it_ended_and_nothing_else(tmp_path: Path) -> None:
     assert retrain("init", "-t", "campaign-tiny", cwd=tmp_path).code == 0
     file = tmp_path / "campaign.toml"

@@ -136,7 +136,7 @@ def test_a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole(work: P
     check_same(run, work / "never")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_grace_period_ends_what_does_not_end_by_itself(work: Path, run: Path) -> None:
     process = started(work, run, HANG, "--grace-s", "0.5")
     process.send_signal(signal.SIGTERM)

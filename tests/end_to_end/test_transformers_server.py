@@ -43,6 +43,7 @@ def test_the_server_answers_without_the_log_probabilities_it_was_asked_for(url: 
     assert "logprobs" not in answer.json()["choices"][0]
 
 
+@pytest.mark.long
 def test_the_command_refuses_it_in_one_clear_error(tmp_path: Path, url: str) -> None:
     assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
     done = retrain("--inference-engine", "openai", "--inference-url", url, cwd=tmp_path)

@@ -59,7 +59,7 @@ def test_20_supervised_steps_raise_a_rate_under_5_percent_over_30_and_rl_goes_on
     assert last > first + 0.1  # measured: 0.016, 0.547, 0.707
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kill_within_the_warm_up_changes_nothing(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     arguments = (*BASE, *SFT, "--max-steps", "1")
     run = killed_and_resumed(tmp_path_factory, "warm up", tmp_path, KILLED_IN_SFT, *arguments)

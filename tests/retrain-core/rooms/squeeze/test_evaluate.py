@@ -56,7 +56,7 @@ def tiny_run(command: Command, tmp_path: Path) -> Path:
     return tmp_path / "logs" / "tiny"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_the_embedded_model(tiny_run: Path, command: Command) -> None:
     metrics = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
     before = {file: file.read_bytes() for file in tiny_run.rglob("*") if file.is_file()}

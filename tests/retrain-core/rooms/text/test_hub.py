@@ -65,7 +65,13 @@ def test_a_model_that_is_nowhere_is_refused_before_transformers_is_asked(
     assert "Retrying" not in capfd.readouterr().err
 
 
-def test_without_a_connection_the_cache_is_used(tmp_path: Path, tokenizer_folder: Path, plugins: Plugins) -> None:
+def test_without_a_connection_the_cache_is_used(
+    tmp_path: Path, tokenizer_folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers.utils.hub
+
+    # transformers 4 reads the folder of the cache when it is imported
+    monkeypatch.setattr(transformers.utils.hub, "TRANSFORMERS_CACHE", str(tmp_path / "hub"), raising=False)
     repository = tmp_path / "hub" / "models--nobody--nothing"
     shutil.copytree(tokenizer_folder, repository / "snapshots" / "abc")
     (repository / "refs").mkdir()

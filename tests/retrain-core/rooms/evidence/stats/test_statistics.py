@@ -98,7 +98,7 @@ def check_power(found: Comparison, comparisons: int) -> None:
         assert scipy_power(found.seeds_needed - 1, abs(found.d_z), alpha) < 0.8 or found.seeds_needed == 13
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_intervals_of_conditions_hold_students_and_the_exact_ones(studies: list[tuple[Path, Study]]) -> None:
     for _, study in studies[:20]:
         for condition in study.conditions:
