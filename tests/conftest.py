@@ -46,6 +46,25 @@ def _installed_plugins_are_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _tables_are_merged_once() -> Iterator[None]:
+    """Pydantic takes 15 ms to make the classes of all tables, which thousands of tests ask for."""
+    from retrain.rooms.session import tables
+
+    create = tables.create_model
+    made: dict[tuple[Any, str], Any] = {}
+
+    def remembered(name: str, **parts: Any) -> Any:
+        key = parts["__base__"], repr(parts)
+        if key not in made:
+            made[key] = create(name, **parts)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "create_model", remembered)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_sought_in_what_is_new() -> None:
     """What was imported and collected before is left out: a collection that walks all of it takes half a second."""

@@ -105,6 +105,7 @@ def test_every_kind_has_a_page_of_its_own(kind: Kind) -> None:
     assert re.search(r"^```python\n", page, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_no_page_names_a_generator_of_its_own_making(plugins: Plugins) -> None:
     generate = generator(plugins)
     for page in GENERATED:

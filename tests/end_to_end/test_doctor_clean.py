@@ -44,6 +44,7 @@ def test_the_doctor_names_the_install_line_of_what_is_missing(installation, work
     assert f"pip install {distribution}" in found[part]
 
 
+@pytest.mark.long
 def test_backends_tell_what_is_not_installed(installation, work):
     installation.uninstall("retrain-local")
     content = json.loads(installation.retrain("backends", "--json", folder=work).stdout)

@@ -144,7 +144,7 @@ def test_without_any_whole_checkpoint_the_run_begins_again_with_its_seed(half: P
     check_same(half, work / "never")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_missing_trainer_state_is_no_loss(half: Path, work: Path) -> None:
     (half / "trainer_state.json").unlink()
     assert go_on(half, work)[0] == 0
@@ -271,7 +271,7 @@ def test_a_recorder_that_raises_is_told_once_and_the_run_is_the_same(work: Path)
     check_same(run, work / "never")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_changed_configuration_is_refused_by_name_unless_insisted_on(half: Path, work: Path) -> None:
     before = contents(half)
     changed = ("--resume", str(half), "--lr", "1e-3", "--batch-size", "5", "--max-steps", "5")

@@ -111,7 +111,7 @@ def test_a_run_resumed_in_the_middle_of_a_row_warns_at_the_same_step(
     assert untimed(tmp_path / "logs/tiny/metrics.jsonl") == untimed(cut[0] / "metrics.jsonl")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_monitor_of_ones_own_by_dotted_name_stops_the_run(tmp_path: Path) -> None:
     (tmp_path / "hopeless.py").write_text(HOPELESS, encoding="utf-8")
     assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0

@@ -197,6 +197,7 @@ def test_prompts_that_no_text_stands_for_are_refused(make_backend) -> None:
             )
 
 
+@pytest.mark.long
 def test_an_adapter_that_the_server_cannot_read_is_one_clear_error(make_backend, monkeypatch) -> None:
     backend, engine = make_backend()
     dialect = engine._caller.dialect

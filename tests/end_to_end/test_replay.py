@@ -97,7 +97,7 @@ def test_each_step_is_what_it_was_with(name: str, tmp_path: Path) -> None:
     check(tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_five_conditions_in_one_command_with_a_page(packs: Path, tmp_path: Path, capsys: Any) -> None:
     before = {file: file.stat().st_mtime_ns for file in packs.rglob("*")}
     page = tmp_path / "replay.html"

@@ -225,7 +225,7 @@ def test_killed_between_the_two_renames_that_replace_a_checkpoint(work: Path) ->
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_can_be_extended_and_else_stays_as_it_is(work: Path) -> None:
     run = work / "extended"
     assert finish(start(*BASE, "--max-steps", "4", "--log-dir", str(run), cwd=work))[0] == 0

@@ -185,7 +185,7 @@ def test_the_documented_full_configuration_trains(tmp_path: Path) -> None:
     assert len(records(tmp_path / "logs/train/metrics.jsonl")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_leaves_whole_records(tmp_path: Path) -> None:
     assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
     process = subprocess.Popen([str(SCRIPT), "--eval-examples", "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -200,7 +200,7 @@ def test_an_interrupt_leaves_whole_records(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "logs/tiny/run.json").read_text())["status"] == "stopped"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
     process = subprocess.Popen([str(SCRIPT), "--eval-examples", "0"], cwd=tmp_path, stdout=subprocess.DEVNULL)

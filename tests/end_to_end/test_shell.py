@@ -366,7 +366,7 @@ def test_an_old_encoding_costs_letters_and_no_command(words: str, trained: Path)
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_in_an_old_encoding_trains(trained: Path) -> None:
     old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = shell(f"retrain {' '.join(SHORT)} --log-dir logs/old", trained, **old)

@@ -186,7 +186,7 @@ def test_a_finished_run_can_be_extended(work: Path) -> None:
     check_same(run, work / "never")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_devices_draw_the_same_tokens_as_two(work: Path) -> None:
     """Two engines share the requests; floating-point rounding of other batches is all that may differ."""
     run = work / "three"

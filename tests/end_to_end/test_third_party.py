@@ -178,6 +178,7 @@ def test_a_broken_plugin_is_named_with_its_fault_and_harms_nobody_else(
     assert stranger.run("explain").returncode == 0
 
 
+@pytest.mark.long
 def test_a_name_that_somebody_has_already_is_refused_when_it_is_asked_for(
     stranger: Stranger, toml: Callable[[str], str]
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_name_that_somebody_has_already_is_refused_when_it_is_asked_for(
     assert stranger.run("explain").returncode == 0
 
 
+@pytest.mark.long
 def test_a_part_that_breaks_when_it_is_asked_for_is_told_with_its_owner(
     stranger: Stranger, toml: Callable[[str], str]
 ) -> None:

@@ -55,7 +55,7 @@ def test_seed_and_size(load: Load) -> None:
     assert not {e.id for e in first.examples} & {e.id for e in other.examples}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_entries_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
     kept_alive = [e.id for e in load("reasoning_gym", options={"name": "word_ladder", "size": 3}).examples]
     monkeypatch.setattr(entries, "subprocess", subprocess)  # from here on each is made in a process of its own

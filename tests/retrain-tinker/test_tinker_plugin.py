@@ -102,7 +102,7 @@ def test_other_paths_are_left_to_others(config: Config) -> None:
     assert retrain_fetch_adapter(path="some/folder", config=config) is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_squeeze_takes_a_tinker_path(backend: Make, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = backend()
     made.train(batch_of(*drawn(made)))

@@ -95,7 +95,7 @@ def test_a_run_that_is_extended_is_the_longer_run(run_overlapped: Run, command: 
     assert outcome(tmp_path / "longer") == outcome(tmp_path / "never")
 
 
-QUICK = [("eval", 1, "SIGTERM"), ("sampling", 2, "SIGTERM"), ("training", 1, "SIGTERM"), ("scoring", 4, "raise")]
+QUICK = [("sampling", 2, "SIGTERM"), ("scoring", 4, "raise")]
 
 
 @pytest.mark.parametrize(("phase", "step", "action"), slow_or_long(CASES, *QUICK))

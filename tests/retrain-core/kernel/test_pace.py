@@ -80,6 +80,7 @@ def on(name: str) -> tuple[str, ...]:
     return ("--bp-enabled", "--bp-pacer", f"pacers.{name}")
 
 
+@pytest.mark.long
 def test_it_is_off_by_default_and_then_says_nothing(run: Run, tmp_path: Path) -> None:
     assert run().code == 0
     for line in lines(tmp_path):

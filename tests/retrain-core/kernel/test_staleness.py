@@ -52,6 +52,7 @@ def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(run_ahead: Run,
     assert [line["toy_drawn"] for line in found] == [4] * STEPS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", first_or_long([0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 )

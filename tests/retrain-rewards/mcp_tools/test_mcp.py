@@ -131,7 +131,7 @@ def test_a_server_that_dies_fails_its_episodes_and_is_started_again() -> None:
     assert answer_of(played, call("add", a=1, b=1))[0]["content"] == "2"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_hangs_fails_its_episodes_and_is_replaced() -> None:
     played = environment()
     played.load()

@@ -49,6 +49,7 @@ def runs(toy_run: Callable[..., Path], tmp_path: Path) -> Path:
     return tmp_path / "logs/a"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", slow_or_long(["FIFO", "link to a device"], "FIFO"))
 def test_every_command_says_that_it_is_no_file(kind: str, runs: Path, command: Callable[..., Any]) -> None:
     for words, names in COMMANDS.items():

@@ -72,6 +72,7 @@ def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, co
     assert "is complete" in command("resume-check", LOG).out
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_not_restored_and_the_one_before_is(stopped: Path, command: Callable[..., Any]) -> None:
     (stopped / "adapter/checkpoint_step_3/logits.json").write_text("[]")
     found = data(command("resume-check", LOG, "--json"))
@@ -82,6 +83,7 @@ def test_a_damaged_checkpoint_is_not_restored_and_the_one_before_is(stopped: Pat
     assert re.search(r"^  checkpoint  .*logits.json: is damaged.*\n {18}fix: use another one", shown, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_files_without_a_checksum_are_counted(stopped: Path, command: Callable[..., Any]) -> None:
     folder = stopped / "adapter/checkpoint_step_3"
     restored = data(command("resume-check", LOG, "--json"))["restored"][0]["detail"]
@@ -94,6 +96,7 @@ def test_files_without_a_checksum_are_counted(stopped: Path, command: Callable[.
     assert lost["detail"] == "2 without a checksum, which are not part of the checkpoint: b.txt, notes/a.txt"
 
 
+@pytest.mark.long
 def test_with_no_whole_checkpoint_it_would_begin_again(stopped: Path, command: Callable[..., Any]) -> None:
     for folder in (stopped / "adapter").iterdir():
         (folder / "logits.json").unlink()
@@ -116,6 +119,7 @@ def test_every_differing_key_stands_in_the_way(stopped: Path, command: Callable[
     assert "cannot be resumed" in command("resume-check", LOG, "--config", "other.toml").out
 
 
+@pytest.mark.long
 def test_records_that_were_cut_stand_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
     (stopped / "emergence/steps.jsonl").write_text("")
     result = command("resume-check", LOG)
@@ -148,6 +152,7 @@ def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
     assert "generations.jsonl is damaged" in accepted
 
 
+@pytest.mark.long
 def test_a_living_run_stands_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
     lock = RunLock(stopped)
     result = command("resume-check", LOG)
@@ -169,6 +174,7 @@ def test_what_is_no_run_cannot_be_resumed(
     assert "folder/run.json: cannot be read" in data(result)["obstacles"][0]
 
 
+@pytest.mark.long
 def test_no_model_library_is_imported(stopped: Path, tmp_path: Path) -> None:
     program = "import sys; from retrain.rooms.cli.main import run; code = run(['resume-check', 'logs/train'])\n"
     program += "print(code, [name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"

@@ -32,6 +32,7 @@ def answers(asked_of_all: list[Asked]) -> dict[tuple[str, str], str]:
     return {(each.text, name): answer for each in asked_of_all for name, answer in each.answers.items()}
 
 
+@pytest.mark.long
 def test_losses_and_regularisers_are_answered_as_they_are_declared(plugins: Plugins, asked_of_all: list[Asked]) -> None:
     seen = 0
     for asked in asked_of_all:

@@ -21,7 +21,7 @@ MANY = ("--minibatches", "2", "--epochs", "2", "--eval-examples", "0")
 COURSE = ("--optim-schedule", "cosine", "--optim-warmup-steps", "2", "--lr", "0.5", "--optim-min-lr-ratio", "0.2")
 
 
-@pytest.fixture(params=[True, False], ids=["overlapped", "in turn"])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.long)], ids=["overlapped", "in turn"])
 def overlaps(request: pytest.FixtureRequest, disturbed: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether sampling overlaps training."""
     backend = importlib.import_module("toy_overlap").OverlappedBackend

@@ -66,6 +66,7 @@ def test_supervised_steps_come_first_and_their_lines_say_so(run: Run, tmp_path: 
     assert json.loads((tmp_path / "a" / "run.json").read_text())["status"] == "done"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", first_or_long([-4, -2]))
 def test_a_run_that_breaks_off_in_between_resumes_to_the_same_bytes(
     step: int, run: Run, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -95,6 +95,7 @@ def test_without_a_project_nothing_is_recorded(make_adapter: Make, documented_fa
     assert not (tmp_path / "wandb").exists()
 
 
+@pytest.mark.long
 def test_without_a_key_it_is_kept_offline(make_adapter: Make, documented_factors: Factors, tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
     assert record(make_adapter({"q": documented_factors}), tmp_path, "demo", WANDB_MODE="online", **home)

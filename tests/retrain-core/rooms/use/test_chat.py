@@ -76,8 +76,9 @@ def test_turns_are_rendered_as_in_training_and_remembered(
 
 
 def test_another_policy_answers_too_and_only_the_first_is_remembered(
-    source: Opened, other: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    source: Opened, other: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # a clone has a folder `logs` once it was trained in
     source.use(other)
     adapter = replace(source, subject=replace(source.subject, folder=other))
     chat = Conversation(adapter, plain=True)
