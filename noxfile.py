@@ -161,7 +161,7 @@ def matrix(session: nox.Session, backend: str) -> None:
 
 @nox.session(default=False)
 def lowest(session: nox.Session) -> None:
-    """Run a quick selection with the lowest version of every direct requirement; torch stays. For every night."""
+    """Run a quick selection with the lowest version of every direct requirement; torch stays. CI does every night."""
     tools = Path(session.create_tmp()).resolve()
     (tools / "torch.txt").write_text(_tested_torch(), encoding="utf-8")
     paths = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-rewards"]

@@ -11,10 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from retrain.kernel.config.schema import TrainingTable
+from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, Problem, RetrainError
 from retrain.kernel.plugins.discover import load_plugins
@@ -54,14 +57,36 @@ def measured_speed(file: Path, prompts_PT: Sequence[Tokens]) -> Speed:
     raise BackendError(Problem(where="speed", what=what, fix="try it with: retrain capacity --pilot 1"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """What was sampled and trained, and how long it took: one token, the narrow batch, the wide one, and training."""
+
+    prefill_s: float
+    narrow_s: float
+    wide_s: float
+    train_s: float
+    narrow_PG: list[list[Sample]]
+    wide_PG: list[list[Sample]]
+    trained_PG: list[list[Sample]]
+    max_tokens: int
+
+
 def measure(file: str, prompts: Sequence[Sequence[int]], plugins: Plugins) -> dict[str, float]:
     """All fields of `Speed` but `start_s`, and the seconds that these measurements took, as `probes_s`."""
     config = settle_devices(load_checked([file], plugins).config, plugins).config
-    seeds, training = run_seeds(config, max(config.training.seed, 0)), config.training
+    seeds = run_seeds(config, max(config.training.seed, 0))
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
     backend = build_backend(context)
     prompts_PT = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
+    began = time.perf_counter()
+    try:
+        found = _probed(backend, prompts_PT, config.training)
+    finally:
+        backend.close()
+    return {**_speed(found, prompts_PT, config.training), "probes_s": time.perf_counter() - began}
 
+
+def _probed(backend: Backend, prompts_PT: Sequence[Tokens], training: TrainingTable) -> Probes:
     def sample(width: int, max_tokens: int) -> tuple[float, list[list[Sample]]]:
         requests = [SampleRequest(prompt_T=prompt_T, seeds_G=tuple(range(width))) for prompt_T in prompts_PT]
         since, params = time.perf_counter(), SamplingParams(max_tokens=max_tokens, temperature=training.temperature)
@@ -74,39 +99,47 @@ def measure(file: str, prompts: Sequence[Sequence[int]], plugins: Plugins) -> di
         backend.train(TrainBatch(step=0, rows=tuple(rows), temperature=training.temperature))
         return time.perf_counter() - since
 
-    began = time.perf_counter()
-    try:
+    prefill_s = sample(NARROW, 1)[0]
+    if prefill_s < WARM_S:
         prefill_s = sample(NARROW, 1)[0]
-        if prefill_s < WARM_S:
-            prefill_s = sample(NARROW, 1)[0]
-        max_tokens = FEWEST_TOKENS
+    max_tokens = FEWEST_TOKENS
+    narrow_s, narrow_PG = sample(NARROW, max_tokens)
+    pace_s = max(narrow_s - prefill_s, 1e-6) / (FEWEST_TOKENS - 1)
+    if PROBE_S / pace_s > FEWEST_TOKENS:
+        max_tokens = min(training.max_tokens, int(PROBE_S / pace_s))
         narrow_s, narrow_PG = sample(NARROW, max_tokens)
-        pace_s = max(narrow_s - prefill_s, 1e-6) / (FEWEST_TOKENS - 1)
-        if PROBE_S / pace_s > FEWEST_TOKENS:
-            max_tokens = min(training.max_tokens, int(PROBE_S / pace_s))
-            narrow_s, narrow_PG = sample(NARROW, max_tokens)
-        wide_s, wide_PG = sample(WIDE, max_tokens)
-        trained_PG, train_s = narrow_PG, train(narrow_PG)
-        if train_s < SHORT_S:
-            trained_PG, train_s = wide_PG, train(wide_PG)
-    finally:
-        backend.close()
-    narrow, wide = _lengths(narrow_PG), _lengths(wide_PG)
+    wide_s, wide_PG = sample(WIDE, max_tokens)
+    trained_PG, train_s = narrow_PG, train(narrow_PG)
+    if train_s < SHORT_S:
+        trained_PG, train_s = wide_PG, train(wide_PG)
+    return Probes(
+        prefill_s=prefill_s,
+        narrow_s=narrow_s,
+        wide_s=wide_s,
+        train_s=train_s,
+        narrow_PG=narrow_PG,
+        wide_PG=wide_PG,
+        trained_PG=trained_PG,
+        max_tokens=max_tokens,
+    )
+
+
+def _speed(found: Probes, prompts_PT: Sequence[Tokens], training: TrainingTable) -> dict[str, float]:
+    """Time = prefill + steps x time of a step + tokens x time of a token, solved for the two widths."""
+    narrow, wide = _lengths(found.narrow_PG), _lengths(found.wide_PG)
     prompt_tokens = float(np.mean([prompt_T.size for prompt_T in prompts_PT]))
-    # both widths: time = prefill + steps x time of a step + tokens x time of a token
-    narrow_s, wide_s = max(narrow_s - prefill_s, 1e-6), max(wide_s - prefill_s, 1e-6)
+    narrow_s, wide_s = max(found.narrow_s - found.prefill_s, 1e-6), max(found.wide_s - found.prefill_s, 1e-6)
     more_s = wide_s - narrow_s * max(wide) / max(narrow)
     more_tokens = sum(wide) - sum(narrow) * max(wide) / max(narrow)
     sample_s = more_s / more_tokens if more_s > 0.0 and more_tokens > 0.0 else 0.0
-    is_whole = max_tokens == training.max_tokens or max(wide) < max_tokens
+    is_whole = found.max_tokens == training.max_tokens or max(wide) < found.max_tokens
     return {
-        "prefill_s": prefill_s / (len(prompts_PT) * prompt_tokens),
+        "prefill_s": found.prefill_s / (len(prompts_PT) * prompt_tokens),
         "decode_s": max(wide_s - sum(wide) * sample_s, 0.0) / max(wide),
         "sample_s": sample_s,
-        "train_s": train_s / (len(prompts_PT) * prompt_tokens + sum(_lengths(trained_PG))),
+        "train_s": found.train_s / (len(prompts_PT) * prompt_tokens + sum(_lengths(found.trained_PG))),
         "prompt_tokens": prompt_tokens,
         **({"mean_tokens": float(np.mean(wide)), "longest_tokens": max(wide)} if is_whole else {}),
-        "probes_s": time.perf_counter() - began,
     }
 
 
