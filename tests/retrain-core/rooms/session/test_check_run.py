@@ -155,3 +155,17 @@ def test_a_copy_of_the_process_answers_fails_and_ends() -> None:
     assert in_copy(fail, timeout_s=20.0) is None
     with pytest.raises(ConfigError):
         raise ConfigError("this process is still itself")
+
+
+def test_a_module_of_two_files_is_refused_with_both(command: Callable[..., Any], tmp_path: Path) -> None:
+    arguments = ("--model", "builtin:tiny", "--data-source", "arithmetic", "--reward-type", "custom")
+    source, package = "def score(response, reference):\n    return 1.0\n", tmp_path / "two_files_reward/__init__.py"
+    (tmp_path / "two_files_reward.py").write_text(source)
+    asked = ("explain", *arguments, "--reward-custom-module", "two_files_reward")
+    assert command(*asked).code == 0
+    package.parent.mkdir()
+    package.write_text(source)
+    result = command(*asked)
+    assert result.code == 2
+    assert "[reward] custom_module" in result.err
+    assert all(name in result.err for name in ("two_files_reward/__init__.py", "two_files_reward.py"))

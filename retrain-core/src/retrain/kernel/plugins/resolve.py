@@ -42,7 +42,7 @@ def resolve(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths
     if entries:
         return _from_registry(entries, kind, name, where)
     if _is_dotted(name):
-        if two_files := _ambiguity(kind, name, where, search_paths):
+        if two_files := ambiguity(f"{kind} {name!r}", _split(name)[0], where=where, search_paths=search_paths):
             raise PluginError(two_files)
         found = _from_dotted_path(name, kind, where, search_paths)
         if found is not None:
@@ -55,8 +55,10 @@ def problem_with(
 ) -> Problem | None:
     """The problem that `resolve` would raise, found without importing the part itself; None when it looks fine."""
     entries = plugins.find(kind, name)
-    if not entries and _is_dotted(name) and (two_files := _ambiguity(kind, name, where, search_paths)):
-        return two_files
+    if not entries and _is_dotted(name):
+        two_files = ambiguity(f"{kind} {name!r}", _split(name)[0], where=where, search_paths=search_paths)
+        if two_files is not None:
+            return two_files
     if len(entries) == 1 or (not entries and _is_dotted(name) and module_of(name, search_paths)):
         return None
     if entries:
@@ -75,6 +77,15 @@ def module_of(name: str, search_paths: Sequence[str]) -> str:
         except Exception:  # `resolve` reports its import error, with the cause
             return candidate
     return ""
+
+
+def ambiguity(what: str, module: str, *, where: str, search_paths: Sequence[str] = ()) -> Problem | None:
+    """The problem with `what` when its module could be either of two files; None when one file at most is found."""
+    files = candidate_files(module, search_paths)
+    if len(files) < 2:
+        return None
+    why, fix = "one file would silently hide the other", "rename or remove all but one, and name that one"
+    return Problem(where=where, what=f"{what} could come from {' or '.join(map(str, files))}", why=why, fix=fix)
 
 
 def missing(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()) -> Problem:
@@ -125,16 +136,6 @@ def _clash(entries: list[Registered], kind: Kind, name: str, where: str) -> Prob
     owners = " and ".join(f"{entry.owner} ({entry.owner.source})" for entry in entries)
     fix = f"uninstall one, or leave one out with RETRAIN_BLOCK={entries[-1].owner.distribution}"
     return Problem(where=where, what=f"{kind} {name!r} is provided twice: by {owners}", fix=fix)
-
-
-def _ambiguity(kind: Kind, name: str, where: str, search_paths: Sequence[str]) -> Problem | None:
-    """The problem with a dotted path whose module could be either of two files."""
-    files = candidate_files(_split(name)[0], search_paths)
-    if len(files) < 2:
-        return None
-    what = f"{kind} {name!r} could come from {' or '.join(map(str, files))}"
-    why = "one file would silently hide the other"
-    return Problem(where=where, what=what, why=why, fix="rename or remove all but one, and name that one")
 
 
 def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[str]) -> Found | None:

@@ -15,7 +15,8 @@ from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.first_party import promised_default
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.plugins.resolve import problem_with
+from retrain.kernel.plugins.resolve import ambiguity, problem_with
+from retrain.rooms.session.identity.inputs import CODE, declared_sorts
 from retrain.rooms.session.promised_options import PROMISED_OPTIONS
 from retrain.rooms.session.public_package import missing_name, note_on
 from retrain.rooms.session.steps.learning_rate import Course
@@ -64,7 +65,7 @@ def chosen_name(config: Config, path: str, kind: Kind) -> str:
 
 
 def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
-    """A problem for every name in the configuration that no plugin provides, except loss and credit flow."""
+    """A problem for every name that no plugin provides, except loss and credit flow, and for a module in two files."""
     wanted = wanted_names(config, tables)
     for table in {path.partition(".")[0] for path in config.origins}:
         wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
@@ -74,6 +75,11 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
         or problem_with(plugins, kind, name, where=place_of(config, path), search_paths=search_paths)
         for path, (kind, name) in wanted.items()
     ]
+    for table, entry in tables.items():
+        for path in (f"{table}.{name}" for name, sort in declared_sorts(entry.model).items() if sort == CODE):
+            module = str(config.value(path, ""))
+            if module and not module.endswith(".py"):
+                found.append(ambiguity(f"module {module!r}", module, where=config.place(path)))
     return [problem for problem in found if problem is not None]
 
 
