@@ -58,7 +58,8 @@ class LocalOptions(BaseModel):
     )
     compile: bool = Field(
         default=False,
-        description="torch.compile of the operations between matrix products, for the Llama family; slower to start.",
+        description="torch.compile of the operations between matrix products, for the Llama family; slower to start, "
+        "and slower than the Triton kernels that a GPU has without it.",
     )
     cache_gb: float = Field(
         default=0.0,

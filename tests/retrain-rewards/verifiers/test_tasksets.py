@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from retrain.api import ConfigError, Outcome
+from retrain.rooms.tasks.environment_process import EnvironmentProcess
 
 pytestmark = pytest.mark.tasksets
 
@@ -86,6 +88,17 @@ def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) ->
     assert said == {"role": "assistant", "content": CALL}
     assert (result["role"], result["content"]) == ("tool", "6")
     assert played.seen[1][1].prompt[2]["content"] == "error: unknown tool 'nope'"
+
+
+@pytest.mark.slow
+def test_a_tool_is_called_from_the_process_in_which_a_run_keeps_its_environment(sit: Sit) -> None:
+    table = sit("taskset_tools")
+    hosted = EnvironmentProcess(table.environment, name="tools", timeout_s=30.0, memory_gb=4.0)
+    try:
+        played = replace(table, environment=hosted, data=hosted.load()).play(table.data.examples, [[CALL, "6"]])
+    finally:
+        hosted.close()
+    assert (played.values, played.details) == ([1.0], [""])
 
 
 @pytest.mark.slow

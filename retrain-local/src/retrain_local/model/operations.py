@@ -106,7 +106,8 @@ class Operations:
 def compiled() -> Operations:
     """The same operations as single kernels in both directions, compiled by torch.compile at their first call."""
     plain = (_plain_rms_norm, _plain_split_heads, _plain_swiglu)
-    made = [torch.compile(operation, dynamic=True) for operation in plain]
+    # not `dynamic=True`: with every size unknown, PyTorch 2.11 fails to generate code for a GPU
+    made = [torch.compile(operation) for operation in plain]
     return Operations(rms_norm=made[0], split_heads=made[1], swiglu=made[2])
 
 

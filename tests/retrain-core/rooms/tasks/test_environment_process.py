@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,22 @@ class Dying(Counting):
         self.stops = {0: []}
         self.step({0: said("1")})
         raise AssertionError
+
+
+class Serving(Counting):
+    """Starts a process in `load` and in each `reset`; an observation tells which of them are alive."""
+
+    def load(self) -> LoadedData:
+        self.servers = [subprocess.Popen(["sleep", "60"])]
+        return super().load()
+
+    def reset(self, examples: list[Example]) -> dict[int, Observation]:
+        self.servers.append(subprocess.Popen(["sleep", "60"]))
+        return super().reset(examples)
+
+    def _messages(self, number: int) -> list[dict[str, str]]:
+        alive = [server.poll() is None for server in self.servers]
+        return [{"role": "user", "content": str(alive)}]
 
 
 def said(text: str) -> Action:
@@ -71,6 +88,13 @@ def test_what_load_refuses_arrives_as_it_was_told(host: Any) -> None:
 def test_a_process_that_dies_while_loading_is_an_error(host: Any) -> None:
     with pytest.raises(RewardError, match="could not be loaded"):
         host(Dying()).load()
+
+
+def test_what_load_has_started_serves_later_calls_and_what_they_start_ends_with_them(host: Any) -> None:
+    hosted = host(Serving())
+    example = hosted.load().examples[0]
+    assert hosted.reset([example])[0].prompt[0]["content"] == "[True, True]"
+    assert hosted.reset([example])[0].prompt[0]["content"] == "[True, False, True]"
 
 
 @pytest.mark.parametrize("fault", ["dies", "hangs", "raises"])

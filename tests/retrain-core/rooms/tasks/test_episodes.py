@@ -27,7 +27,7 @@ from retrain.kernel.types import (
 )
 from retrain.rooms.credit.algorithm import CreditAlgorithm
 from retrain.rooms.metrics.evaluate import eval_metrics
-from retrain.rooms.tasks.contracts import EpisodeResult
+from retrain.rooms.tasks.contracts import EpisodeResult, Observation
 from retrain.rooms.tasks.episodes import Episodes
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 from retrain.rooms.tasks.scoring.service import ScoringService
@@ -225,6 +225,26 @@ def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokeni
 
     _, batch = play(Failing(), backend)
     with pytest.raises(RewardError, match="failed on 6 of 6 episodes; first: KeyError"):
+        batch.scores()
+
+
+def test_an_episode_that_fails_before_its_first_observation_is_its_task_without_an_action(tokenizer: Any) -> None:
+    class Late(Counting):
+        def _observations(self) -> dict[int, Observation]:
+            return {number: seen for number, seen in super()._observations().items() if number != 1}
+
+        def results(self) -> list[EpisodeResult]:
+            found = super().results()
+            found[1] = EpisodeResult(score=Score.failed("OSError: no tools"))
+            return found
+
+    groups, batch = play(Late(), Scripted(tokenizer, lambda call, context: "1"))
+    lost, played = groups[0][1], groups[0][0]
+    assert tokenizer.decode(lost.tokens_T).startswith(tokenizer.decode(played.tokens_T[: len(lost.tokens_T)]))
+    assert len(lost.tokens_T) == len(lost.action_T) > 0
+    assert not lost.action_T.any()
+    assert (lost.text, lost.turns) == ("", 0)
+    with pytest.raises(RewardError, match="failed on 1 of 6 episodes; first: OSError"):
         batch.scores()
 
 

@@ -75,6 +75,20 @@ def test_turns_are_rendered_as_in_training_and_remembered(
     assert capsys.readouterr().out == greedy(source, plain) + "\n"
 
 
+def test_the_policy_of_an_environment_is_asked_without_what_training_never_added(
+    source: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = source.config.tables["environment"].model_copy(update={"provider": "verifiers"})
+    config = replace(source.config, tables={**source.config.tables, "environment": environment})
+    chat = Conversation(replace(source, config=config), plain=False)
+    chat.introduce()
+    told = capsys.readouterr().err
+    assert "Be brief." not in told
+    assert INSTRUCTION not in told
+    chat.hear("What is 2 + 2?")
+    assert chat.messages[0] == {"role": "user", "content": "What is 2 + 2?"}
+
+
 def test_another_policy_answers_too_and_only_the_first_is_remembered(
     source: Opened, other: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

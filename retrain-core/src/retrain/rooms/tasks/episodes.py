@@ -96,6 +96,9 @@ class _EpisodeBatch:
         self._results = list(owner.environment.results())
         self._scores = [result.score for result in self._results]
         self._check_results(episodes)
+        for episode in episodes:
+            if not episode.transcript.tokens_T:  # it failed before its first observation
+                self._observe(episode, Observation(prompt=episode.prompt.example.prompt))
         results = iter(self._results)
         return [tuple(e.transcript.completion(e.stop_reason(next(results))) for e in group) for group in self._groups]
 

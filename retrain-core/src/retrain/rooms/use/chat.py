@@ -92,8 +92,9 @@ class Conversation:
     def __init__(self, source: Opened, *, plain: bool) -> None:
         self._source = source
         data, training = source.config.data, source.config.training
-        self.system = "" if plain else data.system_prompt
-        self._instruction = "" if plain else data.instruction
+        is_bare = plain or bool(source.config.value("environment.provider", ""))  # an environment writes its chats whole
+        self.system = "" if is_bare else data.system_prompt
+        self._instruction = "" if is_bare else data.instruction
         self.temperature = training.temperature
         self.messages: list[Message] = []
         self._voices = [Voice(name=source.subject.label, folder=source.subject.folder)]

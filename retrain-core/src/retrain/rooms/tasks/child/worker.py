@@ -21,6 +21,7 @@ from retrain.rooms.text.raised_at import raised_at
 MAX_TEXT = 2000  # characters of an exception's text
 MAX_FRAMES = 8  # of a traceback: user code may have recursed
 MAX_TRACEBACK = 4000
+SETS_UP = "load"  # of an environment: what this call starts, such as tool servers, serves the later ones
 
 
 def serve(descriptor: int) -> NoReturn:
@@ -57,6 +58,8 @@ def serve(descriptor: int) -> NoReturn:
         with suppress(OSError):
             signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm set by this call must not end the next
         if has_children():
+            if call["method"] == SETS_UP:
+                helpers = frozenset(descendants(own))
             with suppress(OSError):
                 kill_descendants(but=helpers)
         _answer(connection, answer)
