@@ -182,8 +182,8 @@ def lowest(session: nox.Session) -> None:
     session.install("--no-deps", *PIP_OPTIONS[2:], "-r", str(tools / "all.txt"))
     session.install("--no-deps", *PIP_OPTIONS[2:], *(f"./{name}" for name in DISTRIBUTIONS))
     session.install(*PIP_OPTIONS[2:], "hypothesis", "jsonschema", "pytest", "pytest-timeout", "pytest-xdist")
-    rooms = [f"tests/retrain-core/rooms/{name}" for name in ("cli", "text")]
-    _pytest(session, *(session.posargs or [*rooms, "tests/retrain-sepa", "tests/retrain-local/test_backend.py"]))
+    core = [f"tests/retrain-core/{name}" for name in ("cli", "text")]
+    _pytest(session, *(session.posargs or [*core, "tests/retrain-sepa", "tests/retrain-local/test_backend.py"]))
 
 
 @nox.session(default=False)
@@ -228,7 +228,7 @@ def soak(session: nox.Session) -> None:
 def server_slurm(session: nox.Session) -> None:
     """Start Debian's Slurm (munge, slurmctld, slurmd, slurm-client) as root and run launcher slurm's tests with it."""
     _install(session, *DISTRIBUTIONS[:4], tools=TEST_TOOLS[:-1])
-    session.run("pytest", "-m", "server", "tests/retrain-core/rooms/campaign/slurm", *session.posargs)
+    session.run("pytest", "-m", "server", "tests/retrain-core/campaign/slurm", *session.posargs)
 
 
 @nox.session(name="server-tinker", default=False)
@@ -296,8 +296,8 @@ def imports(session: nox.Session) -> None:
     with session.chdir(session.create_tmp()):
         for statement in (
             "import retrain.api, retrain.advantages",
-            "from retrain.rooms.cli.main import run; assert run(['plugins']) == 0",
-            "from retrain.rooms.cli.main import run; assert run(['--help']) == 0",
+            "from retrain.cli.command_line import run; assert run(['plugins']) == 0",
+            "from retrain.cli.command_line import run; assert run(['--help']) == 0",
         ):
             session.log(f"nothing heavy after: {statement}")
             session.run("python", "-c", STAYS_LIGHT.format(statement=statement), silent=True, log=False)
@@ -310,7 +310,7 @@ def docs(session: nox.Session) -> None:
     others = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-core"]
     session.install("--no-deps", *PIP_OPTIONS, *others)  # they announce their plugins without what these need
     pages = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs/pages").rglob("*.md"))]
-    manual = "retrain-core/src/retrain/rooms/manual/manual.md"
+    manual = "retrain-core/src/retrain/cli/manual/manual.md"
     session.run("retrain", "man", "--sync" if "--sync" in session.posargs else "--check", manual, *pages, silent=True)
     environ = {"NO_MKDOCS_2_WARNING": "1"}  # a notice about other software, on every build
     session.run("mkdocs", "build", "--strict", "--quiet", "--config-file", "docs/mkdocs.yml", env=environ)

@@ -160,8 +160,8 @@ def _measured(mode: str, runs: int, checkout: Path | None) -> dict[str, Any]:
 
 def measure(is_run: bool, num_runs: int) -> dict[str, Any]:
     """Read the campaign in the current folder, and run it or write what it plans."""
+    from retrain.campaign import load, manifest, on_record, schedule, session
     from retrain.kernel.plugins.discover import load_plugins
-    from retrain.rooms.campaign import load, manifest, on_record, schedule, session
 
     questions = (json.dumps({"prompt": f"What is {n}?", "answer": str(n)}) for n in range(1000))
     Path("tasks.jsonl").write_text("\n".join(questions))

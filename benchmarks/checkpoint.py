@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import retrain.kernel.step as loop
-import retrain.rooms.session.savepoint as savepoint
-from retrain.rooms.cli.main import run as retrain
-from retrain.rooms.session.records import checkpoints, files
+import retrain.run.savepoint as savepoint
+from retrain.cli.command_line import run as retrain
+from retrain.records import checkpoints, files
 
 TARGET = 0.10
 

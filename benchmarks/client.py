@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from retrain.rooms.inference.caller import Caller
-from retrain.rooms.inference.client import Client
-from retrain.rooms.inference.dialect import ServedModel
-from retrain.rooms.inference.table import Settings
-from retrain.rooms.inference.vllm import VLLM
+from retrain.engines.caller import Caller
+from retrain.engines.client import Client
+from retrain.engines.dialect import ServedModel
+from retrain.engines.table import Settings
+from retrain.engines.vllm import VLLM
 
 COMPLETIONS, LATENCY_S, TOKENS, REPEATS = 128, 0.2, 64, 5
 MODEL = "nothing"

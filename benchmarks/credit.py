@@ -26,10 +26,10 @@ import numpy as np
 
 from retrain.advantages import compute_composable_advantages
 from retrain.api import Kind, PluginContext, Seeds, load_plugins, resolve
+from retrain.credit.flow import CreditFlow, build_flow
+from retrain.credit.pipeline import CreditGroup, assign_credit
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable
-from retrain.rooms.credit.flow import CreditFlow, build_flow
-from retrain.rooms.credit.pipeline import CreditGroup, assign_credit
 
 GROUPS, GROUP_SIZE, TOKENS = 8, 16, 10_240
 FLOW = AlgorithmTable(advantage_mode="maxrl", transform_mode="gtpo_sepa", uncertainty_kind="surprisal")

@@ -39,11 +39,11 @@ from harness.report import WIDTH, describe, paste
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
-from retrain.rooms.gaming.alarm import GamingAlarm, Verdicts
-from retrain.rooms.gaming.alarm_record import MOST_NAMED, PaidCompletion, paid_in, unconfirmed
-from retrain.rooms.gaming.alarm_watch import GamingWatch
-from retrain.rooms.gaming.suspicion import ROW, THRESHOLDS, TWO_SIDED
-from retrain.rooms.session.records.tokens import TokenRecord, read_tokens
+from retrain.observe.gaming.alarm import GamingAlarm, Verdicts
+from retrain.observe.gaming.alarm_record import MOST_NAMED, PaidCompletion, paid_in, unconfirmed
+from retrain.observe.gaming.alarm_watch import GamingWatch
+from retrain.observe.gaming.suspicion import ROW, THRESHOLDS, TWO_SIDED
+from retrain.records.tokens import TokenRecord, read_tokens
 
 SMOOTH, NEAR, FALL = 5, 0.05, 0.2
 PROXIES = '''"""Rewards that can be gamed, and verifiers that are stricter or wrong now and then."""

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.rooms.session.configure import load_checked
-from retrain.rooms.session.identity.collect import collect_identity
-from retrain.rooms.session.identity.copies import write_inputs
+from retrain.records.identity.collect import collect_identity
+from retrain.records.identity.copies import write_inputs
+from retrain.run.configure import load_checked
 
 TARGET_MS = 100.0
 BODY = '''

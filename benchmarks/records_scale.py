@@ -74,7 +74,7 @@ def _made_runs() -> Any:
 
 def _measure(arguments: list[str], checkout: Path | None = None) -> dict[str, float]:
     """Wall and processor seconds and peak memory of `retrain ARGUMENTS`, of this checkout or of another one."""
-    script = "import sys; from retrain.rooms.cli.main import main; main(sys.argv[1:])"
+    script = "import sys; from retrain.cli.command_line import main; main(sys.argv[1:])"
     environment = dict(os.environ)
     if checkout:
         environment["PYTHONPATH"] = os.pathsep.join(str(path.resolve()) for path in checkout.glob("retrain-*/src"))

@@ -24,7 +24,7 @@ from typing import Any
 import tomli_w
 from harness.machine import machine
 
-from retrain.rooms.evidence.stats.teaching import Calibration, RateBook, calibration
+from retrain.verdicts.stats.teaching import Calibration, RateBook, calibration
 
 REWARD = '''"""1 for the right number in the last box, and for anything where any answer is right."""
 

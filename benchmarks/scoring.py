@@ -23,8 +23,8 @@ from typing import Any
 
 from retrain.api import Example
 from retrain.kernel.config.schema import ScoringTable
-from retrain.rooms.tasks.scoring.dispatcher import NamedReward
-from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.tasks.scoring.dispatcher import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 
 COMPLETIONS, SAMPLING_S, SCORE_S = 64, 1.0, 0.005
 SCORES = 2000

@@ -16,8 +16,8 @@ import numpy as np
 
 from retrain.kernel.overlap import Planned, Sampled, Serial
 from retrain.kernel.progress import Clock, Progress
-from retrain.rooms.session.steps.buffered import Buffered
-from retrain.rooms.session.steps.overlapped import Overlapped
+from retrain.run.steps.buffered import Buffered
+from retrain.run.steps.overlapped import Overlapped
 
 MEAN_S = 0.05
 

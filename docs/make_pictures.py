@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.text import Text
 
 from retrain.api import PluginContext, hookimpl, load_plugins
-from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.plugins.spec import Owner
-from retrain.rooms.session.configure import load_checked
-from retrain.rooms.session.session import train
-from retrain.rooms.terminal.panel import LiveDisplay
+from retrain.kernel.plugin_spec import Owner
+from retrain.kernel.registry import Plugins
+from retrain.observe.console.panel import LiveDisplay
+from retrain.run.configure import load_checked
+from retrain.run.session import train
 
 PICTURES = Path(__file__).parent / "pages" / "pictures"
 CHROMIUM = next((name for name in ("chromium", "chromium-browser", "google-chrome") if shutil.which(name)), "")

@@ -7,7 +7,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PLACE = {"sdist": "templates", "wheel": "retrain/rooms/scaffold/templates"}
+PLACE = {"sdist": "templates", "wheel": "retrain/cli/scaffold/templates"}
 
 
 class TemplatesHook(BuildHookInterface[Any]):

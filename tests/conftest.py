@@ -49,7 +49,7 @@ def _installed_plugins_are_read_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _tables_are_merged_once() -> Iterator[None]:
     """Pydantic takes 15 ms to make the classes of all tables, which thousands of tests ask for."""
-    from retrain.rooms.session import tables
+    from retrain.run import tables
 
     create = tables.create_model
     made: dict[tuple[Any, str], Any] = {}

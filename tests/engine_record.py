@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from retrain.api import Deliver, Engine, LogprobRow, PluginContext, Policy, Sample, SampleRequest, SamplingParams
+from retrain.credit.logprob_gap import measure_gap
+from retrain.engines.probes import PROBE_TOKENS, probe_prompts
 from retrain.kernel.types import StopReason
-from retrain.rooms.inference.probes import PROBE_TOKENS, probe_prompts
-from retrain.rooms.session.steps.logprob_gap import measure_gap
 
 SAMPLES, GAPS = Path("samples.jsonl"), Path("gaps.jsonl")
 

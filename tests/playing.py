@@ -6,8 +6,8 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from retrain.kernel.contracts.verifier import Action, EpisodeResult, LoadedData, Observation
 from retrain.kernel.types import Example, Score
-from retrain.rooms.tasks.contracts import Action, EpisodeResult, LoadedData, Observation
 
 
 @dataclass

@@ -17,7 +17,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from retrain.api import BackendError, Job
-from retrain.rooms.campaign.ray_launcher import Options, RayLauncher
+from retrain.campaign.ray_launcher import Options, RayLauncher
 
 TELLS = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES'], os.getppid(), flush=True); time.sleep(5)"
 HIDES = "mount -t tmpfs none {folder} && cd / && exec {python} -m ray.scripts.scripts start {options} --block"

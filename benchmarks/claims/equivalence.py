@@ -8,10 +8,10 @@ import numpy as np
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.runs.metric import Direction
-from retrain.rooms.evidence.study.comparison import Verdict
-from retrain.rooms.evidence.study.equivalence import with_margin
-from retrain.rooms.evidence.study.family import Pairing, judge
+from retrain.records.runs.metric import Direction
+from retrain.verdicts.study.comparison import Verdict
+from retrain.verdicts.study.equivalence import with_margin
+from retrain.verdicts.study.family import Pairing, judge
 
 ALPHA = 0.05
 MARGINS = (1.0, 2.0)  # in standard deviations of the differences

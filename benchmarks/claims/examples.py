@@ -9,7 +9,7 @@ import numpy as np
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.stats.components import (
+from retrain.verdicts.stats.components import (
     MOST,
     Draws,
     components,
@@ -19,8 +19,8 @@ from retrain.rooms.evidence.stats.components import (
     numbers_needed,
     true_differences,
 )
-from retrain.rooms.evidence.stats.crossed import crossed
-from retrain.rooms.evidence.study.advice import CLEAR
+from retrain.verdicts.stats.crossed import crossed
+from retrain.verdicts.study.advice import CLEAR
 
 SEEDS, SAMPLES = 8, 4  # seeds of each study, samples of an example
 DIFFICULTY, SEED_SD = 1.5, 0.2  # standard deviations of examples and of runs, in logits

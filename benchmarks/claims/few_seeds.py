@@ -10,11 +10,11 @@ from claims.claim import Claim, Measured, mean, share
 from claims.examples import Law
 from claims.verdicts import ALPHA, LAWS
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.runs.metric import Direction
-from retrain.rooms.evidence.stats.crossed import crossed
-from retrain.rooms.evidence.stats.paired import t_interval
-from retrain.rooms.evidence.study.comparison import Verdict
-from retrain.rooms.evidence.study.family import Pairing, judge
+from retrain.records.runs.metric import Direction
+from retrain.verdicts.stats.crossed import crossed
+from retrain.verdicts.stats.paired import t_interval
+from retrain.verdicts.study.comparison import Verdict
+from retrain.verdicts.study.family import Pairing, judge
 
 FEW = (3, 4, 5)
 EXAMPLES = 64

@@ -8,7 +8,7 @@ import numpy as np
 
 from claims.claim import Claim, Measured, mean, share
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.stats.conformal import forecast
+from retrain.verdicts.stats.conformal import forecast
 
 COMPLETIONS, KNOWN, LENGTH = 128, 4, 12
 CONDITION_COUNTS = (4, 9, 20)

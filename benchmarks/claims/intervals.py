@@ -8,9 +8,9 @@ import numpy as np
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.stats.binomial import binomial_limits, held_out_limits
-from retrain.rooms.evidence.stats.flip import flip_interval
-from retrain.rooms.metrics.evaluate import rate_interval
+from retrain.observe.metrics.evaluate import rate_interval
+from retrain.verdicts.stats.binomial import binomial_limits, held_out_limits
+from retrain.verdicts.stats.flip import flip_interval
 
 EXAMPLES, SAMPLES = 64, 4
 SEED_COUNTS = (6, 7, 8, 9, 10, 11, 12)

@@ -8,8 +8,9 @@ import numpy as np
 
 from claims.claim import Claim, Measured, mean, share
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.stats.e_process import AnytimeTest
-from retrain.rooms.evidence.stats.sequential import SequentialFlip, Spend
+from retrain.records.runs.registered import Spend
+from retrain.verdicts.stats.e_process import AnytimeTest
+from retrain.verdicts.stats.sequential import SequentialFlip
 
 ALPHA = 0.05
 EVERY_SEED = tuple(range(6, 21))

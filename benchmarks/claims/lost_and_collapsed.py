@@ -10,12 +10,12 @@ from scipy.stats import norm
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.runs.metric import Direction
-from retrain.rooms.evidence.stats.collapse import collapsed
-from retrain.rooms.evidence.stats.improvement import improvement_in_pairs, improvement_of_all_pairs
-from retrain.rooms.evidence.study.comparison import Comparison, Verdict
-from retrain.rooms.evidence.study.family import Pairing, judge, with_values
-from retrain.rooms.evidence.study.lost import Sides, with_lost
+from retrain.records.runs.metric import Direction
+from retrain.verdicts.stats.collapse import collapsed
+from retrain.verdicts.stats.improvement import improvement_in_pairs, improvement_of_all_pairs
+from retrain.verdicts.study.comparison import Comparison, Verdict
+from retrain.verdicts.study.family import Pairing, judge, with_values
+from retrain.verdicts.study.lost import Sides, with_lost
 
 ALPHA, CRASHED = 0.05, 0.15
 SEED_COUNTS = (8, 10, 12)

@@ -9,12 +9,12 @@ import numpy as np
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.runs.metric import Direction, Metric
-from retrain.rooms.evidence.stats.benchmarks import bootstrap, interquartile_mean, mean_score
-from retrain.rooms.evidence.stats.flip import flip_interval
-from retrain.rooms.evidence.study.comparison import Verdict
-from retrain.rooms.evidence.study.family import Pairing, judge
-from retrain.rooms.evidence.study.sets import sets_view
+from retrain.records.runs.metric import Direction, Metric
+from retrain.verdicts.stats.benchmarks import bootstrap, interquartile_mean, mean_score
+from retrain.verdicts.stats.flip import flip_interval
+from retrain.verdicts.study.comparison import Verdict
+from retrain.verdicts.study.family import Pairing, judge
+from retrain.verdicts.study.sets import sets_view
 
 ALPHA, RESAMPLES = 0.05, 500
 LEVELS_M = np.array([0.3, 0.4, 0.5, 0.6, 0.7])  # mean scores of the sets

@@ -8,7 +8,7 @@ import numpy as np
 
 from claims.claim import Claim, Measured
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.stats.teaching import RateBook
+from retrain.verdicts.stats.teaching import RateBook
 
 PROMPTS, STEPS, GROUPS, SIZE = 64, 40, 8, 8
 BETWEEN = (0.0, 0.1, 0.3, 1.0)  # the share of prompts with a rate uniform on 0 to 1; the others have 0.01 or 0.99

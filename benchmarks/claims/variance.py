@@ -8,7 +8,7 @@ import numpy as np
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.stats.variance import components
+from retrain.verdicts.stats.variance import components
 
 NAMES = ("data order", "initialisation", "rest")
 SHARES = ((0.0, 0.0, 1.0), (0.3, 0.0, 0.7), (0.4, 0.3, 0.3), (0.8, 0.1, 0.1))

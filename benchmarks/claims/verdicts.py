@@ -8,10 +8,10 @@ import numpy as np
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.evidence.runs.metric import Direction
-from retrain.rooms.evidence.stats.power import seeds_needed
-from retrain.rooms.evidence.study.comparison import Comparison, Verdict
-from retrain.rooms.evidence.study.family import Pairing, judge
+from retrain.records.runs.metric import Direction
+from retrain.verdicts.stats.power import seeds_needed
+from retrain.verdicts.study.comparison import Comparison, Verdict
+from retrain.verdicts.study.family import Pairing, judge
 
 ALPHA, EXAMPLES = 0.05, 64
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]

@@ -28,7 +28,7 @@ from retrain.api import (
     load_plugins,
 )
 from retrain.kernel.plugins.build import build_part
-from retrain.rooms.session.configure import load_checked
+from retrain.run.configure import load_checked
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from retrain_rewards.code.sandbox import find_sandbox
 from tests.docs.reading import PAGES, name_of, typed_lines
 
-SERVES = "serves until it is stopped; tests/retrain-core/rooms/use/test_server.py, and tests/end_to_end/test_clients.py"
+SERVES = "serves until it is stopped; tests/retrain-core/use/test_server.py, and tests/end_to_end/test_clients.py"
 HUB = "trains a model of the hub on a GPU"
 DATA = "needs a data set of the hub; tests/retrain-rewards/test_hub_source.py reads local copies of its layout"
 SERVER = "needs an inference server; `nox -s server-vllm`, `nox -s server-max` and tests/end_to_end start theirs"
@@ -20,8 +20,8 @@ REAL = "needs a model of 93 MB; `nox -s real` makes and trains it"
 REFEREE = "makes an environment with TRL; tests/servers/test_trl.py and test_verl.py are what it runs"
 NO_SANDBOX = "no sandbox works on this machine"
 MERGED = "loads transformers and PEFT for seconds; tests/retrain-local/export merges and exports"
-FAILED = "needs a run whose reward failed; tests/retrain-core/rooms/insight/test_score_command.py replays one"
-UNFINISHED = "needs a run that goes on; tests/retrain-core/rooms/insight/forecast/test_forecast_command.py"
+FAILED = "needs a run whose reward failed; tests/retrain-core/inspect/test_score_command.py replays one"
+UNFINISHED = "needs a run that goes on; tests/retrain-core/verdicts/forecast/test_forecast_command.py"
 # By page: a line, or its beginning followed by ` ...`, and the reason.
 NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/after-training.md": {
@@ -50,9 +50,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/command-line.md": {"retrain init --interactive": "needs a terminal; tests/end_to_end/test_shell.py"},
     "docs/pages/compare.md": {
         "retrain compare logs/campaign_20260301_120000 --sets": "needs runs with several sets; "
-        "tests/retrain-core/rooms/evidence/study/test_sets.py",
+        "tests/retrain-core/verdicts/study/test_sets.py",
         "retrain compare logs/campaign_20260301_120000 --variance": "needs runs that cross seeds; "
-        "tests/retrain-core/rooms/evidence/study/test_variance_of_runs.py",
+        "tests/retrain-core/verdicts/study/test_variance_of_runs.py",
     },
     "docs/pages/environments.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
     "docs/pages/getting-started.md": {
@@ -99,7 +99,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/reference/files.md": {"jq -r ...": TOOL},
     "docs/pages/reliability.md": {"nox -s soak -- --hours 1 --seed 22": "takes an hour; tests/soak/test_soak.py"},
     "docs/pages/repeat.md": {
-        "retrain rerun train.rtpack": "asks; tests/retrain-core/rooms/pack/test_rerun.py makes its environment",
+        "retrain rerun train.rtpack": "asks; tests/retrain-core/tools/pack/test_rerun.py makes its environment",
     },
     "docs/pages/rewards.md": {} if find_sandbox()[0] else {"retrain audit --reward-type code ...": NO_SANDBOX},
     "docs/pages/scale.md": {
@@ -114,14 +114,14 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/samplers.md": {"python benchmarks/samplers.py build/samplers": HOURS},
     "docs/pages/trl.md": {"nox -s referee": REFEREE},
     "docs/pages/watching.md": {
-        "retrain top": "never ends; tests/retrain-core/rooms/insight/test_status_watch.py",
-        "retrain watch logs/train": "never ends; tests/retrain-core/rooms/insight/watch serves pages",
+        "retrain top": "never ends; tests/retrain-core/inspect/test_status_watch.py",
+        "retrain watch logs/train": "never ends; tests/retrain-core/report/watch serves pages",
     },
     "docs/pages/verl.md": {
         "git clone ...": "needs the network",
         "RETRAIN_VERL=/tmp/verl nox -s referee": REFEREE,
     },
-    "retrain-core/src/retrain/rooms/manual/manual.md": {"retrain score --replay logs/train": FAILED},
+    "retrain-core/src/retrain/cli/manual/manual.md": {"retrain score --replay logs/train": FAILED},
     "docs/pages/your-data.md": {
         "retrain init --data openai/gsm8k ...": DATA,
         "retrain init --data gsm8k ...": DATA,
@@ -164,7 +164,7 @@ GIVEN = {
     "docs/pages/command-line.md": {"tasks.jsonl": TASKS},
     "docs/pages/your-data.md": {"tasks.jsonl": TASKS},
     "docs/pages/coming-from-public.md": {"public.toml": PUBLIC},
-    "retrain-core/src/retrain/rooms/manual/manual.md": {
+    "retrain-core/src/retrain/cli/manual/manual.md": {
         "tasks.jsonl": TASKS,
         "other.jsonl": TASKS,
         "tasks.csv": "question,solution\n" + "".join(f"What is {n} + 1?,{n + 1}\n" for n in range(1, 33)),

@@ -15,11 +15,11 @@ from retrain.kernel.config.overrides import from_arguments
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind
-from retrain.rooms.session.check import registered_tables
+from retrain.run.check import registered_tables
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs" / "pages"
-MANUAL = ROOT / "retrain-core/src/retrain/rooms/manual/manual.md"
+MANUAL = ROOT / "retrain-core/src/retrain/cli/manual/manual.md"
 SITE_PAGES = sorted(SITE.rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *SITE_PAGES, *sorted(ROOT.glob("retrain-*/README.md")), MANUAL]
 FENCE = re.compile(

@@ -8,16 +8,16 @@ from functools import cache
 import click
 import pytest
 
+from retrain.cli.manual.metrics import described
+from retrain.cli.manual.pages import regenerated
+from retrain.cli.manual.public import MODULES
+from retrain.cli.manual.sections import generator
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from retrain.rooms.manual.metrics import described
-from retrain.rooms.manual.pages import regenerated
-from retrain.rooms.manual.public import MODULES
-from retrain.rooms.manual.sections import generator
-from retrain.rooms.session.check import registered_tables
+from retrain.run.check import registered_tables
 from tests.docs.reading import MANUAL, ROOT, SITE, SITE_PAGES, name_of
 
 GENERATED = [page for page in [*SITE_PAGES, MANUAL] if "<!-- generated:" in page.read_text(encoding="utf-8")]

@@ -36,7 +36,7 @@ CELLS = [
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder with the tiny template."""
-    from retrain.rooms.cli.main import run
+    from retrain.cli.command_line import run
 
     monkeypatch.chdir(tmp_path)
     assert run(["init", "--template", "tiny"]) == 0

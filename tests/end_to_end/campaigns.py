@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from retrain.rooms.session.records.checkpoints import STATE, SUMS
+from retrain.records.checkpoints import STATE, SUMS
 
 # Hold times, processes, or sizes of what holds times.
 TIMED = (

@@ -23,7 +23,7 @@ DISTRIBUTIONS = (
     *("retrain-local", "retrain-tinker", "retrain-prime-rl"),
 )
 OURS = ("retrain", "_editable", "__editable__")
-COMMAND = "from retrain.rooms.cli.main import main; main()"
+COMMAND = "from retrain.cli.command_line import main; main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.rooms.session.records.checkpoints import checkpoint_folders, read_checkpoint
+from retrain.records.checkpoints import checkpoint_folders, read_checkpoint
 from tests.end_to_end.preloaded import popen
 from tests.end_to_end.running import SCRIPT, retrain, untimed
 from tests.shared import made_once
@@ -30,7 +30,7 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 {patch}
-from retrain.rooms.cli.main import main
+from retrain.cli.command_line import main
 main(sys.argv[1:])
 """
 

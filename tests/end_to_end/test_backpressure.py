@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.rooms.session.records.checkpoints import newest_valid
+from retrain.records.checkpoints import newest_valid
 from tests.end_to_end.killing import finish, start, wait_for
 from tests.end_to_end.running import records, retrain
 

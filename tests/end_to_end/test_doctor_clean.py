@@ -55,10 +55,10 @@ def test_backends_tell_what_is_not_installed(installation, work):
 
 @pytest.mark.long
 def test_the_other_commands_work_without_the_doctors_room(installation, work, toml):
-    shutil.rmtree(installation.ours / "retrain/rooms/doctor")
+    shutil.rmtree(installation.ours / "retrain/tools/doctor")
     assert installation.retrain("explain", toml(SMALL), folder=work).returncode == 0
     listed = json.loads(installation.retrain("plugins", "--json", folder=work).stdout)
-    assert [failure["source"] for failure in listed["failures"]] == ["retrain.rooms.doctor.plugin"]
+    assert [failure["source"] for failure in listed["failures"]] == ["retrain.tools.doctor.plugin"]
     assert installation.retrain("backends", folder=work).returncode == 0
 
 
@@ -68,7 +68,7 @@ def test_the_other_commands_work_without_the_doctors_room(installation, work, to
 def test_these_commands_import_nothing_heavy(installation, work, toml, arguments):
     toml(SMALL)
     code = (
-        "import sys\nfrom retrain.rooms.cli.main import run\n"
+        "import sys\nfrom retrain.cli.command_line import run\n"
         f"assert run({arguments!r}) == 0\n"
         f"sys.exit(str(sorted(set({HEAVY!r}) & set(sys.modules)) or ''))"
     )

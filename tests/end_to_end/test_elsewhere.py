@@ -18,16 +18,16 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.rooms.session.check import registered_tables
-from retrain.rooms.session.configure import Checked, load_checked
-from retrain.rooms.session.identity.collect import collect_identity
-from retrain.rooms.session.identity.inputs import declared_sorts, named_inputs
-from retrain.rooms.session.opened import subject_config
-from retrain.rooms.session.records.manifest import public_values
-from retrain.rooms.session.records.places import adapters_of
-from retrain.rooms.session.records.rewind import read_manifest
-from retrain.rooms.session.resume import plan_resume
-from retrain.rooms.session.subject import find_subject
+from retrain.records.identity.inputs import declared_sorts, named_inputs
+from retrain.records.manifest import public_values
+from retrain.records.places import adapters_of
+from retrain.records.rewind import read_manifest
+from retrain.run.check import registered_tables
+from retrain.run.configure import Checked, load_checked
+from retrain.run.opened import subject_config
+from retrain.run.resume import plan_resume
+from retrain.run.selected import identity_of
+from retrain.run.subject import find_subject
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
 from tests.shared import first_or_long, made_once
@@ -147,7 +147,7 @@ def resumable(run: Path, *flags: str) -> Checked:
     """The configuration of a resume, whose code, data and model must be those of the run."""
     plugins = load_plugins()
     checked = load_checked(["--resume", str(run), *flags], plugins)
-    identity = collect_identity(checked.config, plugins, checked.tables)
+    identity = identity_of(checked.config, plugins, checked.tables)
     plan = plan_resume(run, checked.config, checked.keys, identity, plugins)
     assert not plan.accepted, plan.accepted
     assert not plan.changes, plan.changes

@@ -1,4 +1,4 @@
-"""A run that was stopped before the kernel and its rooms were two floors continues as if nothing had changed.
+"""A run that was stopped before the kernel and the packages on it were separate continues as if nothing had changed.
 
 `former_run/run` was made by the tree before that change: `builtin:tiny`, stopped by SIGTERM after step 4 of 8.
 `expected.json` is what that same tree made of it when it was never stopped. Products have been computed in another

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from retrain.api import Example, Outcome, PluginContext, Seeds, load_plugins
-from retrain.rooms.session.configure import load_checked
-from retrain.rooms.tasks.scoring.build import build_rewards
-from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.run.configure import load_checked
+from retrain.tasks.scoring.build import build_rewards
+from retrain.tasks.scoring.service import ScoringService
 from tests.end_to_end.running import SMALL, records, retrain
 
 CARELESS = r'''

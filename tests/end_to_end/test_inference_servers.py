@@ -179,7 +179,5 @@ def test_entropy_cannot_be_had_from_a_server_and_that_is_told_before_anything_lo
 
 
 def test_torch_is_not_imported_by_the_client() -> None:
-    statement = (
-        "import sys, retrain.rooms.inference.vllm, retrain.rooms.inference.sglang; sys.exit('torch' in sys.modules)"
-    )
+    statement = "import sys, retrain.engines.vllm, retrain.engines.sglang; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", statement], check=False).returncode == 0

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from retrain.cli.manual.metrics import described
+from retrain.kernel.plugin_spec import MetricSpec
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.spec import MetricSpec
-from retrain.rooms.manual.metrics import described
 from tests.end_to_end.running import records, retrain, tiny
 from tests.shared import made_once
 
@@ -34,17 +34,17 @@ ELSEWHERE = {
     "sampler_chance_mean": "end_to_end/test_samplers.py: a sampler other than uniform",
     "sampler_uniform_share": "end_to_end/test_samplers.py: a sampler other than uniform",
     "sampler_uniform_correct_rate": "end_to_end/test_samplers.py: a sampler other than uniform",
-    "gaming_since": "retrain-core/rooms/gaming/test_alarm_watch.py: an alarm",
-    "gaming_example": "retrain-core/rooms/gaming/test_alarm_watch.py: an alarm",
-    "gaming_tokens": "retrain-core/rooms/gaming/test_alarm_watch.py: an alarm",
-    "gaming_length_shift": "retrain-core/rooms/gaming/test_suspicion.py: after the first steps",
-    "gaming_entropy_shift": "retrain-core/rooms/gaming/test_suspicion.py: after the first steps",
-    "gaming_ngram_share": "retrain-core/rooms/gaming/test_suspicion.py: after the first steps",
-    "gaming_answer_shift": "retrain-core/rooms/gaming/test_suspicion.py: after the first steps",
-    "gaming_prompt_answers": "retrain-core/rooms/gaming/test_suspicion.py: after the first steps",
-    "gaming_format_credit": "retrain-core/rooms/gaming/test_suspicion.py: after the first steps",
-    "gaming_suspected": "retrain-core/rooms/gaming/test_suspicion.py: after the first steps",
-    "gaming_ngram": "retrain-core/rooms/gaming/test_suspicion.py: after the first steps",
+    "gaming_since": "retrain-core/observe/gaming/test_alarm_watch.py: an alarm",
+    "gaming_example": "retrain-core/observe/gaming/test_alarm_watch.py: an alarm",
+    "gaming_tokens": "retrain-core/observe/gaming/test_alarm_watch.py: an alarm",
+    "gaming_length_shift": "retrain-core/observe/gaming/test_suspicion.py: after the first steps",
+    "gaming_entropy_shift": "retrain-core/observe/gaming/test_suspicion.py: after the first steps",
+    "gaming_ngram_share": "retrain-core/observe/gaming/test_suspicion.py: after the first steps",
+    "gaming_answer_shift": "retrain-core/observe/gaming/test_suspicion.py: after the first steps",
+    "gaming_prompt_answers": "retrain-core/observe/gaming/test_suspicion.py: after the first steps",
+    "gaming_format_credit": "retrain-core/observe/gaming/test_suspicion.py: after the first steps",
+    "gaming_suspected": "retrain-core/observe/gaming/test_suspicion.py: after the first steps",
+    "gaming_ngram": "retrain-core/observe/gaming/test_suspicion.py: after the first steps",
     "rejected": "loop/test_train.py: a step whose numbers are not finite",
     "bp_sigma": "backpressure/: a fit to three batch sizes or more",
     "bp_kappa": "backpressure/: a fit to three batch sizes or more",
@@ -55,19 +55,19 @@ ELSEWHERE = {
     "judge_tokens_in": "retrain-rewards/test_judge_reward.py",
     "judge_tokens_out": "retrain-rewards/test_judge_reward.py",
     "judge_cost_usd": "retrain-rewards/test_judge_reward.py",
-    "inference_retries": "retrain-core/rooms/inference/test_inference_client.py: a server that fails first",
-    "inference_moved": "retrain-core/rooms/inference/test_fleet.py: a server that hangs",
-    "inference_servers": "retrain-core/rooms/inference/test_fleet.py: a server that hangs",
-    "inference_reloads": "retrain-core/rooms/inference/test_fleet.py: an answer of another model",
+    "inference_retries": "retrain-core/engines/test_inference_client.py: a server that fails first",
+    "inference_moved": "retrain-core/engines/test_fleet.py: a server that hangs",
+    "inference_servers": "retrain-core/engines/test_fleet.py: a server that hangs",
+    "inference_reloads": "retrain-core/engines/test_fleet.py: an answer of another model",
     "probe_gap_mean": "end_to_end/test_inference_servers.py: an engine that is a server",
     "probe_gap_max": "end_to_end/test_inference_servers.py: an engine that is a server",
-    "engine_gap_mean": "retrain-core/rooms/inference/test_server_engine.py: logprobs of the trainer",
-    "engine_gap_p99": "retrain-core/rooms/inference/test_server_engine.py: logprobs of the trainer",
-    "engine_gap_max": "retrain-core/rooms/inference/test_server_engine.py: logprobs of the trainer",
-    "teacher_kl_mean": "retrain-core/rooms/teacher/test_teacher_shaper.py",
-    "teacher_kl_k1_mean": "retrain-core/rooms/teacher/test_teacher_shaper.py",
-    "verifier_correct_rate": "retrain-core/rooms/session/steps/test_controls.py",
-    "teacher_time_s": "retrain-core/rooms/teacher/test_teacher_shaper.py",
+    "engine_gap_mean": "retrain-core/engines/test_server_engine.py: logprobs of the trainer",
+    "engine_gap_p99": "retrain-core/engines/test_server_engine.py: logprobs of the trainer",
+    "engine_gap_max": "retrain-core/engines/test_server_engine.py: logprobs of the trainer",
+    "teacher_kl_mean": "retrain-core/credit/teacher/test_teacher_shaper.py",
+    "teacher_kl_k1_mean": "retrain-core/credit/teacher/test_teacher_shaper.py",
+    "verifier_correct_rate": "retrain-core/run/steps/test_controls.py",
+    "teacher_time_s": "retrain-core/credit/teacher/test_teacher_shaper.py",
     "prime_rl_enqueue_time_s": "retrain-prime-rl/test_prime_rl_backend.py",
     "prime_rl_sync_time_s": "retrain-prime-rl/test_prime_rl_backend.py",
     "prime_rl_step": "retrain-prime-rl/test_prime_rl_backend.py",

@@ -34,7 +34,7 @@ def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
     folder: Path, exact_model: Path, mlx_url: str
 ) -> None:
     through = ("--inference-engine", "engine_record.recording", "--inference-url", mlx_url, "--model", str(exact_model))
-    environ = {"RECORDED_ENGINE": "retrain.rooms.inference.mlx.create_engine"}
+    environ = {"RECORDED_ENGINE": "retrain.engines.mlx.create_engine"}
     done = retrain(*through, *STEPS, "--log-dir", "logs/mlx", cwd=folder, environ=environ)
     assert done.code == 0, done.err
     lines = records(folder / "logs/mlx/metrics.jsonl")

@@ -23,12 +23,12 @@ from retrain.api import (
     Seeds,
     load_plugins,
 )
+from retrain.engines.engine import ServerEngine
+from retrain.engines.mlx_adapter import convert
+from retrain.engines.probes import probe_prompts
+from retrain.engines.table import InferenceTable
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
-from retrain.rooms.inference.engine import ServerEngine
-from retrain.rooms.inference.mlx_adapter import convert
-from retrain.rooms.inference.probes import probe_prompts
-from retrain.rooms.inference.table import InferenceTable
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.plugin import BUILTIN_MODELS
@@ -201,7 +201,7 @@ def test_prompts_that_no_text_stands_for_are_refused(make_backend) -> None:
 def test_an_adapter_that_the_server_cannot_read_is_one_clear_error(make_backend, monkeypatch) -> None:
     backend, engine = make_backend()
     dialect = engine._caller.dialect
-    monkeypatch.setattr("retrain.rooms.inference.mlx.convert", lambda source, folder: None)
+    monkeypatch.setattr("retrain.engines.mlx.convert", lambda source, folder: None)
     with pytest.raises(BackendError) as caught:
         perturb(backend, 5)
     assert "The adapter path does not exist" in str(caught.value)

@@ -19,9 +19,9 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.rooms.session.check import registered_tables
-from retrain.rooms.session.configure import load_file
-from retrain.rooms.session.notices import without_effect
+from retrain.run.check import registered_tables
+from retrain.run.configure import load_file
+from retrain.run.notices import without_effect
 
 PLUGINS = load_plugins({})
 TABLES: Mapping[str, TableEntry] = registered_tables(PLUGINS)
@@ -66,22 +66,22 @@ CONTEXTS: tuple[dict[str, dict[str, Any]], ...] = (
 )
 # Keys that none of these runs can read, by prefix, and where they are tried.
 ELSEWHERE = {
-    "deadlines.": "each is read while its phase lasts: tests/retrain-core/rooms/watchdog",
-    "campaign.": "tests/retrain-core/rooms/campaign",
-    "squeeze.": "tests/retrain-core/rooms/squeeze and the standalone command",
+    "deadlines.": "each is read while its phase lasts: tests/retrain-core/observe/watchdog",
+    "campaign.": "tests/retrain-core/campaign",
+    "squeeze.": "tests/retrain-core/tools/squeeze and the standalone command",
     "reward.judge_": "a judge is a server: tests/retrain-rewards/judge",
     "reward.custom_": "tests/retrain-rewards/custom",
     "environment.": "tests/retrain-rewards/verifiers",
-    "backend.throttle_dir": "servers: tests/retrain-core/rooms/inference",
+    "backend.throttle_dir": "servers: tests/retrain-core/engines",
     "backend.max_concurrent": "as above",
     "model.base_url": "services: tests/retrain-tinker",
     "planning.model": "an embedding model: tests/retrain-sepa/planning",
     "planning.threshold": "as above",
-    "backpressure.throttle_margin": "a fit takes many steps: tests/retrain-core/rooms/backpressure",
+    "backpressure.throttle_margin": "a fit takes many steps: tests/retrain-core/run/backpressure",
     "backpressure.increase_margin": "as above",
-    "inference.": "servers: tests/retrain-core/rooms/inference",
-    "teacher.": "tests/retrain-core/rooms/teacher and end_to_end/test_distillation.py",
-    "logging.": "trackers: tests/retrain-core/rooms/recorders",
+    "inference.": "servers: tests/retrain-core/engines",
+    "teacher.": "tests/retrain-core/credit/teacher and end_to_end/test_distillation.py",
+    "logging.": "trackers: tests/retrain-core/observe/trackers",
     "reward.": "programs: tests/retrain-rewards/code",
 }
 
@@ -149,7 +149,7 @@ def is_answered(key: Key) -> bool:
 
 @pytest.mark.slow
 def test_every_key_is_read_refused_or_said_to_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from retrain.rooms.session.session import train
+    from retrain.run.session import train
 
     monkeypatch.chdir(tmp_path)
     reads = Reads(monkeypatch)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from retrain.credit.logprob_gap import LogprobRow
 from retrain.kernel.errors import BackendError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams
-from retrain.rooms.session.opened import Opened, opened
-from retrain.rooms.session.steps.logprob_gap import LogprobRow
-from retrain.rooms.session.subject import find_subject
+from retrain.run.opened import Opened, opened
+from retrain.run.subject import find_subject
 
 RUN = Path(__file__).with_name("former_run") / "run"
 QUESTION = "What is 12 + 30?"

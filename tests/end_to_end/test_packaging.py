@@ -1,4 +1,4 @@
-"""What is installed decides what works: rooms deleted, distributions missing, strangers' plugins broken."""
+"""What is installed decides what works: packages deleted, distributions missing, strangers' plugins broken."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import pytest
 from tests.end_to_end.conftest import ROOT
 from tests.shared import first_or_long
 
+PACKAGE = ROOT / "retrain-core/src/retrain"
 # Without these there is no run: the command line, what surrounds every run, prompts, scores, credit.
-NEEDED_ROOMS = {"cli", "session", "text", "tasks", "credit"}
-ROOMS = tuple(
-    folder.name
-    for folder in sorted((ROOT / "retrain-core/src/retrain/rooms").iterdir())
-    if (folder / "__init__.py").exists() and folder.name not in NEEDED_ROOMS
+NEEDED = {"cli", "run", "tasks", "credit"}
+OPTIONAL = tuple(
+    folder
+    for folder in ("observe", "tools", *sorted(str(f.parent.relative_to(PACKAGE)) for f in PACKAGE.rglob("plugin.py")))
+    if folder not in NEEDED
 )
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'
 SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0")
@@ -100,7 +101,7 @@ def test_the_kernel_requires_no_training_library(wheels):
 def test_commands_that_do_not_train_import_nothing_heavy(installation, work, toml, arguments):
     toml(SMALL)
     code = (
-        "import sys\nfrom retrain.rooms.cli.main import run\n"
+        "import sys\nfrom retrain.cli.command_line import run\n"
         f"assert run({arguments!r}) == 0\n"
         f"sys.exit(str(sorted(set({HEAVY!r}) & set(sys.modules)) or ''))"
     )
@@ -113,17 +114,17 @@ def test_importing_the_public_modules_imports_nothing_heavy(installation, work):
     assert installation.python("-c", code, folder=work).stdout.strip() == "[]"
 
 
-# ---------------------------------------------------------------- rooms deleted
+# ---------------------------------------------------------------- packages deleted
 
 
-EACH_ROOM_AWAY = """
+EACH_AWAY = """
 import contextlib, importlib, io, json, sys, traceback
 from pathlib import Path
 
 def command(*words):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        from retrain.rooms.cli.main import run
+        from retrain.cli.command_line import run
         code = run(list(words))
     return code, out.getvalue(), err.getvalue()
 
@@ -136,11 +137,11 @@ def seen():
     except BaseException:
         return traceback.format_exc()
 
-rooms, found = Path(sys.argv[1]), {"": seen()}
+package, found = Path(sys.argv[1]), {"": seen()}
 for name in sys.argv[2:]:
-    (rooms / name).rename(rooms.parent / "away")
+    (package / name).rename(package.parent / "away")
     found[name] = seen()
-    (rooms.parent / "away").rename(rooms / name)
+    (package.parent / "away").rename(package / name)
 json.dump(found, sys.stdout)
 """
 
@@ -150,48 +151,47 @@ def fault_of(seen: str | list[list]) -> str:
     return seen if isinstance(seen, str) else next((err for code, _, err in seen if code), "")
 
 
-def check_rest_works(before: dict, after: dict, explained: dict, rooms: tuple[str, ...]) -> None:
-    """What the deleted rooms registered is gone and named, all else is there, and a run would be what it was."""
-    deleted = tuple(f"retrain.rooms.{room}." for room in rooms)
+def check_rest_works(before: dict, after: dict, explained: dict, folders: tuple[str, ...]) -> None:
+    """What the deleted packages registered is gone and named, all else is there, and a run would be what it was."""
+    deleted = tuple(f"retrain.{folder.replace('/', '.')}." for folder in folders)
     for kind, rows in before["kinds"].items():
         kept = {row["name"] for row in rows if not row["source"].startswith(deleted)}
-        assert names(after, kind) == kept, (rooms, kind)
+        assert names(after, kind) == kept, (folders, kind)
     sources = {row["source"] for rows in before["kinds"].values() for row in rows}
     assert {failure["source"] for failure in after["failures"]} >= {s for s in sources if s.startswith(deleted)}
-    assert all(failure["source"].startswith(deleted) for failure in after["failures"]), rooms
+    assert all(failure["source"].startswith(deleted) for failure in after["failures"]), folders
     assert explained["condition"] == "maxrl+gtpo_sepa"
 
 
 @pytest.mark.long
-def test_the_rest_works_when_any_room_is_deleted(installation, work, toml):
+def test_the_rest_works_when_any_package_is_deleted(installation, work, toml):
     toml(SMALL)
-    rooms = installation.ours / "retrain/rooms"
-    done = installation.python("-c", EACH_ROOM_AWAY, str(rooms), *ROOMS, folder=work)
+    done = installation.python("-c", EACH_AWAY, str(installation.ours / "retrain"), *OPTIONAL, folder=work)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    broken = [f"without {room}: {fault}" for room, seen in found.items() if (fault := fault_of(seen))]
+    broken = [f"without {folder}: {fault}" for folder, seen in found.items() if (fault := fault_of(seen))]
     assert not broken, "\n".join(broken)
-    plugged = {room: json.loads(plugins[1]) for room, (plugins, _) in found.items()}
-    for room in ROOMS:
-        check_rest_works(plugged[""], plugged[room], json.loads(found[room][1][1]), (room,))
+    plugged = {folder: json.loads(plugins[1]) for folder, (plugins, _) in found.items()}
+    for folder in OPTIONAL:
+        check_rest_works(plugged[""], plugged[folder], json.loads(found[folder][1][1]), (folder,))
 
 
-def test_the_table_of_a_deleted_room_is_refused_by_name(installation, work, toml):
-    shutil.rmtree(installation.ours / "retrain/rooms/campaign")
+def test_the_table_of_a_deleted_package_is_refused_by_name(installation, work, toml):
+    shutil.rmtree(installation.ours / "retrain/campaign")
     result = installation.retrain("explain", toml(SMALL + "[campaign]\nmax_workers = 2\n"), folder=work)
     assert result.returncode == 2
     assert "campaign" in result.stderr
 
 
 @pytest.mark.long
-def test_training_works_with_every_room_deleted(installation, work, toml):
+def test_training_works_with_every_optional_package_deleted(installation, work, toml):
     before = inventory(installation, work)
-    for room in ROOMS:
-        shutil.rmtree(installation.ours / "retrain/rooms" / room)
+    for folder in OPTIONAL:
+        shutil.rmtree(installation.ours / "retrain" / folder, ignore_errors=True)  # inside one that is gone
     after = inventory(installation, work)
     explained = installation.retrain("explain", toml(SMALL), "--json", folder=work)
     assert explained.returncode == 0, explained.stderr
-    check_rest_works(before, after, json.loads(explained.stdout), ROOMS)
+    check_rest_works(before, after, json.loads(explained.stdout), OPTIONAL)
     template = "from retrain_local.templates import TINY; open('retrain.toml', 'w').write(TINY)"  # `init` is gone
     assert installation.python("-c", template, folder=work).returncode == 0
     result = installation.retrain(*SHORT, folder=work)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.rooms.session.records.checkpoints import newest_valid
+from retrain.records.checkpoints import newest_valid
 from tests.end_to_end.killing import check_nothing_is_half_written, finish, start
 from tests.end_to_end.running import records, retrain
 from tests.prime_rl_stack.stack import Server, Stack, start_server, wait_until

@@ -74,7 +74,7 @@ def rename(self, target):
 Path.rename = rename
 """,
     "mid-metrics line": """
-import retrain.rooms.session.records.files as files
+import retrain.records.files as files
 original, calls = files.JsonLines.write, []
 def write(self, batch):
     batch = list(batch)
@@ -88,7 +88,7 @@ def write(self, batch):
 files.JsonLines.write = write
 """,
     "mid-generations": """
-import retrain.rooms.session.records.files as files
+import retrain.records.files as files
 original, calls = files.JsonLines.write, []
 def write(self, batch):
     batch = list(batch)
@@ -101,7 +101,7 @@ def write(self, batch):
 files.JsonLines.write = write
 """,
     "between generations and metrics": """
-import retrain.rooms.session.records.folder as folder
+import retrain.records.folder as folder
 original, calls = folder.RunFolder.write_metrics, []
 def write(self, metrics):
     calls.append(1)

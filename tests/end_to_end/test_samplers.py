@@ -20,7 +20,7 @@ ARRANGEMENTS = {
 }
 # Kills the process when the prompts of a step are chosen, or when the step is about to be trained.
 KILLED = """
-from retrain.rooms.session.steps.sampling_order import SamplingOrder
+from retrain.run.steps.sampling_order import SamplingOrder
 from retrain_local.training.trainer import Trainer
 
 def at(owner, name, is_time):
@@ -37,7 +37,7 @@ at(Trainer, "accumulate", lambda _, batch: {half!r} == "training" and batch.step
 # Asks the process to stop while step 3 is trained, once the prompts of step 4 are chosen.
 STOPPED = """
 import time
-from retrain.rooms.session.steps.sampling_order import SamplingOrder
+from retrain.run.steps.sampling_order import SamplingOrder
 from retrain_local.training.trainer import Trainer
 
 drawn, draw, accumulate = set(), SamplingOrder.draw, Trainer.accumulate

@@ -47,8 +47,8 @@ def slow(module, name, phase):
         return original(*args, **more)
     setattr(module, name, call)
 
-from retrain.rooms.tasks import rollout
-from retrain.rooms.tasks.scoring.batch import ScoringBatch
+from retrain.tasks import rollout
+from retrain.tasks.scoring.batch import ScoringBatch
 slow(rollout, "draw_samples", "sampling")
 slow(rollout, "draw_samples", "eval")
 slow(ScoringBatch, "collect", "scoring")
@@ -58,7 +58,7 @@ slow(retrain_local.training.trainer.Trainer, "accumulate", "training")
 # As above, in a place where Python can do nothing: the checkpoint is never written.
 HANG = """
 import threading
-from retrain.rooms.session.savepoint import RunRecords
+from retrain.run.savepoint import RunRecords
 original = RunRecords.save
 def hang(self, name, metrics):
     if name == "checkpoint_step_3":

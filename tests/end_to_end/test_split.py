@@ -33,10 +33,10 @@ STEP, KILLS, SEED, AT_ONCE = 3, 10, 917, 2
 # Step 3 is trained while step 4 is drawn. The run tells that it has come to a place and waits there for the signal.
 WAIT_AT_PLACE = """
 import time
-from retrain.rooms.session.steps.overlapped import Overlapped
+from retrain.run.steps.overlapped import Overlapped
 from retrain.kernel.run import Trainer as Loop
-from retrain.rooms.tasks import rollout
-from retrain.rooms.tasks.scoring.batch import ScoringBatch
+from retrain.tasks import rollout
+from retrain.tasks.scoring.batch import ScoringBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.training.trainer import Trainer
 

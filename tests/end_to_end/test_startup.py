@@ -28,7 +28,7 @@ SLOW = {
 DUMP = (
     "import atexit, json, sys\n"
     "atexit.register(lambda: json.dump(sorted(sys.modules), open('modules.json', 'w')))\n"
-    "from retrain.rooms.cli.main import main\n"
+    "from retrain.cli.command_line import main\n"
     "main(sys.argv[1:])\n"
 )
 

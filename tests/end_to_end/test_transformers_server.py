@@ -11,14 +11,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from retrain.api import ConfigError, PluginContext, Seeds, load_plugins
+from retrain.engines.answers import CompletionRequest
+from retrain.engines.dialect import HttpRequest
+from retrain.engines.engine import create
+from retrain.engines.openai import OpenAI
+from retrain.engines.table import InferenceTable
+from retrain.engines.text_ids import TextIds
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
-from retrain.rooms.inference.answers import CompletionRequest
-from retrain.rooms.inference.dialect import HttpRequest
-from retrain.rooms.inference.engine import create
-from retrain.rooms.inference.openai import OpenAI
-from retrain.rooms.inference.table import InferenceTable
-from retrain.rooms.inference.text_ids import TextIds
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
 from tests.toy_policy import ToyPolicy

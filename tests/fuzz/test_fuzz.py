@@ -20,13 +20,13 @@ from safetensors.torch import save_file
 
 from retrain.kernel.config.toml_file import parse_toml
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK, read_campaign
-from retrain.rooms.evidence.runs.run_status import MARK, read_run
-from retrain.rooms.insight.watch.tail import Tail
-from retrain.rooms.serving.parse import RequestError, parse
-from retrain.rooms.serving.responses import parse_response
-from retrain.rooms.session.records.reading import last_record, read_steps
-from retrain.rooms.text.tool_calls import parse_tool_calls
+from retrain.records.reading import last_record, read_steps
+from retrain.records.runs.campaign_status import CAMPAIGN_MARK, read_campaign
+from retrain.records.runs.run_status import MARK, read_run
+from retrain.report.watch.tail import Tail
+from retrain.text.tool_calls import parse_tool_calls
+from retrain.use.serving.parse import RequestError, parse
+from retrain.use.serving.responses import parse_response
 from retrain_local.export.adapter_file import read_adapter_file
 from retrain_rewards.code.compare import matches, read_reply
 from tests import made_runs

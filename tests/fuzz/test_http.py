@@ -11,11 +11,11 @@ import threading
 import pytest
 
 from retrain.api import load_plugins
-from retrain.rooms.serving.batcher import Batcher
-from retrain.rooms.serving.http import CHATS, COMPLETIONS, RESPONSES, ApiServer
-from retrain.rooms.serving.service import Service
-from retrain.rooms.session.opened import opened
-from retrain.rooms.session.subject import find_subject
+from retrain.run.opened import opened
+from retrain.run.subject import find_subject
+from retrain.use.serving.batcher import Batcher
+from retrain.use.serving.http import CHATS, COMPLETIONS, RESPONSES, ApiServer
+from retrain.use.serving.service import Service
 from tests.fuzz.test_fuzz import CHAT, COMPLETION, INPUTS, RESPONSE, mutated
 
 pytestmark = pytest.mark.long

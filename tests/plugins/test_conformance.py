@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from retrain.api import Kind, load_plugins
-from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.registry import Plugins
 from retrain.testing import bench, conformance
 from tests import judge_server, mlx_server, tinker_server
 from tests.judge_server import KEY, YES
@@ -44,17 +44,17 @@ SLOW_PARTS = {
 }
 ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_heavy_imports", "refuses_unknown_options")
 NEEDS = {
-    (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/rooms/campaign/test_ray_launcher.py starts one",
-    (Kind.LAUNCHER, "slurm"): "needs Slurm; tests/retrain-core/rooms/campaign/slurm has it conform on a stand-in",
-    (Kind.ENVIRONMENT, "agent"): "plays programs, not observations; tests/retrain-core/rooms/agents plays them",
+    (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/campaign/test_ray_launcher.py starts one",
+    (Kind.LAUNCHER, "slurm"): "needs Slurm; tests/retrain-core/campaign/slurm has it conform on a stand-in",
+    (Kind.ENVIRONMENT, "agent"): "plays programs, not observations; tests/retrain-core/use/agents plays them",
     (Kind.RECORDER, "wandb"): "reads its settings once per process; it is tried in one of its own below",
-    (Kind.RECORDER, "mlflow"): "needs MLflow; tests/retrain-core/rooms/recorders/test_trackers.py has it conform",
-    (Kind.RECORDER, "trackio"): "needs Trackio; tests/retrain-core/rooms/recorders/test_trackers.py has it conform",
+    (Kind.RECORDER, "mlflow"): "needs MLflow; tests/retrain-core/observe/trackers/test_trackers.py has it conform",
+    (Kind.RECORDER, "trackio"): "needs Trackio; tests/retrain-core/observe/trackers/test_trackers.py has it conform",
     (Kind.BACKEND, "prime_rl"): "needs a server and a trainer; it is tried with processes of its own below",
     (
         Kind.INFERENCE_ENGINE,
         "sglang",
-    ): "needs an SGLang server; retrain-core/rooms/inference/test_dialects.py has its words",
+    ): "needs an SGLang server; retrain-core/engines/test_dialects.py has its words",
     (Kind.INFERENCE_ENGINE, "max"): "needs `max serve`; tests/servers/test_max_server.py starts one",
 }
 WAITS_FOR_WEIGHTS = {

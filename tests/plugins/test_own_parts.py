@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retrain.rooms.cli.main import run
+from retrain.cli.command_line import run
 from tests.end_to_end.running import SMALL, records, retrain, tiny
 from tests.shared import slow_or_long
 
@@ -117,7 +117,7 @@ def test_credit_of_a_run_is_what_was_trained_and_can_be_recomputed(tmp_path: Pat
     assert content["flows"] == ["maxrl+gtpo_sepa"]
     assert content["sepa_lambda"] == records(tmp_path / "logs/tiny/metrics.jsonl")[-1]["sepa_lambda"] > 0.0
 
-    from retrain.rooms.session.records.tokens import read_tokens
+    from retrain.records.tokens import read_tokens
 
     stored = read_tokens(tmp_path / "logs/tiny/emergence", content["step"])
     trained = [c for c in content["completions"] if c["trained"]]

@@ -17,10 +17,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from retrain.kernel.plugins.manager import HOOK_OF_KIND
+from retrain.cli.command_line import run
+from retrain.cli.scaffold.kinds import KINDS, slug, template
+from retrain.kernel.registry import HOOK_OF_KIND
 from retrain.kernel.types import Kind
-from retrain.rooms.cli.main import run
-from retrain.rooms.scaffold.kinds import KINDS, slug, template
 from tests.end_to_end.running import SCRIPT
 from tests.shared import made_once
 

@@ -26,16 +26,16 @@ from retrain.api import (
     Seeds,
     StopReason,
 )
+from retrain.campaign.load import load_campaign
+from retrain.campaign.session import _launcher
+from retrain.cli.command_line import run
+from retrain.cli.scaffold.kinds import KINDS, kind_of, slug, template
+from retrain.credit.algorithm import build_detector
+from retrain.credit.forms import find_loss
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.rooms.campaign.load import load_campaign
-from retrain.rooms.campaign.session import _launcher
-from retrain.rooms.cli.main import run
-from retrain.rooms.credit.algorithm import build_detector
-from retrain.rooms.credit.forms import find_loss
-from retrain.rooms.scaffold.kinds import KINDS, kind_of, slug, template
-from retrain.rooms.session.configure import load_checked
-from retrain.rooms.tasks.scoring.build import build_rewards, load_data
+from retrain.run.configure import load_checked
+from retrain.tasks.scoring.build import build_rewards, load_data
 from retrain_local.devices import Devices
 from retrain_local.split import create_engine, find_engine
 

@@ -15,9 +15,9 @@ import torch
 from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, load_plugins
 from retrain.kernel.config.load import load_config
 from retrain.kernel.types import Sample
-from retrain.rooms.session.check import registered_tables
-from retrain.rooms.text.chat import encode
-from retrain.rooms.text.tokenizer.load import load_tokenizer
+from retrain.run.check import registered_tables
+from retrain.text.chat import encode
+from retrain.text.tokenizer.load import load_tokenizer
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.model import qlora

@@ -1,14 +1,19 @@
-"""What the kernel's tests share: configurations from text, real distributions on the path, and a toy policy."""
+"""What the tests of the core share: configurations, distributions on the path, a toy policy, run folders, campaigns."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,13 +24,15 @@ from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
-from retrain.rooms.session.check import registered_tables
+from retrain.run.check import registered_tables
+from tests import made_runs
 
 settings.register_profile("retrain-core", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("retrain-core")
 
+GONE = 2**22 + 1  # above the largest process id that Linux and macOS hand out
 TOYS = Path(__file__).parent / "toys" / "toy_parts.py"
 TOYS_OVERLAP = TOYS.with_name("toy_overlap.py")
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
@@ -136,7 +143,7 @@ def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Result]:
     """`command("explain", "--json")`: one command line, run in this process with `tmp_path` as its folder."""
-    from retrain.rooms.cli.main import run
+    from retrain.cli.command_line import run
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -224,3 +231,117 @@ def run_overlapped(command: Callable[..., Any], disturbed: Any, tokenizer_folder
     base += ["--seed", "1", "--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
     base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "0", "--scoring-audit", "off"]
     return lambda *arguments: command(*base, *arguments)
+
+
+@pytest.fixture(scope="session")
+def made() -> ModuleType:
+    """`made.write_campaign(...)`, `made.write_run(...)`, `made.MadeRun(...)`."""
+    return made_runs
+
+
+@pytest.fixture
+def compare(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`compare("campaign", "--metric", "...")`: the result of `retrain compare`."""
+
+    def call(*arguments: object) -> Any:
+        return command("compare", *map(str, arguments))
+
+    return call
+
+
+@pytest.fixture
+def compare_json(compare: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """The JSON of `retrain compare`, which must be all that is printed."""
+
+    def call(*arguments: object) -> dict[str, Any]:
+        result = compare(*arguments, "--json")
+        assert (result.code, result.err) == (0, "")
+        content: dict[str, Any] = json.loads(result.out, parse_constant=pytest.fail)
+        return content
+
+    return call
+
+
+def metrics_line(step: int, **more: Any) -> dict[str, Any]:
+    return {
+        "step": step,
+        "condition": "maxrl+none",
+        "loss": 0.5 - step / 100,
+        "mean_reward": step / 10,
+        "correct_rate": step / 10,
+        "step_time_s": 1.5,
+    } | more
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """`make_run("logs/a", steps=3, status="done", idle_s=0, ...)`: a run folder; `metrics=` gives its raw text."""
+
+    def make(
+        name: str,
+        *,
+        steps: int = 3,
+        status: str = "done",
+        pid: int = GONE,
+        max_steps: int = 10,
+        idle_s: float = 0.0,
+        metrics: str | None = None,
+        **manifest: Any,
+    ) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        ended = datetime.now(UTC) - timedelta(seconds=idle_s)
+        content = {
+            "status": status,
+            "pid": pid,
+            "started": (ended - timedelta(seconds=100)).isoformat(timespec="seconds"),
+            "condition": "maxrl+none",
+            "config": {"training": {"max_steps": max_steps}},
+        }
+        content |= {"ended": ended.isoformat(timespec="seconds")} if status != "running" else {}
+        (folder / "run.json").write_text(json.dumps(content | manifest), encoding="utf-8")
+        (folder / "config.toml").write_text(f"[training]\nmax_steps = {max_steps}\n", encoding="utf-8")
+        (folder / "emergence").mkdir()
+        lines = "".join(json.dumps(metrics_line(step)) + "\n" for step in range(steps))
+        (folder / "metrics.jsonl").write_text(lines if metrics is None else metrics, encoding="utf-8")
+        write_generations(folder, range(steps))
+        for file in (folder / "run.json", folder / "metrics.jsonl"):
+            os.utime(file, (time.time() - idle_s,) * 2)
+        return folder
+
+    return make
+
+
+def write_generations(folder: Path, steps: Sequence[int]) -> None:
+    records = [
+        {"step": step, "group": 0, "index": i, "example_id": f"e{step}", "completion": f"c{step}{i}", "num_tokens": 2}
+        for step in steps
+        for i in range(2)
+    ]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "emergence/generations.jsonl").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def toy_run(command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_path: Path) -> Callable[..., Path]:
+    """`toy_run("a", "--lr", "1")`: the folder of a real run of the toy policy."""
+    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
+    base += ["--max-steps", "4", "--batch-size", "2", "--group-size", "8", "--max-tokens", "3", "--seed", "1"]
+    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
+    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "0"]
+
+    def call(name: str, *arguments: str) -> Path:
+        result = command(*base, "--log-dir", name, *arguments)
+        assert result.code == 0, result.err
+        return tmp_path / name
+
+    return call
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A live process of our own."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, load_plugins
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
-from retrain.rooms.session.table import StalenessKeys
+from retrain.run.table import StalenessKeys
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.options import LocalOptions, LoraKeys, ModelKeys

@@ -10,15 +10,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from retrain.api import Problem, load_plugins
+from retrain.credit.kl.tables import EntropyTable
+from retrain.engines.table import InferenceTable
+from retrain.engines.unsupported_keys import KEYS
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
-from retrain.rooms.inference.table import InferenceTable
-from retrain.rooms.inference.unsupported_keys import KEYS
-from retrain.rooms.kl.tables import EntropyTable
-from retrain.rooms.session.assemble import check
-from retrain.rooms.session.check import registered_tables
-from retrain.rooms.session.savepoint import kept_checkpoints
-from retrain.rooms.session.table import ResumeTable
+from retrain.run.assemble import check
+from retrain.run.check import registered_tables
+from retrain.run.savepoint import kept_checkpoints
+from retrain.run.table import ResumeTable
 from retrain_local.checks import GPU_ONLY, adapter_problems, full_problems, problems_of
 
 

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from retrain.api import Config, ConfigError, Kind, Plugins, load_plugins
 from retrain.kernel.config.load import load_config
-from retrain.rooms.session.assemble import check
-from retrain.rooms.session.check import read_config, registered_tables
-from retrain.rooms.session.promised_options import PROMISED_OPTIONS
+from retrain.run.assemble import check
+from retrain.run.check import read_config, registered_tables
+from retrain.run.promised_options import PROMISED_OPTIONS
 from retrain_prime_rl import checks, plugin
 from retrain_prime_rl.create import task_name
 from retrain_prime_rl.options import PrimeRlOptions

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, Example, Kind, PluginContext, Plugins, Reward, Seeds, resolve
-from retrain.rooms.audit.gold import gold_of
-from retrain.rooms.audit.report import AuditReport
-from retrain.rooms.audit.trial import audit
-from retrain.rooms.tasks.contracts import TimedScore
-from retrain.rooms.tasks.scoring.verdict import verdict
+from retrain.kernel.contracts.verifier import TimedScore
+from retrain.tasks.audit.gold import gold_of
+from retrain.tasks.audit.report import AuditReport
+from retrain.tasks.audit.trial import audit
+from retrain.tasks.scoring.verdict import verdict
 from retrain_rewards.math_reward import make_math
 from retrain_rewards.tables import RewardTable
 from tests.shared import first_or_long

@@ -19,9 +19,9 @@ import pytest
 
 from retrain.api import Config, ConfigError, Example, Kind, Outcome, PluginContext, Plugins, RewardError, Seeds, resolve
 from retrain.kernel.config.schema import DataTable, ScoringTable
-from retrain.rooms.tasks.child.orphans import descendants
-from retrain.rooms.tasks.scoring.dispatcher import NamedReward
-from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.tasks.child.orphans import descendants
+from retrain.tasks.scoring.dispatcher import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 from retrain_rewards.code import reward as module
 from retrain_rewards.code.process import Limits
 from retrain_rewards.code.reward import CodeReward, last_program

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from retrain.advantages import compute_composable_advantages
 from retrain.api import Config, ConfigError, CreditError, load_plugins
+from retrain.credit.flow import build_flow
 from retrain.kernel.config.schema import AlgorithmTable
-from retrain.rooms.credit.flow import build_flow
 
 U = np.array([0.2, 0.3, 1.8, 0.1, 0.9, 0.2, 2.1, 0.3, 0.1, 0.2])
 PLANNING = np.isin(np.arange(10), [2, 6])

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from retrain.campaign.load import load_campaign
 from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.first_party import promised_names
-from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.campaign.load import load_campaign
+from retrain.kernel.registry import Plugins
 
 PAGE = Path(__file__).parents[2] / "docs/pages/algorithms/recipes.md"
 ROW = re.compile(r"^\| \[`(\w+)`\]\([\w-]+\.md\) \| ([^|]*)\| ([^|]*)\| ([^|]*)\| ([^|]*)\| [^|]* \|$", re.MULTILINE)

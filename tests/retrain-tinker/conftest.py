@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, PluginContext, Seeds, load_plugins
+from retrain.credit.kl.tables import KlTable
+from retrain.credit.sft.table import SftTable
 from retrain.kernel.config import schema
-from retrain.rooms.kl.tables import KlTable
-from retrain.rooms.session.steps.loss_keys import LossKeys
-from retrain.rooms.sft.table import SftTable
+from retrain.run.steps.loss_keys import LossKeys
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
 from tests.tinker_rows import EOS

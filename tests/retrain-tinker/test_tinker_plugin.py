@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from retrain.api import CheckpointMode, Config, Determinism, Kind, load_plugins
+from retrain.credit.teacher.table import TeacherTable
+from retrain.engines.table import InferenceTable
 from retrain.kernel.config import schema
-from retrain.rooms.inference.table import InferenceTable
-from retrain.rooms.teacher.table import TeacherTable
 from retrain_tinker.backend import TinkerBackend
 from retrain_tinker.plugin import CAPABILITIES, retrain_check_config, retrain_fetch_adapter
 from tests.shared import first_or_long

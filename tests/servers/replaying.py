@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from retrain.api import Deliver, LogprobRow, PluginContext, Policy, Sample, SampleRequest, SamplingParams, StopReason
-from retrain.rooms.inference.vllm import create_engine
+from retrain.engines.vllm import create_engine
 
 
 class Recording:

@@ -27,10 +27,10 @@ from retrain.api import (
     TrainRow,
     load_plugins,
 )
+from retrain.engines.table import InferenceTable
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.types import Sample
-from retrain.rooms.inference.table import InferenceTable
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.plugin import BUILTIN_MODELS

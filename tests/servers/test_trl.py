@@ -36,10 +36,10 @@ from retrain.api import (
     TrainBatch,
     load_plugins,
 )
+from retrain.credit.algorithm import build_algorithm
+from retrain.credit.flow import build_flow
 from retrain.kernel.config.load import load_config
-from retrain.rooms.credit.algorithm import build_algorithm
-from retrain.rooms.credit.flow import build_flow
-from retrain.rooms.session.check import registered_tables
+from retrain.run.check import registered_tables
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.options import LocalOptions

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from retrain.api import Seeds, TrainBatch, TrainRow, load_plugins
+from retrain.credit.kl.shaper import steered
 from retrain.kernel.config.load import load_config
-from retrain.rooms.kl.shaper import steered
-from retrain.rooms.session.check import registered_tables
-from retrain.rooms.session.steps.learning_rate import Course
+from retrain.run.check import registered_tables
+from retrain.run.steps.learning_rate import Course
 from retrain_local.training.covariances import mark
 from retrain_local.training.loss import Mismatch, PolicyLoss
 from retrain_local.training.regularisers import Columns, kl_terms

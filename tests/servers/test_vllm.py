@@ -25,14 +25,14 @@ from retrain.api import (
     TrainRow,
     load_plugins,
 )
+from retrain.credit.logprob_gap import measure_gap
+from retrain.credit.teacher.table import TeacherTable
+from retrain.engines.given_tokens import open_server
+from retrain.engines.probes import PROBE_TOKENS, probe_prompts
+from retrain.engines.table import InferenceTable
+from retrain.engines.vllm import VLLM
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
-from retrain.rooms.inference.given_tokens import open_server
-from retrain.rooms.inference.probes import PROBE_TOKENS, probe_prompts
-from retrain.rooms.inference.table import InferenceTable
-from retrain.rooms.inference.vllm import VLLM
-from retrain.rooms.session.steps.logprob_gap import measure_gap
-from retrain.rooms.teacher.table import TeacherTable
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.plugin import BUILTIN_MODELS

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from retrain.rooms.session.records.checkpoints import checkpoint_folders
+from retrain.records.checkpoints import checkpoint_folders
 from tests.end_to_end.running import retrain
 from tests.soak.blows import OBEYS_PERMISSIONS
 from tests.soak.configurations import CAMPAIGN, RUN

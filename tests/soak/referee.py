@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrain.rooms.evidence.ledger.chain import read_chain
-from retrain.rooms.session.records.checkpoints import newest_valid
+from retrain.records.checkpoints import newest_valid
+from retrain.verdicts.ledger.chain import read_chain
 from tests.end_to_end import campaigns
 from tests.end_to_end.killing import check_nothing_is_half_written
 

@@ -7,12 +7,13 @@ imported on first use, so that `import retrain` is as fast as importing nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from retrain.kernel.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from retrain.facade.comparison import Comparison, compare
     from retrain.facade.run import Run, RunStopped, load, train
 
 __all__ = ["Comparison", "Run", "RunStopped", "compare", "load", "train"]
-__version__ = "0.1.0"
 __distribution__ = "retrain-core"  # the public package `retrain` has the same import name: see `retrain.cli`
 
 _HOMES = {

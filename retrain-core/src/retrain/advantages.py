@@ -14,17 +14,15 @@ A plugin that needs none of these stages registers a whole `Algorithm` instead: 
 No gradient flows through credit. Arrays hold action tokens only; plugins may use lists or numpy arrays.
 """
 
-from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
-from retrain.kernel.informative import GroupStatus
-from retrain.rooms.credit.algorithm import train_rows
-from retrain.rooms.credit.group_status import group_status
-from retrain.rooms.credit.public import (
+from retrain.credit.algorithm import train_rows
+from retrain.credit.group_status import group_status
+from retrain.credit.public import (
     amplify_planning,
     compute_composable_advantages,
     gtpo_weights,
     top_rho_threshold,
 )
-from retrain.rooms.credit.specs import (
+from retrain.credit.specs import (
     AdvantageContext,
     AdvantageSpec,
     AlgorithmSpec,
@@ -37,6 +35,8 @@ from retrain.rooms.credit.specs import (
     UncertaintyContext,
     UncertaintySpec,
 )
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
+from retrain.kernel.informative import GroupStatus
 
 __all__ = [
     "AdvantageContext",

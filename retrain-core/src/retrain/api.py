@@ -9,12 +9,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from retrain.campaign.launching import FindsJobs, Job, Launcher, RunningJob
+    from retrain.credit.forms import find_loss
+    from retrain.credit.logprob_gap import LogprobRow
+    from retrain.credit.parts import Controller, ControllerView, PlanningDetector
+    from retrain.engines.policy import Policy, TakesWeights
+    from retrain.engines.throttle import Throttle
     from retrain.kernel.config.keys import Table, TableTraits, key
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Shaper
     from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine, Measuring, Publishing
     from retrain.kernel.contracts.context import PhaseProgress, PluginContext
+    from retrain.kernel.contracts.diagnosis import Diagnosis
+    from retrain.kernel.contracts.export import ExportedModel, ModelExport
+    from retrain.kernel.contracts.losses import (
+        LossClip,
+        LossContext,
+        LossSpec,
+        LossTerms,
+        LossTraits,
+        LossTrial,
+        LossValue,
+    )
+    from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
     from retrain.kernel.contracts.pacing import Pacer, PaceView
+    from retrain.kernel.contracts.report import ReportPlot, ReportSection
+    from retrain.kernel.contracts.teacher import Teacher
+    from retrain.kernel.contracts.verifier import (
+        Action,
+        Ask,
+        DataSource,
+        Ending,
+        Environment,
+        EpisodeResult,
+        LoadedData,
+        Observation,
+        Reply,
+        Reward,
+    )
     from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
@@ -29,12 +61,12 @@ if TYPE_CHECKING:
         RewardError,
     )
     from retrain.kernel.hooks import hookimpl
+    from retrain.kernel.plugin_spec import ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.plugins.discover import load_plugins
     from retrain.kernel.plugins.first_party import install_line
     from retrain.kernel.plugins.installed import installed_dependents, installed_version
-    from retrain.kernel.plugins.manager import Plugins
     from retrain.kernel.plugins.resolve import Found, resolve
-    from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
+    from retrain.kernel.registry import Plugins
     from retrain.kernel.seeding import Seeds, generator
     from retrain.kernel.types import (
         ActionRow,
@@ -59,22 +91,12 @@ if TYPE_CHECKING:
         TrainReport,
         TrainRow,
     )
-    from retrain.rooms.campaign.launching import FindsJobs, Job, Launcher, RunningJob
-    from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
-    from retrain.rooms.credit.forms import find_loss
-    from retrain.rooms.credit.losses import LossClip, LossContext, LossSpec, LossTerms, LossTraits, LossTrial, LossValue
-    from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
-    from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
-    from retrain.rooms.health.contract import Finding, HealthMonitor
-    from retrain.rooms.inference.policy import Policy, TakesWeights
-    from retrain.rooms.inference.throttle import Throttle
-    from retrain.rooms.recorders.contract import Recorder
-    from retrain.rooms.session.configure import load_checked
-    from retrain.rooms.session.records.checkpoints import locate_adapter
-    from retrain.rooms.session.report_parts import ReportPlot, ReportSection
-    from retrain.rooms.session.steps.logprob_gap import LogprobRow
-    from retrain.rooms.session.steps.overlapped import KeepsVersions, OverlapsTraining, SamplesAhead
-    from retrain.rooms.session.streaming import (
+    from retrain.observe.health.contract import Finding, HealthMonitor
+    from retrain.observe.trackers.contract import Recorder
+    from retrain.records.checkpoints import locate_adapter
+    from retrain.run.configure import load_checked
+    from retrain.run.steps.overlapped import KeepsVersions, OverlapsTraining, SamplesAhead
+    from retrain.run.streaming import (
         Feed,
         RanksTokens,
         ServedElsewhere,
@@ -82,23 +104,10 @@ if TYPE_CHECKING:
         TopLogprobs,
         stream_from,
     )
-    from retrain.rooms.tasks.columns import column_names, unknown_column, value_at
-    from retrain.rooms.tasks.contracts import (
-        Action,
-        Ask,
-        DataSource,
-        Ending,
-        Environment,
-        EpisodeResult,
-        LoadedData,
-        Observation,
-        Reply,
-        Reward,
-    )
-    from retrain.rooms.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest, Sampler
-    from retrain.rooms.teacher.contract import Teacher
-    from retrain.rooms.text.tool_calls import ToolCall, parse_tool_calls
-    from retrain.rooms.use.contract import ExportedModel, ModelExport
+    from retrain.tasks.columns import column_names, unknown_column, value_at
+    from retrain.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest, Sampler
+    from retrain.text.tool_calls import ToolCall, parse_tool_calls
+    from retrain.tools.doctor.diagnosis import diagnose_extra, diagnose_server
 
 __all__ = [
     "Action",
@@ -229,15 +238,15 @@ __all__ = [
     "value_at",
 ]
 
-_HOMES = (  # a name comes from the first module that has it; those that import nothing come first, rooms last
+_HOMES = (  # a name comes from the first module that has it; those that import nothing come first
     "retrain.kernel.declared",
-    "retrain.rooms.credit.losses",
+    "retrain.kernel.contracts.losses",
     "retrain.kernel.errors",
     "retrain.kernel.hooks",
-    "retrain.kernel.plugins.spec",
+    "retrain.kernel.plugin_spec",
     "retrain.kernel.plugins.installed",
     "retrain.kernel.plugins.first_party",
-    "retrain.kernel.plugins.manager",
+    "retrain.kernel.registry",
     "retrain.kernel.plugins.discover",
     "retrain.kernel.plugins.resolve",
     "retrain.kernel.contracts.pacing",
@@ -249,27 +258,27 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.kernel.contracts.algorithm",
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
-    "retrain.rooms.tasks.columns",
-    "retrain.rooms.tasks.contracts",
-    "retrain.rooms.tasks.sampling",
-    "retrain.rooms.credit.parts",
-    "retrain.rooms.recorders.contract",
-    "retrain.rooms.health.contract",
-    "retrain.rooms.session.streaming",
-    "retrain.rooms.doctor.diagnosis",
-    "retrain.rooms.campaign.launching",
-    "retrain.rooms.session.records.checkpoints",
-    "retrain.rooms.session.configure",
-    "retrain.rooms.session.steps.logprob_gap",
-    "retrain.rooms.session.steps.overlapped",
-    "retrain.rooms.session.report_parts",
-    "retrain.rooms.inference.policy",
-    "retrain.rooms.teacher.contract",
-    "retrain.rooms.text.tool_calls",
-    "retrain.rooms.use.contract",
-    "retrain.rooms.inference.throttle",
-    "retrain.rooms.capacity.estimate",
-    "retrain.rooms.credit.forms",
+    "retrain.tasks.columns",
+    "retrain.kernel.contracts.verifier",
+    "retrain.tasks.sampling",
+    "retrain.credit.parts",
+    "retrain.observe.trackers.contract",
+    "retrain.observe.health.contract",
+    "retrain.run.streaming",
+    "retrain.tools.doctor.diagnosis",
+    "retrain.campaign.launching",
+    "retrain.records.checkpoints",
+    "retrain.run.configure",
+    "retrain.credit.logprob_gap",
+    "retrain.run.steps.overlapped",
+    "retrain.kernel.contracts.report",
+    "retrain.engines.policy",
+    "retrain.kernel.contracts.teacher",
+    "retrain.text.tool_calls",
+    "retrain.kernel.contracts.export",
+    "retrain.engines.throttle",
+    "retrain.kernel.contracts.memory",
+    "retrain.credit.forms",
 )
 
 if not TYPE_CHECKING:  # type checkers read the imports above and so find misspelt names
@@ -283,7 +292,7 @@ if not TYPE_CHECKING:  # type checkers read the imports above and so find misspe
                 except ModuleNotFoundError as error:
                     if not home.startswith(error.name or "?"):
                         raise
-                    continue  # a room that was removed
+                    continue  # a package that was removed
                 if value is not None:
                     globals()[name] = value
                     return value

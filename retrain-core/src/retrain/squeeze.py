@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrain.rooms.squeeze.analysis import SqueezeAnalysis, analyze_adapter
-    from retrain.rooms.squeeze.compress import CompressedAdapter, compress_adapter
-    from retrain.rooms.squeeze.job import auto_squeeze
+    from retrain.tools.squeeze.analysis import SqueezeAnalysis, analyze_adapter
+    from retrain.tools.squeeze.compress import CompressedAdapter, compress_adapter
+    from retrain.tools.squeeze.job import auto_squeeze
 
 __all__ = ["CompressedAdapter", "SqueezeAnalysis", "analyze_adapter", "auto_squeeze", "compress_adapter"]
 
@@ -28,4 +28,4 @@ def __getattr__(name: str) -> Any:
     """A public name from its module, which is imported now."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"retrain.rooms.squeeze.{_HOMES[name]}"), name)
+    return getattr(import_module(f"retrain.tools.squeeze.{_HOMES[name]}"), name)

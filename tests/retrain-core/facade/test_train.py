@@ -21,7 +21,7 @@ import retrain
 from retrain.facade.hosting import held_interrupts
 from retrain.facade.training import Tables, Watcher
 from retrain.kernel.errors import ConfigError, HookError, ResumeError, StopRequested
-from retrain.rooms.session.interrupts import SIGNALS, Interrupts
+from retrain.run.interrupts import SIGNALS, Interrupts
 
 BONUS = 2.0
 
@@ -117,7 +117,9 @@ def test_an_error_in_on_step_fails_the_run_and_leaves_checkpoints(keywords: dict
     with pytest.raises(HookError, match=r"on_step raised ValueError: no such column .*test_train.py:\d+") as failed:
         retrain.train({}, on_step=broken, **keywords)
     frames = [
-        frame for frame, _ in traceback.walk_tb(failed.value.__traceback__) if "rooms" in frame.f_code.co_filename
+        frame
+        for frame, _ in traceback.walk_tb(failed.value.__traceback__)
+        if "retrain/run/" in frame.f_code.co_filename
     ]
     assert frames
     assert not any(frame.f_locals for frame in frames), "the error keeps no model alive"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from retrain.credit.group_status import group_status
 from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.types import Group
-from retrain.rooms.credit.group_status import group_status
 
 MakeGroup = Callable[..., Group]
 

@@ -24,7 +24,7 @@ BENEATH = {
     "pydantic": {"annotated_types", "pydantic_core", "typing_extensions", "typing_inspection"},
     "numpy": {"cython_runtime"},
 }
-RUN = "from retrain.rooms.cli.main import run; run(['{}'])"
+RUN = "from retrain.cli.command_line import run; run(['{}'])"
 ALL_OF = "import retrain.{0} as module; [getattr(module, name) for name in module.__all__]"
 # How retrain is entered, and which of the libraries may then be there: those of the kernel, click and rich.
 LOADED = {

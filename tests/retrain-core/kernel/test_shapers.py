@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from retrain.credit.group_status import group_status
 from retrain.kernel.errors import PluginError
 from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.step_fields import merge_fields
 from retrain.kernel.types import Score
-from retrain.rooms.credit.group_status import group_status
-from retrain.rooms.session.steps.shaping import NamedShaper
+from retrain.run.steps.shaping import NamedShaper
 from tests.overlapped import GENERATIONS, lines, steps
 
 Command = Callable[..., Any]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.types import Completion, Outcome, Score, StopReason, TrainBatch, TrainRow, percentile_99
-from retrain.rooms.health.watch import HealthError
-from retrain.rooms.watchdog.watchdog import DeadlineError
+from retrain.observe.health.watch import HealthError
+from retrain.observe.watchdog.watchdog import DeadlineError
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, -3, True, np.float32(0.25), np.int64(2)])
@@ -70,7 +70,7 @@ def test_an_error_lists_its_problems_with_their_parts() -> None:
 
 
 def test_exit_codes_distinguish_usage_errors_from_failures() -> None:
-    kinds = {*RetrainError.__subclasses__(), HealthError, DeadlineError}  # the last two belong to rooms
+    kinds = {*RetrainError.__subclasses__(), HealthError, DeadlineError}  # the last two belong to watchers
     codes = {kind.__name__: kind.exit_code for kind in kinds}
     assert codes == {
         "ConfigError": 2,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from retrain.api import MemoryEstimate, MemoryPhase, Workload
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.rooms.capacity.advice import SAFETY, advise
-from retrain.rooms.session.check import registered_tables
+from retrain.run.check import registered_tables
+from retrain.tools.capacity.advice import SAFETY, advise
 from retrain_local import sizes, torch_modes
 from retrain_local.capacity.memory import estimate, other_models
 from retrain_local.capacity.sampling import bytes_per_token

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from retrain.api import BackendError, ConfigError, ExportedModel, ModelExport, Plugins, load_plugins
-from retrain.rooms.session.configure import load_checked
+from retrain.run.configure import load_checked
 from retrain_local.export import model_folder, write
 from retrain_local.export.adapter_file import Delta
 from retrain_local.export.check import Gap

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from retrain.api import Config, PluginContext, Seeds, load_plugins
-from retrain.rooms.session.tables import read_config, registered_tables
+from retrain.run.tables import read_config, registered_tables
 from retrain_local.create import create_backend
 from retrain_local.options import LocalOptions
 from retrain_local.ranks.group import PeerFailedError

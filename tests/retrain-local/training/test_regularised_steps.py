@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from retrain.api import PluginContext, SampleRequest, TrainBatch
+from retrain.credit.kl.tables import EntropyTable, KlTable
 from retrain.kernel.config.resolved import Config
-from retrain.rooms.kl.tables import EntropyTable, KlTable
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.training.loss import PolicyLoss

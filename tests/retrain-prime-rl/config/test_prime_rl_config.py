@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from retrain.api import load_plugins
-from retrain.rooms.cli.main import run
-from retrain.rooms.session.configure import load_checked
+from retrain.cli.command_line import run
+from retrain.run.configure import load_checked
 
 OPTIONS = {"output_dir": "/shared/out", "seq_len": 8192, "data_world_size": 4}
 RUN = '[inference]\nengine = "vllm"\nurl = "{url}"\n[training]\nmax_tokens = 6144\n{training}'

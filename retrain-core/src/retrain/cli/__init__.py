@@ -13,10 +13,10 @@ import retrain
 def main() -> None:
     """Run the command line; if the files around are not those of retrain-core, say so and how to repair it."""
     if getattr(retrain, "__distribution__", "") == "retrain-core":
-        from retrain.rooms.cli.main import main as command
+        from retrain.cli.command_line import main as command
 
         command()
-    from retrain.rooms.doctor.installation import examine  # needs nothing but Python
+    from retrain.tools.doctor.installation import examine  # needs nothing but Python
 
     found = examine()
     print(f"retrain: {found.detail}\n    fix: {found.fix}", file=sys.stderr)

@@ -22,7 +22,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.rooms.text.secrets import hide_text, redacted
+from retrain.text.secrets import hide_text, redacted
 
 ANNOTATIONS = __import__("__future__").annotations.compiler_flag
 ELSEWHERE = "put it into a .py file and import it from there"

@@ -9,10 +9,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from retrain.rooms.evidence.study.looked import looked_at
-from retrain.rooms.evidence.study.study import Study, options_of
-from retrain.rooms.insight.compare.data import study_data
-from retrain.rooms.insight.compare.show import picture
+from retrain.verdicts.study.looked import looked_at
+from retrain.verdicts.study.study import Study, options_of
+from retrain.verdicts.wording.data import study_data
+from retrain.verdicts.wording.show import picture
 
 WIDTH = 120
 PRE = '<pre style="line-height: 1.25; overflow-x: auto">{code}</pre>'

@@ -14,8 +14,8 @@ from typing import Any
 
 from retrain.kernel.config.toml_text import toml_text
 from retrain.kernel.errors import RetrainError
-from retrain.rooms.text.secrets import hide_text
-from retrain.rooms.text.terminal_text import printable
+from retrain.text.secrets import hide_text
+from retrain.text.terminal_text import printable
 
 
 def arguments_of(overrides: Mapping[str, Any]) -> list[str]:

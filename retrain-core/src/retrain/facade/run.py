@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.rooms.session.records.reading import damaged, read_object, read_records
-from retrain.rooms.session.records.rewind import GENERATIONS, METRICS
+from retrain.records.reading import damaged, read_object, read_records
+from retrain.records.rewind import GENERATIONS, METRICS
 
 LOG = logging.getLogger("retrain")
 OnStep = Callable[[Mapping[str, Any]], object]
@@ -40,7 +40,7 @@ class Run:
     @property
     def status(self) -> str:
         """`running`, `done`, `stopped` (by a signal, with a checkpoint), `failed`, or `dead`: as `retrain status`."""
-        from retrain.rooms.evidence.runs.run_status import read_run
+        from retrain.records.runs.run_status import read_run
 
         return read_run(self.folder).state
 
@@ -73,7 +73,7 @@ class Run:
     @property
     def adapter(self) -> Path:
         """The folder of the newest checkpoint, which PEFT can load; ConfigError while there is none."""
-        from retrain.rooms.session.subject import find_subject
+        from retrain.run.subject import find_subject
 
         folder = find_subject(self.folder).folder
         assert folder is not None  # of a run it is a checkpoint, or an error
@@ -160,7 +160,7 @@ class Run:
 
     def _is_looked_at(self) -> None:
         """Of a campaign that goes on, a look at results is recorded, as the commands do it."""
-        from retrain.rooms.evidence.ledger.interim import InterimLooks
+        from retrain.verdicts.ledger.interim import InterimLooks
 
         InterimLooks("retrain.load", LOG.warning).at([self.folder])
 

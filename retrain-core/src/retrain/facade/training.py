@@ -18,13 +18,13 @@ from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain.kernel.errors import ConfigError, HookError, Problem, StopRequested
 from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.plugins.spec import Owner
-from retrain.rooms.session.configure import Checked, claim_of, load_file, split_arguments
-from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.session.process import prepare_process
-from retrain.rooms.text.raised_at import raised_at
+from retrain.kernel.registry import Plugins
+from retrain.run.configure import Checked, claim_of, load_file, split_arguments
+from retrain.run.interrupts import Interrupts
+from retrain.run.process import prepare_process
+from retrain.text.raised_at import raised_at
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
@@ -93,8 +93,8 @@ def run_training(
                 values |= {"data.source": "files", "data.path": data_file(data, DATA, "retrain.train(data=...)")}
             plugins = load_plugins()
             checked = _checked(config, arguments_of(overrides), _settings(values), plugins)
-            from retrain.rooms.session.assemble import import_backend  # only after the checks
-            from retrain.rooms.session.session import train
+            from retrain.run.assemble import import_backend  # only after the checks
+            from retrain.run.session import train
 
             import_backend(checked.config, plugins)
         interrupts = Interrupts(grace_s=checked.config.training.grace_s, is_guest=True)

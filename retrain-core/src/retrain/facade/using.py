@@ -16,15 +16,15 @@ from retrain.facade.hosting import arguments_of, briefly_told, held_interrupts, 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.evaluate.subjects import Request, evaluate_subject
-from retrain.rooms.session.assemble import import_backend
-from retrain.rooms.session.configure import load_file
-from retrain.rooms.session.opened import CONFIG_FILE, opened, subject_config
-from retrain.rooms.session.process import prepare_process
-from retrain.rooms.session.subject import find_subject
-from retrain.rooms.use.prompts import Prompt, prompts_of, read_prompts
-from retrain.rooms.use.sample_command import Wanted, sample_file
+from retrain.kernel.registry import Plugins
+from retrain.run.assemble import import_backend
+from retrain.run.configure import load_file
+from retrain.run.opened import CONFIG_FILE, opened, subject_config
+from retrain.run.process import prepare_process
+from retrain.run.subject import find_subject
+from retrain.use.evaluate.subjects import Request, evaluate_subject
+from retrain.use.prompts import Prompt, prompts_of, read_prompts
+from retrain.use.sample_command import Wanted, sample_file
 
 LOG = logging.getLogger("retrain")
 

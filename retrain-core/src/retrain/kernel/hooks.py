@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.algorithm import Credit, Shaper
     from retrain.kernel.contracts.backend import Backend, WarmUp
     from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.diagnosis import Diagnosis
+    from retrain.kernel.contracts.export import ExportedModel, ModelExport
+    from retrain.kernel.contracts.losses import LossTrial, LossValue
+    from retrain.kernel.contracts.memory import MemoryModel
+    from retrain.kernel.contracts.report import ReportSection
     from retrain.kernel.contracts.tasks import Evaluation
+    from retrain.kernel.contracts.teacher import Teacher
+    from retrain.kernel.contracts.verifier import LoadedTasks
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem, RetrainError
-    from retrain.kernel.plugins.manager import Plugins
-    from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
+    from retrain.kernel.plugin_spec import ConfigClaim, MetricSpec, PluginSpec
+    from retrain.kernel.registry import Plugins
     from retrain.kernel.types import Score, TrainReport
-    from retrain.rooms.capacity.estimate import MemoryModel
-    from retrain.rooms.credit.losses import LossTrial, LossValue
-    from retrain.rooms.doctor.diagnosis import Diagnosis
-    from retrain.rooms.session.report_parts import ReportSection
-    from retrain.rooms.tasks.contracts import LoadedTasks
-    from retrain.rooms.teacher.contract import Teacher
-    from retrain.rooms.use.contract import ExportedModel, ModelExport
 
     Register = Callable[[PluginSpec], None]
 

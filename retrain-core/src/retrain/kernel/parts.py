@@ -15,8 +15,8 @@ from retrain.kernel.contracts.pacing import Pacer
 from retrain.kernel.contracts.tasks import Evaluation, Prompt, Prompts, Rollouts
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.overlap import Sample, Serial, Train
-from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.progress import Progress
+from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group
 

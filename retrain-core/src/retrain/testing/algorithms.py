@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from retrain.credit.algorithm import build_algorithm
+from retrain.credit.flow import build_flow
+from retrain.credit.group_status import group_status
+from retrain.credit.pipeline import CreditGroup
 from retrain.kernel.contracts.algorithm import Algorithm, Credit
 from retrain.kernel.errors import PluginError
 from retrain.kernel.informative import GroupStatus
 from retrain.kernel.types import Floats, Group
-from retrain.rooms.credit.algorithm import build_algorithm
-from retrain.rooms.credit.flow import build_flow
-from retrain.rooms.credit.group_status import group_status
-from retrain.rooms.credit.pipeline import CreditGroup
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.state import expect_plain_metrics, expect_plain_state, expect_same

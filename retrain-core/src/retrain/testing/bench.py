@@ -18,11 +18,11 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import Found, resolve
+from retrain.kernel.registry import Plugins
 from retrain.kernel.types import NOTHING, Kind
-from retrain.rooms.session.check import read_config, registered_tables
-from retrain.rooms.session.seed_sources import run_seeds
+from retrain.run.check import read_config, registered_tables
+from retrain.run.seed_sources import run_seeds
 from retrain.testing.tokens import tokenizer_of, toy_model
 
 FILE = "conformance.toml"

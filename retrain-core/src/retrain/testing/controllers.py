@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from retrain.credit.parts import ControllerView
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.credit.parts import ControllerView
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.state import expect_plain_metrics, expect_plain_state, expect_same

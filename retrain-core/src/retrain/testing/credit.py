@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.credit.episode import step_advantages
+from retrain.credit.flow import CreditFlow, build_flow
+from retrain.credit.pipeline import CreditGroup, assign_credit, measure_uncertainty
 from retrain.kernel.types import Floats, Kind
-from retrain.rooms.credit.episode import step_advantages
-from retrain.rooms.credit.flow import CreditFlow, build_flow
-from retrain.rooms.credit.pipeline import CreditGroup, assign_credit, measure_uncertainty
 from retrain.testing.algorithms import WHOLE_ALGORITHM, build, expect_untouched_groups, token_advantages
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect

@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from typing import Any
 
+from retrain.kernel.contracts.verifier import LoadedData
 from retrain.kernel.types import Example
-from retrain.rooms.tasks.contracts import LoadedData
-from retrain.rooms.tasks.prompts import encode_prompts
+from retrain.tasks.prompts import encode_prompts
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.rewards import ANSWERS, expect_gold, expect_sound

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from retrain.kernel.contracts.verifier import Action, EpisodeResult, Observation
 from retrain.kernel.types import Example, Outcome, Score, StopReason
-from retrain.rooms.tasks.contracts import Action, EpisodeResult, Observation
-from retrain.rooms.tasks.environment_process import EnvironmentProcess, with_current_methods
-from retrain.rooms.tasks.scoring.build import brings_tasks
-from retrain.rooms.tasks.scoring.verdict import verdict
+from retrain.tasks.environment_process import EnvironmentProcess, with_current_methods
+from retrain.tasks.scoring.build import brings_tasks
+from retrain.tasks.scoring.verdict import verdict
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.data_sources import expect_examples, expect_plain_examples, expect_unique_ids

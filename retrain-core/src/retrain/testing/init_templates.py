@@ -5,8 +5,8 @@ from __future__ import annotations
 import tomllib
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.session.assemble import check
-from retrain.rooms.session.check import read_config, registered_tables
+from retrain.run.assemble import check
+from retrain.run.check import read_config, registered_tables
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 

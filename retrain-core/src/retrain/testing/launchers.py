@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from retrain.campaign.launching import Job
 from retrain.kernel.errors import BackendError
-from retrain.rooms.campaign.launching import Job
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 

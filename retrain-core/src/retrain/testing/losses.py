@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from retrain.credit.check_loss import check_loss
+from retrain.credit.forms import as_loss
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.losses import LossTraits, LossTrial, LossValue
 from retrain.kernel.declared import Kind
 from retrain.kernel.seeding import generator
 from retrain.kernel.types import Floats, TrainBatch, TrainRow
-from retrain.rooms.credit.forms import as_loss
-from retrain.rooms.credit.losses import LossTraits, LossTrial, LossValue
-from retrain.rooms.session.steps.check_loss import check_loss
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import tomli_w
 
+from retrain.credit.flow import build_flow
+from retrain.credit.recipes import Recipe, find_recipe
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.credit.flow import build_flow
-from retrain.rooms.credit.recipes import Recipe, find_recipe
-from retrain.rooms.session.assemble import check
-from retrain.rooms.session.check import read_config, registered_tables
-from retrain.rooms.session.records.manifest import config_toml
+from retrain.records.manifest import config_toml
+from retrain.run.assemble import check
+from retrain.run.check import read_config, registered_tables
 from retrain.testing.bench import FILE, Bench
 from retrain.testing.check import expect
 from retrain.testing.tokens import toy_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from retrain.rooms.session.records.manifest import build_manifest
+from retrain.records.manifest import build_manifest
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.peft_files import write_toy_adapter

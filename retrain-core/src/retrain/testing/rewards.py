@@ -9,8 +9,8 @@ from typing import Any
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.types import Example, Outcome, Score
-from retrain.rooms.tasks.scoring.dispatcher import NamedReward
-from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.tasks.scoring.dispatcher import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.toy_tasks import HOSTILE, as_text, examples_for

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from retrain.kernel.types import Example
-from retrain.rooms.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest
+from retrain.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.state import expect_plain_state, expect_same

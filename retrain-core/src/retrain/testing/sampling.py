@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from retrain.kernel.types import Sample, SamplingParams, StopReason
-from retrain.rooms.text.context import context_length
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.subjects import MAX_TOKENS, QUESTIONS, open_subject, requests
+from retrain.text.context import context_length
 
 ROUNDING = 1e-3  # nats by which half-precision arithmetic may exceed zero
 GAP = 1e-3  # nats between two ways of batching the same completion

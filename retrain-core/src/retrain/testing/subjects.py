@@ -15,11 +15,11 @@ from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainRow
-from retrain.rooms.session.check import backend_options
-from retrain.rooms.tasks.rollout import draw_samples
-from retrain.rooms.text.chat import encode
+from retrain.run.check import backend_options
+from retrain.tasks.rollout import draw_samples
 from retrain.testing.bench import Bench
 from retrain.testing.peft_files import write_toy_adapter
+from retrain.text.chat import encode
 
 HOST_BACKEND = "local"  # hosts the engine under test, unless the caller names another
 QUESTIONS = ("12 + 34 = ?", "7 * 8 = ?", "What is half of 90?")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from retrain.credit.specs import TransformSpec, UncertaintyContext
 from retrain.kernel.types import Floats
-from retrain.rooms.credit.specs import TransformSpec, UncertaintyContext
 
 
 def centred(rewards_G: Floats) -> Floats:

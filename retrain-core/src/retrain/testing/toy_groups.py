@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.credit.pipeline import CreditGroup
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Example, Floats, Group, Score, StopReason
-from retrain.rooms.credit.pipeline import CreditGroup
 
 LAMBDAS = (0.0, 0.5, 1.0)
 PROMPT_TOKENS = 2

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
-from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.session.check import check_names, check_options
+from retrain.kernel.registry import Plugins
+from retrain.run.check import check_names, check_options
 
 FULL = Path(__file__).with_name("full_annotated.toml")
 

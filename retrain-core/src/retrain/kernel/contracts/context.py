@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.errors import RetrainError
-    from retrain.kernel.plugins.manager import Plugins
+    from retrain.kernel.registry import Plugins
     from retrain.kernel.seeding import Seeds
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.spec import PluginSpec
+from retrain.kernel.plugin_spec import PluginSpec
 
 TABLES = (  # name, model in retrain.kernel.config.schema, prefix of its flags, summary
     ("backend", "BackendTable", "", "Who owns the policy, and where."),

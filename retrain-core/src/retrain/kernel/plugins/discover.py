@@ -7,9 +7,9 @@ import os
 import pluggy
 
 from retrain.kernel import hooks
+from retrain.kernel.plugin_spec import LoadFailure, Owner
 from retrain.kernel.plugins.installed import KERNEL, normal_name, offered_plugins
-from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.plugins.spec import LoadFailure, Owner
+from retrain.kernel.registry import Plugins
 
 
 def load_plugins(environ: dict[str, str] | None = None) -> Plugins:

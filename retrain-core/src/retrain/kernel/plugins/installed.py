@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from importlib_metadata import EntryPoint, PackageNotFoundError, distribution, distributions, entry_points
 
-from retrain import __version__
+from retrain.kernel.version import __version__
 
 if TYPE_CHECKING:
     from importlib_metadata import IDistribution, IPackagePath

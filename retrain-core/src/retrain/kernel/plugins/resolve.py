@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import PluginError, Problem
+from retrain.kernel.plugin_spec import Owner, PluginSpec, Registered
 from retrain.kernel.plugins.first_party import install_line, left_out, promised_default, promised_names, provider
-from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.module_files import candidate_files, candidate_modules
-from retrain.kernel.plugins.spec import Owner, PluginSpec, Registered
+from retrain.kernel.registry import Plugins
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

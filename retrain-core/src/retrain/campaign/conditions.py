@@ -1,0 +1,176 @@
+"""A condition of a campaign: the keys that it sets and its label."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from retrain.campaign.condition_lines import ConditionLines
+from retrain.credit.recipes import label_with
+from retrain.kernel.config.keys import Key
+from retrain.kernel.config.load import Setting
+from retrain.kernel.config.resolved import Layer, Origin
+from retrain.kernel.errors import Problem
+from retrain.records.controls import Control, control_label
+from retrain.run.public_package import note_on_entry
+from retrain.run.steps.controls import KEY
+
+MODES, RECIPE = ("advantage_mode", "transform_mode"), "recipe"
+FOREIGN_TABLES = ("campaign", "resume")
+FOREIGN_KEYS = {
+    "training.seed": "seeds belong to [campaign] seeds",
+    KEY: "controls belong to [campaign] controls",
+    "logging.log_dir": "a campaign gives each run a folder of its own",
+    "backend.throttle_dir": "all runs of a campaign share one throttle",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What a condition sets: `settings` by path, `overrides` by flat name without what `base`, the label, names.
+
+    `base` is `advantage+transform`, or the name of a recipe. A `control` is that of the condition of the same number.
+    """
+
+    number: int
+    base: str
+    overrides: Mapping[str, Any]
+    settings: tuple[Setting, ...]
+    control: Control | None = None
+
+    @property
+    def label(self) -> str:
+        """`base`, `~k=v,...` for the other keys, `+control`; secrets are hidden, since folders are named after it."""
+        label = label_with(self.base, self.overrides)
+        return control_label(label, self.control) if self.control else label
+
+    def sets(self, path: str) -> bool:
+        """Whether it sets `table.key` itself."""
+        return any(setting.path == path for setting in self.settings)
+
+
+def read_conditions(
+    given: Sequence[Mapping[str, Any]], keys: Sequence[Key], lines: ConditionLines
+) -> tuple[list[Condition], list[Problem]]:
+    """Every condition of `[campaign]`, and the problems with their keys.
+
+    A key is named as on the command line, with underscores (`lr`, `gtpo_beta`, `sepa_steps`), or by its table:
+    `"training.lr" = 1e-4`, or `lr = 1e-4` under `[campaign.conditions.training]`. Entries of a free table are added to
+    those of the base configuration.
+    """
+    names = _Names(keys)
+    conditions: list[Condition] = []
+    problems: list[Problem] = []
+    first_of: dict[str, int] = {}  # by label
+    for number, entries in enumerate(given, start=1):
+        condition, found = _read(number, entries, names, lines)
+        problems += found
+        if (twin := first_of.setdefault(condition.label, number)) != number:
+            what = f"is the same as condition {twin}: {condition.label}"
+            problems.append(Problem(where=lines.of(number), what=what, fix="remove one, or make them differ in a key"))
+        conditions.append(condition)
+    return conditions, problems
+
+
+def control_conditions(
+    conditions: Sequence[Condition], controls: Sequence[str], baseline: str, place: str
+) -> list[Condition]:
+    """The controls of every condition but the baseline, whose label is `baseline` (empty: the first condition).
+
+    Each control is of its condition's own algorithm, since that decides what random rewards teach: `controls` x
+    (conditions - 1) further runs per seed. The baseline needs none, as no verdict says that it is better.
+    """
+    reference = baseline or next((each.label for each in conditions), "")
+    origin = Origin(layer=Layer.FILE, place=place)
+    return [
+        replace(
+            condition,
+            control=Control(name),
+            settings=(*condition.settings, Setting(path=KEY, value=name, origin=origin)),
+        )
+        for condition in conditions
+        if condition.label != reference
+        for name in controls
+    ]
+
+
+def _read(
+    number: int, entries: Mapping[str, Any], names: _Names, lines: ConditionLines
+) -> tuple[Condition, list[Problem]]:
+    named = (RECIPE,) if RECIPE in entries else MODES
+    overrides: dict[str, Any] = {}
+    settings: dict[str, Setting] = {}
+    problems = []
+    for name, value in names.flattened(entries):
+        origin = Origin(layer=Layer.FILE, place=lines.of(number, name))
+        found = names.find(name, value)
+        if isinstance(found, Problem):
+            problems.append(Problem(where=f"{origin} {name}", what=found.what, fix=found.fix))
+            continue
+        key, content = found
+        if key.path in settings and not isinstance(content, Mapping):
+            problems.append(Problem(where=f"{origin} {name}", what=f"sets {key.path} a second time", fix="keep one"))
+            continue
+        if isinstance(content, Mapping) and key.path in settings:
+            content = {**settings[key.path].value, **content}
+        settings[key.path] = Setting(path=key.path, value=content, origin=origin)
+        if name not in named:
+            overrides |= names.flat(key, content)
+    condition = Condition(
+        number=number,
+        base="+".join(str(entries[name]) for name in named),
+        overrides=overrides,
+        settings=tuple(settings.values()),
+    )
+    return condition, problems
+
+
+class _Names:
+    """Every name under which a condition may set a key."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self._by_path = {key.path: key for key in keys}
+        self._by_path |= {f"{key.table}.{alias}": key for key in keys for alias in key.aliases}
+        self._flat = {_flat_name(key): key for key in keys}
+        self._flat |= {alias: key for key in keys for alias in key.aliases if alias not in self._flat}
+        self._tables = {key.table for key in keys}
+
+    def flattened(self, entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Entries with sub-tables named by their path."""
+        for name, value in entries.items():
+            if isinstance(value, Mapping) and name in self._tables:
+                yield from ((f"{name}.{inner}", content) for inner, content in value.items())
+            else:
+                yield name, value
+
+    def find(self, name: str, value: Any) -> tuple[Key, Any] | Problem:
+        """The key that `name` stands for, and its value; a Problem without a location if there is none."""
+        parent, _, entry = name.rpartition(".")
+        key = self._by_path.get(name) or self._flat.get(name)
+        if key is None and parent in self._by_path and isinstance(self._by_path[parent].default, dict):
+            key, value = self._by_path[parent], {entry: value}
+        if key is None:
+            return Problem(what="unknown key of a condition", fix=note_on_entry(name) or self._fix(name))
+        if key.table in FOREIGN_TABLES:
+            return Problem(what=f"[{key.table}] cannot be set by a condition", fix="remove it")
+        if reason := FOREIGN_KEYS.get(key.path):
+            return Problem(what=f"a condition cannot set {key.path}: {reason}", fix="remove it")
+        return key, value
+
+    def flat(self, key: Key, content: Any) -> dict[str, Any]:
+        """The value under its flat name; the entries of a free table one by one."""
+        name = _flat_name(key)
+        if isinstance(content, Mapping):
+            return {f"{name}.{entry}": value for entry, value in content.items()}
+        return {name: content}
+
+    def _fix(self, name: str) -> str:
+        same = [flat for flat, key in self._flat.items() if key.name == name.rpartition(".")[2]]
+        near = same or get_close_matches(name, [*self._flat, *self._by_path], n=1)
+        return f"did you mean {' or '.join(map(repr, near))}?" if near else "`retrain explain --keys` lists every key"
+
+
+def _flat_name(key: Key) -> str:
+    return key.flag.replace("-", "_")

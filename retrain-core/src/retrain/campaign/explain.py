@@ -1,0 +1,131 @@
+"""`retrain explain FILE` for a campaign."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retrain.campaign.devices import listed_devices
+from retrain.campaign.load import Campaign, load_campaign
+from retrain.credit.check_loss import capability_fields
+from retrain.credit.flow import build_flow
+from retrain.kernel.config.resolved import Config, Layer
+from retrain.kernel.plugins.capabilities import declared_capabilities
+from retrain.kernel.registry import Plugins
+from retrain.run.check import with_plugin_rows
+from retrain.run.notices import unclipped
+
+FLAGS = ("--new", "--beyond-plan")  # of the command; not overrides of keys
+
+
+def warnings_of(campaign: Campaign) -> list[str]:
+    """Settings that are legal but may surprise."""
+    table, found = campaign.table, []
+    workers, cores = workers_of(campaign), os.cpu_count() or 1
+    if table.launcher == "subprocess" and workers > cores:
+        found.append(f"{workers} runs at a time on {cores} cores; [campaign] max_workers limits them")
+    num_devices = len(listed_devices(campaign.config))
+    if 1 < num_devices < workers * table.devices_per_run:
+        found.append(f"{workers} runs at a time share {num_devices} devices")
+    if campaign.config.origin("training.seed").layer is Layer.FILE:
+        found.append("[training] seed is not used: seeds come from [campaign] seeds")
+    found += verdict_warnings(campaign)
+    for each in campaign.conditions:
+        if each.beaten:
+            found.append(
+                f"{each.label}: the campaign sets {', '.join(sorted(each.beaten))}, which its recipe has otherwise"
+            )
+    return found
+
+
+def verdict_warnings(campaign: Campaign) -> list[str]:
+    """A plan, or a number of seeds, with which no result could be a verdict; empty for a single condition."""
+    from retrain.records.runs.registered import Spend
+    from retrain.verdicts.study.deciding import Design
+    from retrain.verdicts.study.reach import reach_of, reach_sentences
+
+    table, plan = campaign.table, campaign.table.plan
+    comparisons = sum(each.condition.control is None for each in campaign.conditions) - 1
+    if comparisons < 1:
+        return []
+    design = Design.PLANNED if plan and plan.looks else Design.FIXED
+    reach = reach_of(
+        Design.UNPAIRED if plan and plan.test == "unpaired" else design,
+        num_seeds=len(table.seeds),
+        comparisons=comparisons,
+        alpha=plan.alpha if plan else 0.05,
+        looks=plan.looks if plan else (),
+        spend=Spend(plan.spend) if plan else Spend.POCOCK,
+    )
+    return reach_sentences(reach)
+
+
+def workers_of(campaign: Campaign) -> int:
+    """How many runs are active at a time."""
+    table = campaign.table
+    return min(table.max_workers or campaign.num_runs, campaign.num_runs) if table.parallel else 1
+
+
+def recipes_of(campaign: Campaign) -> dict[str, Any]:
+    """The values that the recipe of each condition sets, with their origin; nothing without a recipe."""
+    found = {}
+    for each in campaign.conditions:
+        rows = value_rows(each.config)
+        if taken := {path: rows[path] for path in rows if each.config.origin(path).layer is Layer.RECIPE}:
+            found[each.label] = taken
+    return found
+
+
+def controls_of(campaign: Campaign) -> dict[str, int]:
+    """How many of the runs each control costs; nothing without controls."""
+    found = Counter(each.condition.control for each in campaign.conditions if each.condition.control)
+    return {str(control): count * len(campaign.table.seeds) for control, count in found.items()}
+
+
+def value_rows(config: Config) -> dict[str, dict[str, Any]]:
+    """Every value that is not a default, with its origin, by path."""
+    values, rows = config.as_dict(), {}
+    for path, origin in sorted(config.origins.items()):
+        table, _, name = path.partition(".")
+        rows[path] = {"value": values[table].get(name), "origin": str(origin)}
+    return rows
+
+
+def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
+    """What the campaign would run, as plain data."""
+    campaign = load_campaign([argument for argument in arguments if argument not in FLAGS], plugins)
+    config, table = campaign.config, campaign.table
+    capabilities = declared_capabilities(config, plugins)
+    origins = {path: row for path, row in value_rows(config).items() if path != "campaign.conditions"}
+    content = {
+        "mode": "campaign",
+        "config": config.source,
+        "backend": config.backend.backend,
+        "backend_capabilities": capability_fields(capabilities, config.backend.backend, plugins),
+        "conditions": campaign.labels,
+        **({"clipping": clipping} if (clipping := _clipping(campaign, plugins)) else {}),
+        "controls": controls_of(campaign),
+        "recipes": recipes_of(campaign),
+        "seeds": table.seeds,
+        "max_steps": campaign.max_steps,
+        "total_runs": campaign.num_runs,
+        "total_steps": sum(campaign.steps_of(c) for c in campaign.conditions) * len(table.seeds),
+        "parallel": table.parallel,
+        "max_workers": table.max_workers,
+        "launcher": table.launcher,
+        "retries": table.retries,
+        "warnings": warnings_of(campaign),
+        "plan": table.plan.content() if table.plan else None,
+        "origins": origins,
+    }
+    return with_plugin_rows(content, config, plugins)
+
+
+def _clipping(campaign: Campaign, plugins: Plugins) -> dict[str, str]:
+    """By condition, the line about a loss that does not clip, where there is one."""
+    found = {
+        each.label: unclipped(each.config, plugins, build_flow(each.config, plugins)) for each in campaign.conditions
+    }
+    return {label: line for label, line in found.items() if line}

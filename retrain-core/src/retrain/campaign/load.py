@@ -1,0 +1,216 @@
+"""Loads a campaign from a command line and checks every condition before the first run starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retrain.campaign.condition_lines import ConditionLines
+from retrain.campaign.conditions import Condition, control_conditions, read_conditions
+from retrain.campaign.devices import device_problems
+from retrain.campaign.plan import seal_plan
+from retrain.campaign.table import CampaignTable
+from retrain.credit.recipes import configured_recipe, departures
+from retrain.kernel.config.keys import Key
+from retrain.kernel.config.load import TableEntry, all_keys
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.toml_file import read_toml
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.registry import Plugins
+from retrain.kernel.types import Kind
+from retrain.records.manifest import public_values
+from retrain.run.assemble import check, check_run
+from retrain.run.check import read_config, registered_tables
+from retrain.run.configure import OVERRIDING, split_arguments, steps_per_run
+from retrain.run.steps.controls import KEY as CONTROL
+
+SET_BY_CONDITIONS = ("algorithm.advantage_mode", "algorithm.transform_mode")
+RECIPE = "algorithm.recipe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedCondition:
+    """A condition and the configuration of its runs, without what differs between seeds.
+
+    `beaten` are values of the campaign that its recipe has otherwise, by flat name.
+    """
+
+    condition: Condition
+    config: Config
+    beaten: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """`adv+transform~k=v,...`."""
+        return self.condition.label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """A checked campaign. `file_tables` names the tables that the file sets."""
+
+    config: Config
+    table: CampaignTable
+    conditions: tuple[CheckedCondition, ...]
+    max_steps: int
+    file_tables: frozenset[str]
+    keys: tuple[Key, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """The label of every condition, in order."""
+        return [condition.label for condition in self.conditions]
+
+    @property
+    def num_runs(self) -> int:
+        """Conditions x seeds."""
+        return len(self.conditions) * len(self.table.seeds)
+
+    def steps_of(self, condition: CheckedCondition) -> int:
+        """Steps of each run of a condition: its own `max_steps`, or that of the campaign."""
+        is_own = condition.condition.sets("training.max_steps")
+        return condition.config.training.max_steps if is_own else self.max_steps
+
+    def content(self) -> dict[str, Any]:
+        """Everything that identifies the campaign, as plain data without secrets."""
+        return {
+            "seeds": self.table.seeds,
+            "devices_per_run": self.table.devices_per_run,
+            "plan": self.table.plan.content() if self.table.plan else None,
+            "conditions": {condition.label: self._values(condition) for condition in self.conditions},
+        }
+
+    def _values(self, condition: CheckedCondition) -> dict[str, Any]:
+        tables = public_values(condition.config)
+        values = {
+            key.path: tables[key.table].get(key.name)
+            for key in self.keys
+            if key.table in tables and not key.free_on_resume and key.path != "training.seed"
+        }
+        return values | {"training.max_steps": self.steps_of(condition)}
+
+
+def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
+    """Resolve `FILE [overrides]`. ConfigError lists every problem of the file and of every condition."""
+    tables = registered_tables(plugins)
+    keys = all_keys(tables)
+    file, overrides = split_arguments(arguments)
+
+    def load(condition: Condition | None = None) -> tuple[Config, list[Problem]]:
+        settings = condition.settings if condition else ()
+        return read_config(file, plugins, tables, arguments=overrides, environ=os.environ, settings=settings)
+
+    config, problems = load()
+    table = config.table("campaign", CampaignTable)
+    conditions, found = read_conditions(table.conditions, keys, ConditionLines(file, len(table.conditions)))
+    problems += found + _base_problems(config, table, plugins, conditions)
+    baseline = table.plan.baseline if table.plan else ""
+    conditions += control_conditions(conditions, table.controls, baseline, config.place("campaign.controls"))
+    checked = []
+    for condition in conditions:
+        own, found = load(condition)
+        checked.append(CheckedCondition(condition=condition, config=own, beaten=_beaten(condition, own, plugins)))
+        problems += found + _flow_problems(own, plugins, tables) + _recipe_problems(checked[-1])
+    campaign = Campaign(
+        config=config,
+        table=table,
+        conditions=tuple(checked),
+        max_steps=steps_per_run(config),
+        file_tables=_tables_of(file),
+        keys=tuple(keys),
+    )
+    problems += _plan_problems(campaign)
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
+    return campaign
+
+
+def _beaten(condition: Condition, config: Config, plugins: Plugins) -> dict[str, Any]:
+    """Where the campaign's own values beat the recipe that a condition names."""
+    recipe = configured_recipe(config, plugins) if condition.sets(RECIPE) else None
+    found = departures(config, recipe, plugins) if recipe else {}
+    return {name: value for name, value in found.items() if name not in condition.overrides}
+
+
+def _recipe_problems(checked: CheckedCondition) -> list[Problem]:
+    """A base configuration that fixes what recipes are to vary: their conditions would differ in name alone."""
+    paths = [path for path in SET_BY_CONDITIONS if path.partition(".")[2] in checked.beaten]
+    what, fix = (
+        f"beats recipe {checked.config.algorithm.recipe!r} of a condition",
+        "remove it, or move it to a condition",
+    )
+    return [Problem(where=checked.config.place(path), what=what, fix=fix) for path in paths]
+
+
+def _base_problems(
+    config: Config, table: CampaignTable, plugins: Plugins, conditions: Sequence[Condition]
+) -> list[Problem]:
+    problems = device_problems(config, table)
+    if (origin := config.origin("training.seed")).layer in OVERRIDING:
+        fix = f"remove {origin}, or give the seeds: --campaign-seeds 1,2,3"
+        problems.append(Problem(where=str(origin), what="seeds belong to the campaign", fix=fix))
+    varied = (*SET_BY_CONDITIONS, RECIPE) if any(each.sets(RECIPE) for each in conditions) else SET_BY_CONDITIONS
+    for path in varied:
+        if (origin := config.origin(path)).layer in OVERRIDING:
+            what = f"every condition sets its own {path.partition('.')[2]}"
+            fix = f"remove {origin}, or change [campaign] conditions"
+            problems.append(Problem(where=str(origin), what=what, fix=fix))
+    if config.algorithm.algorithm_mode:
+        what = "algorithm_mode replaces what the conditions of a campaign vary"
+        problems.append(Problem(where=config.place("algorithm.algorithm_mode"), what=what, fix="remove it"))
+    if config.value(CONTROL, ""):
+        what, fix = "would make every condition a control", "remove it, or use [campaign] controls"
+        problems.append(Problem(where=config.place(CONTROL), what=what, fix=fix))
+    if table.controls and len(conditions) < 2:
+        what, fix = "a control is of a condition that is compared with a baseline", "add a condition, or remove it"
+        problems.append(Problem(where=config.place("campaign.controls"), what=what, fix=fix))
+    return problems + _launcher_problems(config, table, plugins)
+
+
+def _launcher_problems(config: Config, table: CampaignTable, plugins: Plugins) -> list[Problem]:
+    entries = plugins.find(Kind.LAUNCHER, table.launcher)
+    if len(entries) != 1:  # reported with the names
+        return []
+    try:
+        model = resolve(plugins, Kind.LAUNCHER, table.launcher, where=config.place("campaign.launcher")).params
+    except Exception as error:  # a bug in that plugin, or an extra that is not installed
+        where, fix = config.place("campaign.launcher"), "repair that plugin, or choose another launcher"
+        return list(getattr(error, "problems", ())) or [Problem(where=where, what=str(error), fix=fix)]
+    return validated_params(model, table.launcher_options, where=config.place("campaign.launcher_options"))[1]
+
+
+def _flow_problems(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
+    flow, problems = check(config, plugins, tables)
+    return problems + (check_run(config, plugins, flow) if flow else [])
+
+
+def _plan_problems(campaign: Campaign) -> list[Problem]:
+    if campaign.table.plan is None:
+        return []
+    try:
+        sealed_plan(campaign, written="")
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def sealed_plan(campaign: Campaign, *, written: str) -> dict[str, Any] | None:
+    """`[campaign.plan]` as the manifest stores it; None if there is no plan."""
+    table = campaign.table
+    if table.plan is None:
+        return None
+    return seal_plan(
+        table.plan, conditions=campaign.labels, seeds=table.seeds, max_steps=campaign.max_steps, written=written
+    )
+
+
+def _tables_of(file: Path | None) -> frozenset[str]:
+    try:
+        return frozenset(read_toml(file)[0]) if file else frozenset()
+    except ConfigError:  # reported by the loader
+        return frozenset()

@@ -1,0 +1,179 @@
+"""The runs of a campaign: name, folder, configuration and environment of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tomli_w
+
+from retrain.campaign.devices import devices_of_a_run
+from retrain.campaign.load import Campaign, CheckedCondition
+from retrain.kernel.config.keys import Key
+from retrain.kernel.config.overrides import ENV_PREFIX
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.records.manifest import recorded_values
+from retrain.run.devices import KEY, SettledDevices
+from retrain.text.secrets import hide
+
+NO_DEVICES: Mapping[str, SettledDevices] = MappingProxyType({})
+LONGEST_NAME = 120  # file systems allow 255 bytes; logs and folders that are moved aside append to it
+TAG_CHARS = 64  # the most that wandb accepts
+_UNSAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """One run. `name` is `{condition}_s{seed}` in characters that every file system accepts.
+
+    `devices` are those of its configuration file; None leaves the key out, and the run takes what is there.
+    """
+
+    number: int  # from 1, in starting order
+    name: str
+    condition: CheckedCondition
+    seed: int
+    folder: Path
+    config_file: Path
+    max_steps: int
+    devices: str | None
+
+    @property
+    def title(self) -> str:
+        """`{condition}_s{seed}`, for wandb."""
+        return f"{self.condition.label}_s{self.seed}"
+
+
+def plan_runs(
+    campaign: Campaign,
+    folder: Path,
+    before: Mapping[str, Any] | None = None,
+    devices: Mapping[str, SettledDevices] = NO_DEVICES,
+) -> list[PlannedRun]:
+    """Every run of the campaign in `folder`: condition by condition, seed by seed; with planned looks, look by look.
+
+    A run of an earlier session keeps the name in its manifest, `before`, whichever conditions were added since.
+    `devices` are those that the runs of each condition use, if they are known here.
+    """
+    blocks = _blocks(campaign)
+    pairs = [(condition, seed) for seeds in blocks for condition in campaign.conditions for seed in seeds]
+    known = {
+        (entry.get("condition"), entry.get("seed")): entry["run_name"] for entry in (before or {"runs": ()})["runs"]
+    }
+    titles = run_names([f"{condition.label}_s{seed}" for condition, seed in pairs])
+    names = [known.get((condition.label, seed), name) for (condition, seed), name in zip(pairs, titles, strict=True)]
+    return [
+        PlannedRun(
+            number=number,
+            name=name,
+            condition=condition,
+            seed=seed,
+            folder=folder / "runs" / name,
+            config_file=folder / "configs" / f"{name}.toml",
+            max_steps=campaign.steps_of(condition),
+            devices=_devices(condition, campaign, devices.get(condition.label)),
+        )
+        for number, (name, (condition, seed)) in enumerate(zip(names, pairs, strict=True), start=1)
+    ]
+
+
+def _blocks(campaign: Campaign) -> list[list[int]]:
+    """The seeds in the blocks after which the campaign looks; all in one without planned looks."""
+    seeds, plan = campaign.table.seeds, campaign.table.plan
+    ends = [0, *(plan.looks if plan else ()), len(seeds)]
+    return [seeds[start:end] for start, end in pairwise(ends)]
+
+
+def _devices(condition: CheckedCondition, campaign: Campaign, settled: SettledDevices | None) -> str | None:
+    if settled is None and condition.config.origin(KEY) == DEFAULT_ORIGIN:
+        return None
+    return devices_of_a_run((settled.config if settled else condition.config).backend.devices, campaign.table)
+
+
+def run_names(titles: list[str]) -> list[str]:
+    """A folder name for each title: safe, unique even if case is ignored, and always the same for the same titles."""
+    plain = [_UNSAFE.sub("-", title) for title in titles]
+    counts = Counter(name.casefold() for name in plain)
+    return [
+        name
+        if name == title and len(name) <= LONGEST_NAME and counts[name.casefold()] == 1 and name[0] != "."
+        else f"{_shortened(name)}-{hashlib.sha256(title.encode()).hexdigest()[:8]}{_seed_of(title)}"
+        for title, name in zip(titles, plain, strict=True)
+    ]
+
+
+def _shortened(name: str) -> str:
+    return name.rpartition("_s")[0][: LONGEST_NAME - 40].lstrip(".") or "run"
+
+
+def _seed_of(title: str) -> str:
+    return "_s" + title.rpartition("_s")[2]
+
+
+def run_config(run: PlannedRun, campaign: Campaign, throttle_dir: Path | None) -> dict[str, dict[str, Any]]:
+    """The tables of the run's own configuration with its secrets, for `config_text` and `run_environ`."""
+    config = run.condition.config
+    tables = recorded_values(config)
+    tables["training"] |= {"seed": run.seed, "max_steps": run.max_steps}
+    tables["logging"] |= {"log_dir": str(run.folder)} | _wandb(run, config)
+    tables["backend"].pop("devices", None)
+    if run.devices is not None:
+        tables["backend"]["devices"] = run.devices
+    if config.backend.adapter_path:
+        tables["backend"]["adapter_path"] = str(Path(config.backend.adapter_path) / run.name)
+    if throttle_dir is not None and not config.backend.throttle_dir:
+        tables["backend"]["throttle_dir"] = str(throttle_dir)
+    return {name: table for name, table in tables.items() if table}
+
+
+def config_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables as TOML, secrets hidden."""
+    return tomli_w.dumps(hide(tables))
+
+
+def _wandb(run: PlannedRun, config: Config) -> dict[str, str]:
+    if "wandb_tags" not in type(config.logging).model_fields:  # without the trackers
+        return {}
+    label = run.condition.label.replace(",", ";")[:TAG_CHARS]  # a comma would end the tag
+    tags = [tag.strip() for tag in config.value("logging.wandb_tags", "").split(",") if tag.strip()]
+    return {
+        "wandb_run_name": config.value("logging.wandb_run_name", "") or run.title,
+        "wandb_group": config.value("logging.wandb_group", "") or run.condition.label,
+        "wandb_tags": ",".join(dict.fromkeys([*tags, label, f"seed{run.seed}"])),
+    }
+
+
+def run_environ(
+    tables: Mapping[str, Mapping[str, Any]], keys: tuple[Key, ...], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables of the run that differ from the campaign's own.
+
+    Values that `config_text` hides, so that no file holds them, are passed as `RETRAIN__TABLE__KEY`. Variables of that
+    form in the campaign's own environment are resolved already: they are set to the run's value, so that they do not
+    override a condition.
+    """
+    public = hide(tables)
+    given = [variable for variable in environ if variable.startswith(ENV_PREFIX)]
+    variables = {}
+    for key in keys:
+        name = f"{ENV_PREFIX}{key.table}__{key.name}".upper()
+        value = tables.get(key.table, {}).get(key.name)
+        if value != public.get(key.table, {}).get(key.name):
+            variables[name] = _text(value)
+        elif same := [variable for variable in given if variable.upper() == name]:
+            own = key.default if value is None else value
+            if own is not None:
+                variables |= dict.fromkeys(same, _text(own))
+    return variables
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,294 @@
+"""Starts, monitors, retries and stops the runs of a campaign, and keeps the manifest up to date."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.campaign.devices import gpus_per_run
+from retrain.campaign.folder import keep_earlier
+from retrain.campaign.follow_up import FollowUps
+from retrain.campaign.launching import FindsJobs, Job, Launcher, RunningJob
+from retrain.campaign.load import Campaign
+from retrain.campaign.looks import PlannedLooks
+from retrain.campaign.manifest import Manifest, now
+from retrain.campaign.on_record import CampaignRecord
+from retrain.campaign.outcome import (
+    Adopted,
+    State,
+    can_continue,
+    has_records,
+    is_done,
+    owner,
+    progress,
+    reason_of_failure,
+)
+from retrain.campaign.planned import PlannedRun, config_text, run_config, run_environ
+from retrain.campaign.report_lines import Lines
+from retrain.campaign.stops import Stops
+from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, RetrainError
+from retrain.records.files import write_text
+from retrain.run.process import python_command
+from retrain.text.terminal_text import OUTCOME_LEVEL
+
+POLL_S = 0.2
+STARTS_AT_ONCE = 100  # runs started between two looks at those that are active
+EXTRA_GRACE_S = 15.0  # on top of the `grace_s` of the runs
+PROGRAM = (*python_command(), "-m", "retrain")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Active:
+    """An active run. `is_own`: it is known how it will end. `steps_before` were done when it was started."""
+
+    run: PlannedRun
+    job: RunningJob
+    since: float
+    is_own: bool
+    continues: bool = False
+    steps_before: int = 0
+
+
+class Schedule:
+    """Executes the remaining runs, at most `workers` at a time."""
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        runs: Sequence[PlannedRun],
+        *,
+        workers: int,
+        throttle_dir: Path | None,
+        manifest: Manifest,
+        launcher: Launcher,
+        lines: Lines,
+        follow_ups: FollowUps,
+        stops: Stops,
+        record: CampaignRecord,
+        looks: PlannedLooks | None = None,
+    ) -> None:
+        self._campaign, self._workers, self._throttle_dir = campaign, workers, throttle_dir
+        self._manifest, self._launcher, self._lines = manifest, launcher, lines
+        self._follow_ups, self._stops, self._record = follow_ups, stops, record
+        self._looks = looks
+        self.cannot_look: RetrainError | None = None
+        self._queue: deque[PlannedRun] = deque()
+        self._active: dict[str, _Active] = {}
+        self.attempts: Counter[str] = Counter()  # of this session
+        self._anew: set[str] = set()  # runs whose resume was refused
+        self._next_launch = 0.0
+        self._num_done = 0
+        self.failures: dict[str, str] = {}
+        for run in runs:
+            self._sort_in(run)
+
+    def run(self) -> None:
+        """Return when all runs have ended; after a stop request, when each has saved its state or was killed."""
+        while self._is_open and not self._stops.reason:
+            self._launch()
+            self._collect()
+            self._take_look()
+            self._take_follow_ups()
+            self._manifest.save()
+            self._lines.show({name: active.run for name, active in self._active.items()}, self._num_done)
+            if self._active or self._follow_ups.num_open or self._queue:
+                self._stops.wait(POLL_S)
+        if self._stops.reason:
+            self._stop_all()
+        self._manifest.save()
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether anything is to be run, waited for or looked at."""
+        if self.cannot_look:
+            return bool(self._active or self._follow_ups.num_open)
+        return bool(self._queue or self._active or self._follow_ups.num_open or (self._looks and self._looks.due))
+
+    def _take_look(self) -> None:
+        """Take the planned look once every run before it has ended; runs that it saves are not started."""
+        looks = self._looks
+        if not looks or not looks.due or self._active or self.cannot_look or any(map(looks.may_start, self._queue)):
+            return
+        self._manifest.save()  # what has failed for good is told there
+        try:
+            look = looks.take()
+        except RetrainError as error:  # nothing to compare: the same command takes the look when runs are there
+            self.cannot_look = error
+            return
+        self._manifest.change(looks=[*looks.taken])
+        for run in [run for run in self._queue if not looks.is_needed(run)]:
+            self._queue.remove(run)
+            self._manifest.change_run(run.name, status=State.NOT_NEEDED)
+        self._manifest.save()  # before anything starts: what was decided is not decided twice
+        self._lines.say(f"  {look.text}", OUTCOME_LEVEL)
+
+    def _sort_in(self, run: PlannedRun) -> None:
+        """Classify a run by its folder; the manifest may be out of date."""
+        if is_done(run):
+            self._manifest.change_run(run.name, status=State.DONE)
+            self._done(run)
+        elif isinstance(self._launcher, FindsJobs) and (job := self._launcher.find(run.name, run.folder)):
+            steps = progress(run.folder).steps_done
+            self._active[run.name] = _Active(
+                run=run, job=job, since=time.monotonic(), is_own=True, continues=has_records(run), steps_before=steps
+            )
+            self._manifest.change_run(run.name, status=State.RUNNING, pid=job.pid)
+            self._lines.started(run, job.pid, "started by an earlier session, waiting for it")
+        elif pid := owner(run):
+            self._active[run.name] = _Active(run=run, job=Adopted(run), since=time.monotonic(), is_own=False)
+            self._manifest.change_run(run.name, status=State.RUNNING, pid=max(pid, 0) or None)
+            self._lines.started(run, max(pid, 0) or None, "still alive, waiting for it")
+        elif self._looks and not self._looks.is_needed(run) and not has_records(run):
+            self._manifest.change_run(run.name, status=State.NOT_NEEDED)
+        else:
+            self._manifest.change_run(run.name, status=State.QUEUED, pid=None)
+            self._queue.append(run)
+
+    def _launch(self) -> None:
+        """Start what there is room for; the manifest counts the attempts before the first process starts."""
+        chosen: list[PlannedRun] = []
+        is_waiting = self._workers == 1 and self._follow_ups.num_open  # sequential: follow-up first
+        room = 0 if is_waiting else min(self._workers - len(self._active), STARTS_AT_ONCE)
+        while self._queue and len(chosen) < room and time.monotonic() >= self._next_launch:
+            run = next((run for run in self._queue if self._may_start(run)), None)
+            if run is None:
+                break
+            self._next_launch = time.monotonic() + self._campaign.table.stagger_seconds
+            self._queue.remove(run)
+            chosen.append(run)
+        before = {run.name: dict(self._manifest.run(run.name)) for run in chosen}
+        for run in chosen:
+            attempts = before[run.name]["attempts"] + 1
+            fields = {"pid": None, "started": now(), "ended": None, "returncode": None}
+            self._manifest.change_run(run.name, status=State.RUNNING, attempts=attempts, **fields)
+        self._manifest.save()
+        for run in chosen:
+            if self._stops.reason:
+                self._manifest.change_run(run.name, **before[run.name])
+                self._queue.append(run)
+            else:
+                self._start(run)
+
+    def _may_start(self, run: PlannedRun) -> bool:
+        return not self._looks or self._looks.may_start(run)
+
+    def _start(self, run: PlannedRun) -> None:
+        continues = run.name not in self._anew and can_continue(run)
+        self.attempts[run.name] += 1
+        self._record.attempt(run.name, self._manifest.run(run.name)["attempts"], continues=continues)
+        try:
+            if not continues and has_records(run):
+                keep_earlier(run.folder)
+            job = self._launcher.start(self._job(run, continues=continues))
+        except (RetrainError, OSError) as error:
+            self._lines.started(run, None, "")
+            self._failed(run, EXIT_USAGE, str(error), may_retry=False)
+            return
+        steps = progress(run.folder).steps_done if continues else 0
+        self._active[run.name] = _Active(
+            run=run, job=job, since=time.monotonic(), is_own=True, continues=continues, steps_before=steps
+        )
+        self._manifest.change_run(run.name, pid=job.pid)
+        number = self.attempts[run.name]
+        notes = [f"attempt {number}"] * (number > 1) + ["continued"] * continues
+        self._lines.started(run, job.pid, ", ".join(notes))
+
+    def _job(self, run: PlannedRun, *, continues: bool) -> Job:
+        campaign = self._campaign
+        tables = run_config(run, campaign, self._throttle_dir)
+        run.config_file.parent.mkdir(parents=True, exist_ok=True)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_text(run.config_file, config_text(tables))
+        resume = ("--resume", str(run.folder)) if continues else ()
+        if continues and campaign.config.value("resume.anyway", False):
+            resume = (*resume, "--resume-anyway", "true")
+        return Job(
+            name=run.name,
+            argv=(*PROGRAM, str(run.config_file), *resume),
+            environ=run_environ(tables, campaign.keys, os.environ),
+            cwd=Path.cwd(),
+            folder=run.folder,
+            num_cpus=max(1, (os.cpu_count() or 1) // self._workers),
+            num_gpus=gpus_per_run(run.condition.config, campaign.table),
+        )
+
+    def _collect(self) -> None:
+        for name, active in list(self._active.items()):
+            code = active.job.poll()
+            if code is None:
+                continue
+            run = active.run
+            if pid := owner(run):  # the job is gone, but a process holds the folder: an orphan, or another user's
+                active.job, active.is_own = Adopted(run), False
+                self._manifest.change_run(name, pid=max(pid, 0) or None)
+                continue
+            del self._active[name]
+            self._ended(active, code)
+
+    def _ended(self, active: _Active, code: int) -> None:
+        run, seconds = active.run, time.monotonic() - active.since
+        self._manifest.change_run(run.name, ended=now(), returncode=code, pid=None)
+        if is_done(run):
+            self._manifest.change_run(run.name, status=State.DONE, returncode=0)
+            self._lines.ended(run, seconds)
+            self._done(run)
+        elif self._stops.reason:
+            self._manifest.change_run(run.name, status=State.STOPPED)
+        elif not active.is_own:  # the cause is unknown; its records say where to continue
+            self._manifest.change_run(run.name, status=State.QUEUED)
+            self._queue.appendleft(run)
+        elif code == EXIT_RESUMABLE and progress(run.folder).steps_done > active.steps_before:  # taken away, not failed
+            self.attempts[run.name] -= 1
+            self._lines.ended(run, seconds, reason_of_failure(run, code), note="it got further, and is continued")
+            self._manifest.change_run(run.name, status=State.QUEUED)
+            self._queue.appendleft(run)
+        else:
+            if code == EXIT_USAGE and active.continues:
+                self._anew.add(run.name)
+            may_retry = code != EXIT_USAGE or active.continues  # a configuration error would only repeat itself
+            self._failed(run, code, reason_of_failure(run, code), may_retry=may_retry, seconds=seconds)
+
+    def _failed(self, run: PlannedRun, code: int, reason: str, *, may_retry: bool, seconds: float = 0.0) -> None:
+        left = self._campaign.table.retries + 1 - self.attempts[run.name] if may_retry else 0
+        note = f"retrying, {left} attempt{'s' if left > 1 else ''} left" if left > 0 else ""
+        self._lines.ended(run, seconds, " ".join(reason.split()), note=note)
+        if left > 0:
+            self._manifest.change_run(run.name, status=State.QUEUED, error=reason)
+            self._queue.appendleft(run)
+            return
+        self._manifest.change_run(run.name, status=State.FAILED, ended=now(), returncode=code, error=reason)
+        self.failures[run.name] = reason
+
+    def _done(self, run: PlannedRun) -> None:
+        self._num_done += 1
+        first = self._manifest.content.get("first_done") or run.name
+        self._manifest.change(first_done=first)
+        if not self._manifest.run(run.name).get("followed_up"):
+            self._follow_ups.submit(run, is_first=first == run.name)
+
+    def _take_follow_ups(self) -> None:
+        for followed in self._follow_ups.finished():
+            self._manifest.change_run(followed.run.name, followed_up=True)
+            self._manifest.change(**followed.fields)
+            if followed.error:
+                self._manifest.change_run(followed.run.name, follow_up_error=followed.error)
+                self._lines.say(f"  after {followed.run.name}: {followed.error}")
+
+    def _stop_all(self) -> None:
+        """Ask every run to stop, wait for them, and kill those that do not."""
+        self._lines.say(f"Stopping ({self._stops.reason}): {len(self._active)} runs save their state")
+        for active in self._active.values():
+            active.job.stop()
+        grace_s = max((a.run.condition.config.training.grace_s for a in self._active.values()), default=0.0)
+        end = time.monotonic() + grace_s + EXTRA_GRACE_S
+        while self._active and not self._stops.is_urgent and time.monotonic() < end:
+            self._collect()
+            self._manifest.save()
+            self._stops.wait(POLL_S)
+        for active in self._active.values():
+            active.job.kill()
+            self._manifest.change_run(active.run.name, status=State.STOPPED, ended=now(), pid=None)

@@ -1,0 +1,242 @@
+"""One session of a campaign: opens its folder, runs what is missing, records and prints the outcome."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from retrain.campaign.changed_runs import ChangedRuns, changed_runs, current_identities, refuse_changed
+from retrain.campaign.explain import warnings_of, workers_of
+from retrain.campaign.folder import CampaignFolder, open_campaign
+from retrain.campaign.follow_up import FollowUps
+from retrain.campaign.launching import Launcher
+from retrain.campaign.load import Campaign
+from retrain.campaign.looks import PlannedLooks, StudyJudge
+from retrain.campaign.manifest import CONTENT, Manifest, new_content, now, session_fields
+from retrain.campaign.on_record import CampaignRecord
+from retrain.campaign.outcome import State, is_done
+from retrain.campaign.planned import PlannedRun, plan_runs
+from retrain.campaign.report_lines import Lines
+from retrain.campaign.schedule import Schedule
+from retrain.campaign.stops import Stops
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import Problem, RetrainError, StopRequested
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.registry import Plugins
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Kind
+from retrain.records.files import write_json, write_text
+from retrain.records.identity.recorded import places_entry
+from retrain.records.manifest import public_values
+from retrain.run.check import registered_tables
+from retrain.run.devices import ENTRY, KEY, SettledDevices
+from retrain.text.terminal_text import OUTCOME_LEVEL, duration
+from retrain.text.typed_command import program
+
+THROTTLE = "tinker_throttle"
+CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "followed_up", "follow_up_error")
+OF_THE_CONTENT = ("sha256", "conditions", "seeds", "num_runs", "runs")  # what grows with a campaign
+SHOWN_FAILURES = 10
+
+
+def run_campaign(
+    campaign: Campaign,
+    plugins: Plugins,
+    *,
+    is_new: bool = False,
+    is_beyond_plan: bool = False,
+    is_quiet: bool = False,
+) -> None:
+    """Run what is missing of a campaign; `is_quiet` prints only warnings, failures and the outcome.
+
+    `is_new` and `is_beyond_plan` are those of `open_campaign`.
+    RetrainError when a run failed after its retries, StopRequested when a signal ended the session.
+    """
+    folder = open_campaign(campaign, plugins, is_new=is_new, is_beyond_plan=is_beyond_plan)
+    try:
+        opening = {"is_new": is_new, "is_beyond_plan": is_beyond_plan}
+        _session(campaign, plugins, folder, is_quiet=is_quiet, opening=opening)
+    finally:
+        folder.close()
+
+
+def _session(
+    campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is_quiet: bool, opening: Mapping[str, bool]
+) -> None:
+    runs = plan_runs(campaign, folder.path, folder.before, folder.growth.devices)
+    lines = Lines(len(runs), parallel=campaign.table.parallel, is_quiet=is_quiet)
+    identities = current_identities(campaign, plugins)
+    changed = changed_runs(runs, identities)
+    if not campaign.config.value("resume.anyway", False):
+        refuse_changed(changed, campaign, str(folder.path))
+    if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, _needed(runs, folder.before))):
+        counts = f"all {len(_needed(runs, folder.before))} runs are done"
+        done = f"Already complete: {counts} in {folder.path}. `--new` starts another campaign."
+        for told in (done, *changed.notes):
+            lines.say(told, OUTCOME_LEVEL)
+        return
+    workers = workers_of(campaign)
+    _say_head(campaign, folder, changed, lines, workers)
+    launcher = _launcher(campaign, plugins)
+    stops, began = Stops(), time.monotonic()
+    try:
+        manifest = _manifest(campaign, plugins, runs, folder, workers, changed)
+        tables = frozenset(manifest.content["tables"])
+        record = CampaignRecord(folder.path, lines, continues=folder.before is not None)
+        record.opened(manifest.content, **opening)
+        judge = StudyJudge.of(campaign, folder.path)
+        looks = PlannedLooks(campaign, judge, manifest.content.get("looks", ())) if judge else None
+        with stops.installed(), lines.shown():
+            schedule = Schedule(
+                campaign,
+                runs,
+                workers=workers,
+                throttle_dir=folder.path / THROTTLE if campaign.table.parallel else None,
+                manifest=manifest,
+                launcher=launcher,
+                lines=lines,
+                follow_ups=FollowUps(campaign, plugins, folder.path, tables),
+                stops=stops,
+                record=record,
+                looks=looks,
+            )
+            schedule.run()
+    finally:
+        launcher.close()
+    started = [run for run in runs if run.name in schedule.attempts]
+    for told in changed_runs(started, identities, told=lambda change: change.file or change.name).lines:
+        lines.say(f"note: changed while the campaign went on: {told}", logging.WARNING)
+    _conclude(manifest, runs, schedule, stops, lines, time.monotonic() - began, folder, record)
+
+
+def _say_head(campaign: Campaign, folder: CampaignFolder, changed: ChangedRuns, lines: Lines, workers: int) -> None:
+    if folder.notice:
+        lines.say(f"note: {folder.notice}", logging.WARNING)
+    lines.head(campaign, str(folder.path), workers)
+    for told in _device_notes(folder):
+        lines.say(told, OUTCOME_LEVEL)
+    if folder.growth.adds_runs:
+        lines.say(f"  added: {folder.growth}; what was there before is not run again", OUTCOME_LEVEL)
+    for warning in (*warnings_of(campaign), *changed.notes):
+        lines.say(f"  note: {warning}", logging.WARNING)
+
+
+def _device_notes(folder: CampaignFolder) -> list[str]:
+    """A line for each choice of devices that nobody made."""
+    chosen = (each for each in folder.growth.devices.values() if each.why)
+    return list(dict.fromkeys(f"  devices: {each.config.backend.devices} ({each.why})" for each in chosen))
+
+
+def _places(campaign: Campaign, plugins: Plugins, folder: Path) -> dict[str, Any]:
+    """Where the paths of the campaign and of each condition lead: its runs read the same inputs in later sessions."""
+    tables = registered_tables(plugins)
+    configs = [campaign.config, *(condition.config for condition in campaign.conditions)]
+    entries = [places_entry(config, tables, plugins, folder) for config in configs]
+    unique = {(*each["keys"], each["written"]): each for entry in reversed(entries) for each in reversed(entry["keys"])}
+    return {**entries[0], "keys": list(reversed(unique.values()))}
+
+
+def _manifest(
+    campaign: Campaign,
+    plugins: Plugins,
+    runs: list[PlannedRun],
+    folder: CampaignFolder,
+    workers: int,
+    changed: ChangedRuns,
+) -> Manifest:
+    """Write the manifest before the first run starts, with what an earlier session recorded about the runs."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    content = new_content(campaign, runs, folder.started)
+    if folder.before:
+        earlier = {entry["run_name"]: entry for entry in folder.before["runs"]}
+        for entry in content["runs"]:
+            entry |= {name: earlier.get(entry["run_name"], {}).get(name, entry.get(name)) for name in CARRIED}
+        content = {**content, **folder.before, **{name: content[name] for name in OF_THE_CONTENT}}
+    if folder.growth.adds_runs:
+        added = {"seeds": list(folder.growth.seeds), "conditions": list(folder.growth.conditions)}
+        content["grown"] = [*content.get("grown", []), {"time": now(), **added}]
+    if changed.by_change:
+        content["accepted"] = [*content.get("accepted", []), {"time": now(), "changes": changed.lines}]
+    if folder.growth.devices:
+        settled = folder.growth.devices.items()
+        content["devices"] = {**content.get("devices", {}), **{label: each.entry[ENTRY] for label, each in settled}}
+    manifest = Manifest(folder.path, content)
+    manifest.change(**session_fields(campaign, workers), paths=_places(campaign, plugins, folder.path))
+    manifest.save()  # before its content: a manifest that is ahead of `campaign.json` matches its hash
+    write_json(folder.path / CONTENT, campaign.content())
+    write_text(folder.path / "config.toml", _config_toml(campaign, folder.growth.devices))
+    return manifest
+
+
+def _config_toml(campaign: Campaign, devices: Mapping[str, SettledDevices]) -> str:
+    """The resolved campaign as a TOML file that `retrain --resume FOLDER` reads; `devices` are those that were used."""
+    own: dict[str, Any] = campaign.table.model_dump(mode="json", by_alias=True, exclude_none=True)
+    tables = {"campaign": own | {"max_steps": campaign.max_steps}} | public_values(campaign.config)
+    if campaign.config.origin(KEY) == DEFAULT_ORIGIN:
+        del tables["backend"]["devices"]
+        if used := next((each.config.backend.devices for each in devices.values() if each.why), ""):
+            tables["backend"]["devices"] = used
+    return tomli_w.dumps({name: table for name, table in tables.items() if table})
+
+
+def _launcher(campaign: Campaign, plugins: Plugins) -> Launcher:
+    context = PluginContext(config=campaign.config, seeds=Seeds(0), plugins=plugins)
+    options = campaign.table.launcher_options
+    launcher: Launcher = build_part(
+        Kind.LAUNCHER, campaign.table.launcher, "campaign.launcher", context, options, "campaign.launcher_options"
+    )
+    return launcher
+
+
+def _conclude(
+    manifest: Manifest,
+    runs: list[PlannedRun],
+    schedule: Schedule,
+    stops: Stops,
+    lines: Lines,
+    seconds: float,
+    opened: CampaignFolder,
+    record: CampaignRecord,
+) -> None:
+    folder, failures, needed = opened.path, schedule.failures, _needed(runs, manifest.content)
+    num_done = sum(map(is_done, runs))
+    has_failed = failures or schedule.cannot_look
+    status = State.STOPPED if stops.reason else State.FAILED if has_failed else State.DONE
+    manifest.change(status=status, runner_pid=None)
+    manifest.save()
+    record.ended(status, done=num_done, failed=len(failures))
+    counts = f"{num_done} of {len(needed)} runs done, {len(failures)} failed"
+    if saved := len(runs) - len(needed):
+        counts += f"; the planned looks saved {saved} of {len(runs)}"
+    lines.say(f"Campaign {status}: {counts} ({duration(seconds)})", OUTCOME_LEVEL)
+    lines.say(f"  manifest: {folder / 'manifest.json'}", OUTCOME_LEVEL)
+    for told in _device_notes(opened):
+        lines.say(told, OUTCOME_LEVEL)
+    if stops.reason:
+        lines.say("  the same command finishes what is missing", OUTCOME_LEVEL)
+        stop = StopRequested(stops.reason)
+        stop.folder = folder
+        raise stop
+    if failures:
+        shown = [f"{name}: {reason}" for name, reason in list(failures.items())[:SHOWN_FAILURES]]
+        more = [f"and {len(failures) - SHOWN_FAILURES} more"] if len(failures) > SHOWN_FAILURES else []
+        fix = f"see stderr.log under {folder / 'runs'}; the same command retries them"
+        what = f"{len(failures)} of {len(needed)} runs failed"
+        raise RetrainError(Problem(where=str(folder), what=what, why="\n    ".join([*shown, *more]), fix=fix))
+    if schedule.cannot_look:
+        raise schedule.cannot_look
+    for verb in ("compare", "report"):
+        lines.say(f"  next: {program()} {verb} {shlex.quote(str(folder))}", OUTCOME_LEVEL)
+
+
+def _needed(runs: list[PlannedRun], manifest: Mapping[str, Any]) -> list[PlannedRun]:
+    """The runs without those that the planned looks saved."""
+    saved = {entry["run_name"] for entry in manifest["runs"] if entry.get("status") == State.NOT_NEEDED}
+    return [run for run in runs if run.name not in saved]

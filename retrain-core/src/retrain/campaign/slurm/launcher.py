@@ -1,0 +1,343 @@
+"""Launcher `slurm`: runs as tasks of job arrays, in partitions of a cluster.
+
+Runs that start together are one array, one `squeue` asks for all of them, and a thread does the talking: a controller
+that is slow or away holds nothing up, and is waited for. Jobs outlive the campaign's process; `find` gets them back.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import shutil
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from retrain.campaign.launching import Job
+from retrain.campaign.outcome import recorded_code
+from retrain.campaign.slurm import commands
+from retrain.campaign.slurm.commands import PREFIX, PROGRAMS, Listing, SlurmError
+from retrain.campaign.slurm.script import NOT_SEEN, TaskRecord, array_script, write_start
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, BackendError, ConfigError, Problem
+
+LOG = logging.getLogger("retrain")
+STOP, KILL = ("--batch", "--signal=TERM"), ("--full", "--signal=KILL")  # options of `scancel`
+GATHER_S = 0.1  # without another start, and an array is handed in
+STOPPING_S = 1.0  # between two questions while runs are asked to stop
+CLOSE_S = 150.0  # for the last requests
+USUAL_REASONS = frozenset(("", "None", "Resources", "Priority", "JobArrayTaskLimit", "BeginTime", "Cleaning"))
+
+
+class Options(BaseModel):
+    """`[campaign.launcher_options]`: what `sbatch` is asked for, for each run."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    partition: str = ""  # empty = the cluster's default; the same with the next four
+    account: str = ""
+    qos: str = ""
+    time: str = ""  # limit of a run, as "2:00:00"; a run that reaches it saves its state, and is continued
+    mem: str = ""  # memory of a run, as "32G"
+    num_cpus: int = Field(default=1, ge=1)  # cores per run, and OMP_NUM_THREADS
+    num_gpus: int | None = Field(default=None, ge=0)  # per run; None = as [backend] devices says, if there are any
+    gres: str = ""  # in place of gpu:{num_gpus}, as "gpu:a100:2"
+    sbatch: list[str] = Field(default_factory=list)  # further options of sbatch, as "--constraint=nvlink"
+    setup: list[str] = Field(default_factory=list)  # shell lines on the node before a run, as "module load cuda"
+    array_size: int = Field(default=1000, ge=1)  # runs in an array, at most; a cluster's MaxArraySize limits it
+    poll_s: float = Field(default=10.0, gt=0.0)  # between two questions for the state of all runs
+
+    def arguments(self, num_gpus: int, cwd: Path, grace_s: float) -> list[str]:
+        """The options of `sbatch` for runs with so many GPUs each, on one node."""
+        named = {"partition": self.partition, "account": self.account, "qos": self.qos}
+        named |= {"time": self.time, "mem": self.mem, "gres": self.gres or (f"gpu:{num_gpus}" if num_gpus else "")}
+        return [
+            *(f"--{name}={value}" for name, value in named.items() if value),
+            *("--nodes=1", "--ntasks=1", f"--cpus-per-task={self.num_cpus}", f"--chdir={cwd}"),
+            "--no-requeue",  # the campaign does that: it resumes the run
+            f"--signal=B:TERM@{math.ceil(grace_s)}",
+            "--output=/dev/null",  # the runs have logs of their own
+            *self.sbatch,
+        ]
+
+
+def build(context: PluginContext) -> SlurmLauncher:
+    """Check that jobs can be handed in here. ConfigError without Slurm's programs, and when its controller is away."""
+    options = context.params if isinstance(context.params, Options) else Options()
+    if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
+        what = f"{', '.join(missing)} not found: this machine hands in no Slurm jobs"
+        fix = "start the campaign on a login node of the cluster, or choose another launcher"
+        raise ConfigError(Problem(where=context.config.place("campaign.launcher"), what=what, fix=fix))
+    where = context.config.place("campaign.launcher_options")
+    try:
+        found = commands.generic_resources(options.partition)
+    except SlurmError as error:
+        what, fix = f"Slurm does not answer: {error}", "try `sinfo`; start the campaign again when the cluster is up"
+        raise ConfigError(Problem(where=where, what=what, fix=fix)) from error
+    if not found:
+        what = (
+            f"the cluster has no partition {options.partition!r}" if options.partition else "the cluster has no nodes"
+        )
+        raise ConfigError(Problem(where=where, what=what, fix="choose one of those that `sinfo` lists"))
+    has_gpus = any(kind.startswith("gpu") for kind in found)
+    return SlurmLauncher(options, has_gpus=has_gpus, grace_s=context.config.training.grace_s)
+
+
+class SlurmLauncher:
+    """Hands in runs, asks for their states and passes stops on, in rounds of one thread."""
+
+    def __init__(self, options: Options, *, has_gpus: bool, grace_s: float) -> None:
+        self._options, self._has_gpus, self._grace_s = options, has_gpus, grace_s
+        self._lock, self._wake = threading.Lock(), threading.Event()
+        self._waiting: list[SlurmJob] = []  # to be handed in
+        self._handed_in: list[SlurmJob] = []
+        self._told: set[str] = set()  # reasons why jobs wait
+        self._thread: threading.Thread | None = None
+        self._listing: Listing | None = None
+        self._is_closing = self._is_away = False
+
+    def start(self, job: Job) -> SlurmJob:
+        """Hand the run in with the next round, beside all that start together with it."""
+        job = replace(job, folder=job.cwd / job.folder)
+        num_gpus = self._options.num_gpus
+        if num_gpus is None:
+            num_gpus = job.num_gpus if self._has_gpus else 0
+        try:
+            write_start(job, self._options.num_cpus)
+        except OSError as error:
+            what, fix = f"{job.name}: {error}", "check the folder of the campaign"
+            raise BackendError(Problem(what=what, fix=fix)) from error
+        started = SlurmJob(self, job.folder, cwd=job.cwd, num_gpus=num_gpus)
+        with self._lock:
+            self._waiting.append(started)
+        self.wake()
+        return started
+
+    def find(self, name: str, folder: Path) -> SlurmJob | None:
+        """The task that an earlier session handed in for a run, if it waits or runs."""
+        folder = Path.cwd() / folder
+        record = TaskRecord.read(folder)
+        if record is None:
+            return None
+        if self._listing is None:
+            try:
+                self._listing = commands.listing()
+            except SlurmError as error:
+                what, fix = f"Slurm does not answer: {error}", "try `squeue`; start the campaign again when it is up"
+                raise BackendError(Problem(what=what, fix=fix)) from error
+        state = self._listing.of(record.name, record.task)
+        if state is None or state.has_ended:
+            return None
+        found = SlurmJob(self, folder, record=replace(record, job_id=state.job_id))
+        with self._lock:
+            self._handed_in.append(found)
+        self.wake()
+        return found
+
+    def wake(self) -> None:
+        """Begin a round now."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="campaign-slurm", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def withdraw(self, job: SlurmJob) -> bool:
+        """Take back a job that has not been handed in."""
+        with self._lock:
+            is_waiting = job in self._waiting
+            self._waiting = [each for each in self._waiting if each is not job]
+        return is_waiting
+
+    def close(self) -> None:
+        """Pass the last requests on; jobs that nobody stopped go on."""
+        self._is_closing = True
+        if self._thread:
+            self._wake.set()
+            self._thread.join(CLOSE_S)
+        if left := [each.shown for each in self._handed_in if each.request]:
+            LOG.warning("Slurm did not take the request to stop %d jobs; scancel %s", len(left), " ".join(left[:20]))
+
+    def _work(self) -> None:
+        while True:
+            is_last = self._is_closing
+            try:
+                self._round()
+            except BaseException:  # the campaign would wait for ever
+                LOG.exception("the thread that speaks to Slurm failed")
+                for job in (*self._waiting, *self._handed_in):
+                    job.code = EXIT_USAGE
+                return
+            if is_last:
+                return
+            is_stopping = any(each.is_stopped for each in self._handed_in) and not self._is_away
+            self._wake.wait(STOPPING_S if is_stopping else self._options.poll_s)
+            self._wake.clear()
+
+    def _round(self) -> None:
+        known = 0
+        while known < len(self._waiting) < self._options.array_size:  # more of the same array may be on their way
+            known = len(self._waiting)
+            time.sleep(GATHER_S)
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        groups: dict[tuple[Path, int], list[SlurmJob]] = defaultdict(list)
+        for job in waiting:
+            groups[job.cwd, job.num_gpus].append(job)
+        for alike in groups.values():
+            for start in range(0, len(alike), self._options.array_size):
+                self._hand_in(alike[start : start + self._options.array_size])
+        with self._lock:
+            active = list(self._handed_in)
+        listing = self._ask() if active else None
+        if listing is None:
+            return
+        for job in active:
+            job.update(listing)
+        self._tell_reasons(active, listing)
+        self._pass_on([job for job in active if job.request and job.code is None], listing)
+        with self._lock:
+            self._handed_in = [job for job in self._handed_in if job.code is None]
+
+    def _hand_in(self, jobs: Sequence[SlurmJob]) -> None:
+        """Hand in an array. While Slurm does not answer the jobs go on waiting; what it refuses has failed."""
+        name = f"{PREFIX}{secrets.token_hex(4)}"
+        for task, job in enumerate(jobs):
+            job.record = TaskRecord(name=name, task=task)
+            job.record.write(job.folder)  # before Slurm has it: a campaign that dies here finds it by its name
+        folders = [job.folder for job in jobs]
+        arguments = self._options.arguments(jobs[0].num_gpus, jobs[0].cwd, self._grace_s)
+        script = array_script(folders, jobs[0].cwd, self._options.setup)
+        job_id: str | None
+        try:
+            job_id = commands.submit([*arguments, f"--job-name={name}", f"--array=0-{len(jobs) - 1}"], script)
+        except SlurmError as error:
+            listing = self._ask()  # a timeout may have lost the answer alone
+            if listing is None:
+                with self._lock:
+                    self._waiting = [*jobs, *self._waiting]
+                return
+            job_id = listing.job_id(name)
+            if job_id is None:
+                for job in jobs:
+                    job.end(EXIT_USAGE, f"Slurm refuses the job: {error}")
+                return
+        for job in jobs:
+            job.record = replace(job.record, job_id=job_id)
+            job.record.write(job.folder)
+        with self._lock:
+            self._handed_in += jobs
+
+    def _ask(self) -> Listing | None:
+        """All jobs; None, told once, while Slurm does not answer."""
+        try:
+            listing = commands.listing()
+        except SlurmError as error:
+            if not self._is_away:
+                LOG.warning("Slurm does not answer and is waited for: %s", error)
+            self._is_away = True
+            return None
+        if self._is_away:
+            LOG.warning("Slurm answers again")
+        self._is_away = False
+        return listing
+
+    def _pass_on(self, jobs: Sequence[SlurmJob], listing: Listing) -> None:
+        """Pass on what was asked of each job, once: a waiting one is cancelled, a running one gets the signal."""
+        ids: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        asked = {job: job.request for job in jobs}
+        for job, request in asked.items():
+            state = listing.of(job.record.name, job.record.task)
+            is_waiting = state is not None and state.state == "PENDING"
+            ids[() if is_waiting else request].append(job.shown)
+        try:
+            for options, some in ids.items():
+                commands.cancel(some, *options)
+        except SlurmError as error:
+            LOG.warning("Slurm did not take a request to stop jobs, which is repeated: %s", error)
+            return
+        for job, request in asked.items():
+            if job.request == request:
+                job.request = ()
+
+    def _tell_reasons(self, jobs: Sequence[SlurmJob], listing: Listing) -> None:
+        """Say once why jobs wait, if it is not for room."""
+        states = [listing.of(job.record.name, job.record.task) for job in jobs]
+        waiting = Counter(each.reason for each in states if each and each.state == "PENDING")
+        for reason, count in waiting.items():
+            if reason not in USUAL_REASONS | self._told:
+                self._told.add(reason)
+                LOG.warning("%d runs wait in the queue of Slurm: %s", count, reason)
+
+
+class SlurmJob:
+    """A task of a job array. `code` is set once, by the thread that speaks to Slurm."""
+
+    pid: int | None = None
+
+    def __init__(
+        self,
+        launcher: SlurmLauncher,
+        folder: Path,
+        *,
+        cwd: Path = Path(),
+        num_gpus: int = 0,
+        record: TaskRecord | None = None,
+    ) -> None:
+        self._launcher = launcher
+        self.folder, self.cwd, self.num_gpus = folder, cwd, num_gpus
+        self.record = record or TaskRecord(name="", task=0)
+        self.request: tuple[str, ...] = ()  # options of `scancel`
+        self.code: int | None = None
+        self.is_stopped = False
+
+    @property
+    def shown(self) -> str:
+        """The task as Slurm calls it."""
+        return f"{self.record.job_id}_{self.record.task}"
+
+    def poll(self) -> int | None:
+        """Exit code of the run; None while it waits or runs."""
+        return self.code
+
+    def stop(self) -> None:
+        """SIGTERM to the run itself; one that has not begun is cancelled."""
+        self._ask(STOP)
+
+    def kill(self) -> None:
+        """SIGKILL to everything in the job."""
+        self._ask(KILL)
+
+    def _ask(self, request: tuple[str, ...]) -> None:
+        self.is_stopped = True
+        if self._launcher.withdraw(self):
+            self.code = EXIT_RESUMABLE
+        elif self.code is None:
+            self.request = request
+            self._launcher.wake()
+
+    def update(self, listing: Listing) -> None:
+        """Take over how the job has ended; one that Slurm has forgotten ended as the records of the run say."""
+        state = listing.of(self.record.name, self.record.task)
+        if state is None and self.is_stopped:  # a task that is cancelled before it starts leaves no trace
+            self.end(EXIT_RESUMABLE, "")
+        elif state is None:
+            self.end(recorded_code(self.folder), f"Slurm has forgotten job {self.shown}")
+        elif state.has_ended:
+            code = EXIT_RESUMABLE if self.is_stopped and state.state == "CANCELLED" else state.code
+            told = "" if state.state in ("COMPLETED", "FAILED") else state.text
+            if code == NOT_SEEN:
+                told = f"node {state.nodes} does not see {self.folder}, or the current folder: choose shared ones"
+            self.end(code, told)
+
+    def end(self, code: int, told: str) -> None:
+        """Set the exit code; what Slurm said about it goes to the run's log of errors."""
+        if told:
+            with suppress(OSError), (self.folder / "stderr.log").open("a", encoding="utf-8") as stream:
+                stream.write(f"{told}\n")
+        self.code = code

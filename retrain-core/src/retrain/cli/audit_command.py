@@ -1,0 +1,193 @@
+"""`retrain audit [CONFIG] [overrides] [--examples N] [--json]`: try the reward before training, without a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import click
+from click.core import ParameterSource
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
+from retrain.kernel.registry import Plugins
+from retrain.run.configure import load_checked, refuse_defaults
+from retrain.run.seed_sources import run_seeds
+from retrain.tasks.audit.report import AuditReport, Cause, where_found
+from retrain.tasks.audit.start import SHADOW, audit_tasks, shadow_of
+from retrain.tasks.tasks import load_tasks
+from retrain.text.terminal_text import duration, printable
+from retrain.text.tokenizer.load import load_tokenizer
+
+COLOURS = {"error": "red", "warning": "yellow"}
+EPILOG = """\b
+Examples:
+  retrain audit                      the reward of ./retrain.toml
+  retrain audit my.toml --examples 50 --reward-type math
+  retrain audit --contamination      is what is evaluated in the training data?
+  retrain audit --contamination --model-probe
+
+\b
+Exit codes: 0 fit to train on; 1 not fit, or contaminated; 2 usage or configuration error.
+"""
+
+
+@click.command("audit", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
+@click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    help="Examples to try, in place of [scoring] audit_examples; with --model-probe: of each set at most.",
+)
+@click.option("--contamination", is_flag=True, help="Hold what is evaluated against the training data instead.")
+@click.option(
+    "--words", type=click.IntRange(8, 13), default=8, show_default=True, help="With --contamination: words of a run."
+)
+@click.option(
+    "--allowed",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.01,
+    show_default=True,
+    help="With --contamination: share of a set that may be known.",
+)
+@click.option("--model-probe", is_flag=True, help="With --contamination: let the model complete the prompts, too.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    examples: int | None,
+    as_json: bool,
+    arguments: tuple[str, ...],
+    contamination: bool,
+    model_probe: bool,
+    words: int,
+    allowed: float,
+) -> None:
+    """Score right and wrong texts of a few examples of CONFIG; exit code 1 when the reward is not fit to train on.
+
+    With --contamination look for the held-out examples and the sets of [eval.sets] in the training data instead; exit
+    code 1 when more than the allowed share is there."""
+    _refuse_unread(ctx, contamination=contamination or model_probe, model_probe=model_probe)
+    config = load_checked(arguments, ctx.obj).config
+    refuse_defaults(config, arguments)
+    if contamination or model_probe:
+        from retrain.run.backend import build_backend
+        from retrain.run.devices import settle_devices
+        from retrain.tasks.audit.contamination_audit import audit_contamination, report_lines
+
+        report = audit_contamination(
+            settle_devices(config, ctx.obj).config if model_probe else config,
+            ctx.obj,
+            words=words,
+            allowed=allowed,
+            open_backend=build_backend if model_probe else None,
+            examples=examples,
+            say=lambda text: click.echo(text, err=True),
+        )
+        if as_json:
+            click.echo(json.dumps(report.as_data(), indent=2))
+        else:
+            click.echo("\n".join(map(printable, report_lines(report))))
+            click.secho("PASS" if report.ok else "FAIL", fg="green" if report.ok else "red", bold=True)
+        if not report.ok:
+            ctx.exit(EXIT_FAILED)
+        return
+    audited = audit_config(config, ctx.obj, examples)
+    if as_json:
+        data = {"rewards": list(audited.rewards), "notes": list(audited.notes), **audited.report.as_data()}
+        data |= {"shadow": {"rewards": [*audited.shadows], **audited.shadow.as_data()}} if audited.shadow else {}
+        click.echo(json.dumps(data, indent=2))
+    else:
+        _show(audited)
+    if not audited.ok:
+        ctx.exit(EXIT_FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """An audit with the names of the audited rewards or environment, the notes of the data, and that of a shadow."""
+
+    report: AuditReport
+    rewards: tuple[str, ...]
+    notes: tuple[str, ...]
+    shadow: AuditReport | None = None
+    shadows: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the reward is fit to train on, and the shadow to be believed."""
+        return self.report.ok and (self.shadow is None or self.shadow.ok)
+
+
+def _refuse_unread(ctx: click.Context, *, contamination: bool, model_probe: bool) -> None:
+    """ConfigError for an option that the requested audit does not read."""
+    needed = {"words": (contamination, "--contamination"), "allowed": (contamination, "--contamination")}
+    needed["examples"] = (model_probe or not contamination, "--model-probe")
+    for name, (is_read, other) in needed.items():
+        if not is_read and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what = f"has no effect without {other}"
+            raise ConfigError(Problem(where=f"--{name}", what=what, fix=f"add {other}, or remove it"))
+
+
+def audit_config(config: Config, plugins: Plugins, examples: int | None = None) -> Audited:
+    """Load tasks and verifier as a run does, and audit them on `examples`, or `[scoring] audit_examples` at most.
+
+    ConfigError when there are fewer than `examples`.
+    """
+    context = PluginContext(
+        config=config,
+        seeds=run_seeds(config),
+        plugins=plugins,
+        tokenizer=load_tokenizer(config, plugins),
+    )
+    settings = config.scoring
+    if examples:
+        settings = settings.model_copy(update={"audit_examples": examples})
+    tasks = load_tasks(context)
+    try:
+        if examples and examples > len(tasks.prompts):
+            what = f"{examples} examples wanted, but the data source has {len(tasks.prompts)}"
+            raise ConfigError(Problem(where="--examples", what=what, fix="lower it, or leave it out"))
+        report = audit_tasks(tasks, context.tokenizer, settings)
+        verifier = shadow_of(tasks)
+        shadow = audit_tasks(tasks, context.tokenizer, settings, verifier) if verifier else None
+    finally:
+        tasks.verifier.close()
+    return Audited(
+        report=report,
+        rewards=tasks.verifier.names,
+        notes=tasks.notes,
+        shadow=shadow,
+        shadows=verifier.names if verifier else (),
+    )
+
+
+def _show(audited: Audited) -> None:
+    for note in audited.notes:
+        click.echo(printable(note))
+    click.echo(f"Reward   : {printable(', '.join(audited.rewards))}")
+    _show_report(audited.report)
+    if audited.shadow:
+        click.echo(f"\nShadow   : {printable(', '.join(audited.shadows))}")
+        _show_report(audited.shadow, SHADOW)
+    click.secho("PASS" if audited.ok else "FAIL", fg="green" if audited.ok else "red", bold=True)
+
+
+def _show_report(report: AuditReport, of: str = "Reward") -> None:
+    click.echo(f"Examples : {report.examples}")
+    click.echo(f"Time     : {duration(report.seconds_mean)} a score, {duration(report.seconds_max)} at most")
+    click.echo("\n  texts        tried  correct  no verdict  failed")
+    for check, tally in report.checks.items():
+        click.echo(f"  {check:<11} {tally.tried:>6} {tally.correct:>8} {tally.no_verdict:>11} {tally.failed:>7}")
+    click.echo()
+    for cause in report.causes:
+        _show_cause(cause, report.examples)
+    click.echo(report.line(of))
+
+
+def _show_cause(cause: Cause, examples: int) -> None:
+    first, label = cause.first, {"error": "ERROR", "warning": "WARN"}[cause.first.severity]
+    where = f"[{first.check}] {where_found(cause, examples)}"
+    click.secho(f"[{label}] {where}: {first.message}", fg=COLOURS[first.severity])
+    click.echo(f"    text: {first.text!r}\n    fix: {first.fix}")

@@ -1,0 +1,166 @@
+"""`retrain backends`: capabilities, options and installation state of each backend."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+from pydantic import BaseModel
+from rich.console import Console
+from rich.text import Text
+
+from retrain.cli.plugins import short_file
+from retrain.credit.check_loss import capability_fields
+from retrain.kernel.declared import Capabilities, Kind
+from retrain.kernel.plugin_spec import PluginSpec, Registered
+from retrain.kernel.plugins.first_party import install_line, promised_names, provider
+from retrain.kernel.registry import Plugins
+from retrain.records.locate import part_file
+from retrain.run.packages import required_packages
+from retrain.text.terminal_text import printable
+
+RANGE = {  # keywords of JSON Schema, and how they are shown
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+    "minLength": "length at least",
+    "maxLength": "length at most",
+    "minItems": "entries at least",
+}
+EPILOG = """\b
+Examples:
+  retrain backends
+  retrain backends --json
+
+\b
+Exit codes: 0 done; 2 usage error.
+"""
+
+
+@click.command("backends", epilog=EPILOG)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.pass_obj
+def command(plugins: Plugins, as_json: bool) -> None:
+    """Show every backend with its capabilities, its options and missing dependencies, without importing any."""
+    content = {"backends": backends(plugins), "promised": promised(plugins)}
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+    else:
+        _print(Console(highlight=False), content)
+
+
+def backends(plugins: Plugins) -> list[dict[str, Any]]:
+    """Every registered backend, as plain data."""
+    return [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
+
+
+def promised(plugins: Plugins) -> list[dict[str, Any]]:
+    """First-party backends that are not installed, each with the way to get it."""
+    rows = []
+    for name in promised_names(Kind.BACKEND):
+        distribution = provider(Kind.BACKEND, name)
+        if distribution is None or plugins.find(Kind.BACKEND, name):
+            continue
+        if distribution in plugins.left_out:
+            hint = f"RETRAIN_PLUGINS or RETRAIN_BLOCK leaves {distribution} out: change that"
+        else:
+            hint = install_line(distribution)
+        rows.append({"name": name, "distribution": distribution, "hint": hint})
+    return rows
+
+
+def _row(entry: Registered, plugins: Plugins) -> dict[str, Any]:
+    capabilities = entry.spec.traits if isinstance(entry.spec.traits, Capabilities) else None
+    packages = required_packages(entry.owner.distribution)
+    missing = [package for package in packages if not package.is_met]
+    file = part_file(entry.spec)
+    importable = bool(file) and not missing
+    return {
+        "name": entry.spec.name,
+        "summary": entry.spec.summary,
+        "distribution": entry.owner.distribution,
+        "version": entry.owner.version,
+        "file": file,
+        "dependency": {
+            "importable": importable,
+            "packages": [asdict(package) for package in packages],
+            "hint": "" if importable else install_line(entry.owner.distribution),
+        },
+        "capabilities": capability_fields(capabilities, entry.spec.name, plugins),
+        **_options(entry.spec),
+    }
+
+
+def _options(spec: PluginSpec) -> dict[str, Any]:
+    try:
+        model = spec.load_params()
+    except Exception as error:  # one broken plugin must not hide the others
+        return {"option_schema": {}, "option_error": f"{type(error).__name__}: {error}"}
+    return {"option_schema": option_schema(model) if model else {}}
+
+
+def option_schema(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
+    """`{option: {type, default, choices, range, required, description}}` of a model of options."""
+    document = model.model_json_schema(by_alias=True)
+    required = document.get("required", ())
+    return {
+        name: {
+            "type": " or ".join(str(form.get("type", "any")) for form in _forms(found)),
+            "default": found.get("default"),
+            "choices": next((form["enum"] for form in _forms(found) if "enum" in form), None),
+            "range": {key: form[key] for form in _forms(found) for key in RANGE if key in form},
+            "required": name in required,
+            "description": found.get("description", ""),
+        }
+        for name, found in document.get("properties", {}).items()
+    }
+
+
+def _forms(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The alternative schemas of a value: one, or those of a union."""
+    forms: list[dict[str, Any]] = found.get("anyOf", [found])
+    return forms
+
+
+def _print(console: Console, content: dict[str, Any]) -> None:
+    for row in content["backends"]:
+        owner = f"{row['distribution']} {row['version']}  {short_file(row['file'])}"
+        _line(console, Text.assemble((row["name"], "bold"), "  ", (owner, "dim")))
+        _line(console, Text(f"  {row['summary']}"))
+        packages = row["dependency"]["packages"]
+        missing = [package["name"] for package in packages if not package["is_met"]]
+        installed = ", ".join(f"{package['name']} {package['installed']}" for package in packages if package["is_met"])
+        if row["dependency"]["importable"]:
+            _line(console, Text(f"  installed     {installed or 'no requirements'}"))
+        else:
+            what = f"lacks {', '.join(missing)}" if missing else "its module is missing"
+            _line(console, Text(f"  not usable    {what}: {row['dependency']['hint']}", style="red"))
+        for name, value in row["capabilities"].items():
+            shown = {"True": "yes", "False": "no"}.get(str(value), str(value))
+            shown = (", ".join(value) or "none") if isinstance(value, list) else shown
+            _line(console, Text(f"  {name:<28}{shown}"))
+        _print_options(console, row)
+    for row in content["promised"]:
+        _line(console, Text.assemble((row["name"], "bold"), ("  not installed: ", "yellow"), row["hint"]))
+
+
+def _print_options(console: Console, row: dict[str, Any]) -> None:
+    if "option_error" in row:
+        _line(console, Text(f"  [backend.options] cannot be read: {row['option_error']}", style="red"))
+    elif not row["option_schema"]:
+        _line(console, Text("  no [backend.options]"))
+    else:
+        _line(console, Text("  [backend.options]"))
+    for name, option in row["option_schema"].items():
+        limits = [f"{RANGE[key]} {value}" for key, value in option["range"].items()]
+        choices = [f"one of {', '.join(map(json.dumps, option['choices']))}"] if option["choices"] else []
+        default = "required" if option["required"] else f"default {json.dumps(option['default'])}"
+        facts = ", ".join([option["type"], default, *choices, *limits])
+        _line(console, Text.assemble(f"    {name}  ", (facts, "cyan"), f"  {option['description']}"))
+
+
+def _line(console: Console, line: Text) -> None:
+    console.print(line if line.plain.isprintable() else Text(printable(line.plain)), soft_wrap=True)

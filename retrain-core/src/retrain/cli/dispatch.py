@@ -1,0 +1,147 @@
+"""Which command a command line means: a registered one, training, or the one that claims the configuration."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+
+import click
+
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.first_party import promised_names
+from retrain.kernel.plugins.installed import KERNEL, offered_plugins
+from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.registry import Plugins
+from retrain.kernel.version import __version__
+from retrain.run.streams import is_interactive
+
+TRAIN = "train"
+MISSPELT = 0.8  # similarity above which a word counts as a misspelt option
+DEFAULT_FILE = "retrain.toml"
+HELP, VERSION = "--help", "--version"
+HELP_FLAGS = ("-h", HELP)
+TEXT = """Train a language model with verifiable rewards, configured by one TOML file.
+
+\b
+  retrain                        train with ./retrain.toml
+  retrain my.toml --lr 1e-4      train with my.toml and one value changed
+  retrain init --template tiny   write a retrain.toml that trains in a minute
+  retrain init --interactive     answer a few questions instead
+  retrain help COMMAND           what a command does, with examples
+
+Every key of the file is a flag (`--seed 42`, `--gtpo-beta=0.2`); `retrain explain --keys` lists them all.
+"""
+EPILOG = """\b
+Exit codes: 0 done; 1 the run or check failed; 2 usage or configuration error;
+            75 stopped by a signal with its state saved, resume it; 130 interrupted.
+Environment: NO_COLOR, FORCE_COLOR; RETRAIN__TABLE__KEY sets a key; .env is loaded.
+"""
+
+
+class RetrainGroup(click.Group):
+    """Commands come from plugins; any other first word is a configuration to train."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        super().__init__(
+            name="retrain",
+            help=TEXT,
+            epilog=EPILOG,
+            subcommand_metavar="[CONFIG | COMMAND] [ARGS]...",
+            context_settings={"help_option_names": list(HELP_FLAGS)},
+        )
+        self.plugins = plugins
+        text = "Show the version of each distribution and exit (with --json: as JSON)."
+        self.params.append(click.Option([VERSION], is_flag=True, expose_value=False, help=text))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every registered command except `train`, the default."""
+        return [entry.spec.name for entry in self.plugins.registered(Kind.COMMAND) if entry.spec.name != TRAIN]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        ctx.obj = self.plugins
+        if not self.plugins.find(Kind.COMMAND, cmd_name):
+            return None
+        command: click.Command = resolve(self.plugins, Kind.COMMAND, cmd_name, where="command line").target
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in `--help`, built from summaries without importing a command."""
+        rows = [(entry.spec.name, entry.spec.summary) for entry in self.plugins.registered(Kind.COMMAND)]
+        with formatter.section("Commands"):
+            formatter.write_dl([row for row in rows if row[0] != TRAIN])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without a command it is `train`, or the command that claims the file; `help X` means `X --help`."""
+        first, *rest = args or [""]
+        if first == "help":
+            return self.parse_args(ctx, [*rest[:1], HELP])
+        if first == VERSION:
+            _show_versions(as_json="--json" in rest)
+            ctx.exit()
+        if not args and _is_init_wanted():
+            args = ["init", "--interactive"]
+        elif first not in HELP_FLAGS and not self.plugins.find(Kind.COMMAND, first):
+            if args and not first.startswith("-"):
+                self._refuse_misspelt_command(first)
+            args = [self._command_for(args), *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command and its words; a misspelt option of a command that takes the flags of all keys is an error."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if command and command.context_settings.get("ignore_unknown_options"):
+            options = [text for param in command.params if isinstance(param, click.Option) for text in param.opts]
+            options += [HELP, VERSION] if name == TRAIN else [HELP]
+            for flag in (word.partition("=")[0] for word in rest if word.startswith("--")):
+                near = [] if flag in options else get_close_matches(flag, options, n=1, cutoff=MISSPELT)
+                if near and flag not in self._key_flags():
+                    raise click.NoSuchOption(flag, possibilities=near, ctx=click.Context(command, ctx, name))
+        return name, command, rest
+
+    def _key_flags(self) -> set[str]:
+        from retrain.kernel.config.load import all_keys  # imports pydantic, as a command that takes keys does anyway
+        from retrain.run.check import registered_tables
+
+        return {f"--{key.flag}" for key in all_keys(registered_tables(self.plugins))}
+
+    def _command_for(self, args: list[str]) -> str:
+        from retrain.run.configure import claim_of  # not needed for `--help` and completion
+        from retrain.text.terminal_text import QUIET_FLAGS
+
+        claim = claim_of([word for word in args if word not in QUIET_FLAGS], self.plugins)
+        return claim.command if claim else TRAIN
+
+    def _refuse_misspelt_command(self, word: str) -> None:
+        if word.endswith(".toml") or (word and Path(word).exists()):
+            return
+        known = self.list_commands(click.Context(self))
+        if word in promised_names(Kind.COMMAND):
+            what, fix = f"`retrain {word}` is not part of this installation", "see `retrain --help`, or reinstall"
+            raise ConfigError(Problem(where="command line", what=what, fix=fix))
+        near = get_close_matches(word, [*known, TRAIN], n=1)
+        fix = f"did you mean `retrain {near[0]}`?" if near else f"commands: {', '.join(known)}; or give a .toml file"
+        raise ConfigError(Problem(where="command line", what=f"{word!r} is neither a command nor a file", fix=fix))
+
+
+def _is_init_wanted() -> bool:
+    """Whether there is nothing to train, and the user at the terminal wants to create a configuration."""
+    if Path(DEFAULT_FILE).exists() or not is_interactive():
+        return False
+    return click.confirm(f"There is no {DEFAULT_FILE} in this folder. Create one now?", default=True)
+
+
+def _show_versions(*, as_json: bool) -> None:
+    installed = {offer.distribution: offer.version for offer in offered_plugins() if offer.distribution}
+    versions = {KERNEL: __version__} | {name: installed[name] for name in sorted(installed) if name != KERNEL}
+    if as_json:
+        click.echo(json.dumps(versions, indent=2))
+        return
+    click.echo(f"retrain {__version__}")
+    for name, version in versions.items():
+        if name != KERNEL:
+            click.echo(f"  {name} {version}")

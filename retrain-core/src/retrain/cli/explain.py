@@ -1,0 +1,201 @@
+"""`retrain explain`: what a configuration would do and where each value comes from, without model or data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from retrain.credit.check_loss import applicable_losses, capability_fields
+from retrain.credit.recipes import configured_recipe, departures
+from retrain.kernel.config.load import all_keys
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.toml_text import toml_text
+from retrain.kernel.plugins.capabilities import declared_capabilities
+from retrain.kernel.registry import Plugins
+from retrain.run.check import registered_tables, with_plugin_rows
+from retrain.run.configure import Checked, claim_of, load_checked, missing_file
+from retrain.run.notices import credit_notices, unclipped, without_effect
+from retrain.run.steps.learning_rate import Course
+from retrain.text.secrets import hide
+
+LOSS_KEYS = ("clip_eps", "clip_eps_high", "dual_clip", "aggregation")
+FULL_TUNING_LR = 5e-6  # LoRA needs about ten times the rate of full fine-tuning; below this the run may barely move
+EPILOG = """\b
+Examples:
+  retrain explain                     show what `retrain` would do here
+  retrain explain my.toml --lr 1e-4 --json
+  retrain explain --keys              list every key, its flag and its default
+
+\b
+Exit codes: 0 done; 2 usage or configuration error.
+"""
+
+
+@click.command(
+    "explain", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True}, epilog=EPILOG
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--keys", "list_keys", is_flag=True, help="List every key, its flag, default and meaning instead.")
+@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[str, ...]) -> None:
+    """Show what CONFIG and its overrides would do, without loading model or data."""
+    if list_keys:
+        rows = _key_rows(plugins)
+        click.echo(json.dumps(rows, indent=2) if as_json else _key_lines(rows))
+        return
+    claim, unnamed = claim_of(arguments, plugins), None
+    if claim:
+        content = hide(dict(claim.load_explain()(arguments, plugins)))
+    else:
+        checked = load_checked(arguments, plugins)
+        content, unnamed = explain(checked, plugins), missing_file(checked.config, arguments)
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+        return
+    origins = content.pop("origins", {})
+    recipes = content.pop("recipes", {})
+    warnings = content.pop("warnings", [])
+    width = max(len(name) for name in content)
+    for name, value in content.items():
+        click.echo(f"{name:<{width}} : {_shown(value)}")
+    if origins:
+        click.echo("\nNon-default values and their origins:")
+        for path, row in origins.items():
+            click.echo(f"  {path:<{width}} = {toml_text(row['value'])}  ({row['origin']})")
+    for label, rows in recipes.items():
+        click.echo(f"\nValues that {label} takes from its recipe:")
+        for path, row in rows.items():
+            click.echo(f"  {path:<{width}} = {toml_text(row['value'])}  ({row['origin']})")
+    if warnings:
+        click.echo("\nWarnings:")
+        for warning in warnings:
+            click.echo(f"  {warning}")
+    if unnamed:
+        click.echo(f"\n`retrain` refuses to run this: {unnamed}")
+
+
+def _shown(value: Any) -> str:
+    """A value on one line, `-` for an empty one."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_shown(each)}" for name, each in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "-"
+    return "-" if value is None else "yes" if value is True else "no" if value is False else str(value) or "-"
+
+
+def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
+    """The explanation as plain data; secrets are hidden."""
+    config, flow, training = checked.config, checked.flow, checked.config.training
+    rank = config.model.lora_rank
+    alpha = config.lora.alpha or 2 * rank
+    completions = training.batch_size * training.group_size
+    minibatches = config.value("training.minibatches", 1)
+    tables = config.as_dict()
+    values = {}
+    for path, origin in sorted(config.origins.items()):
+        table, _, name = path.partition(".")
+        values[path] = {"value": tables[table][name], "origin": str(origin)}
+    content: dict[str, Any] = {
+        "mode": "single",
+        "config": config.source or "(defaults)",
+        "model": config.model.model,
+        "backend": config.backend.backend,
+        "backend_options": config.backend.options,
+        "backend_capabilities": capability_fields(
+            declared_capabilities(config, plugins), config.backend.backend, plugins
+        ),
+        "condition": flow.condition,
+        "algorithm_mode": config.algorithm.algorithm_mode,
+        "advantage_mode": flow.advantage.name,
+        "transform_mode": flow.transform.name,
+        "uncertainty_kind": flow.uncertainty.name,
+        **_loss_row(config, plugins),
+        **({"clipping": clipping} if (clipping := unclipped(config, plugins, flow)) else {}),
+        "max_steps": training.max_steps,
+        "batch_size": training.batch_size,
+        "group_size": training.group_size,
+        "datums_per_step": completions,
+        "total_datums": completions * training.max_steps,
+        "max_tokens": training.max_tokens,
+        "max_tokens_per_step": completions * training.max_tokens * (1 + config.value("training.refill", 0)),
+        "temperature": training.temperature,
+        "updates_per_step": min(minibatches, training.batch_size) * config.value("training.epochs", 1),
+        "lr": training.lr,
+        "lr_schedule": str(Course.of(config)),
+        "seed": training.seed,
+        "lora_rank": config.model.lora_rank,
+        "lora_alpha": alpha,
+        "lora_scale": alpha / (rank**0.5 if config.value("lora.rslora", False) else rank) if rank else 0.0,
+        "data": config.data.source,
+        "reward_type": config.value("reward.type", "match"),
+        "eval_examples": config.eval.examples,
+        "log_dir": config.logging.log_dir,
+        "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
+        "wandb_project": config.value("logging.wandb_project", "") or "(disabled)",
+    }
+    content = with_plugin_rows(content, config, plugins)
+    warnings = [*_warnings(config), *_departures(config, plugins), *credit_notices(config, plugins, flow)]
+    warnings += without_effect(config, plugins, flow, checked.tables)
+    content |= {"origins": values, "warnings": warnings}
+    hidden: dict[str, Any] = hide(content)
+    return hidden
+
+
+def _warnings(config: Config) -> list[str]:
+    training, found = config.training, []
+    if training.group_size == 1:
+        found.append("group_size = 1: a group of one has no advantage, so nothing will be learnt")
+    if training.save_every == 0:
+        found.append("save_every = 0: only the last adapter is saved")
+    if training.temperature > 2.0:
+        found.append(f"temperature = {training.temperature}: completions will be close to noise")
+    if endless := Course.of(config).warning:
+        found.append(endless)
+    if (minibatches := config.value("training.minibatches", 1)) > training.batch_size:
+        groups = f"a step has {training.batch_size} groups at most, so it has at most as many minibatches"
+        found.append(f"minibatches = {minibatches}, batch_size = {training.batch_size}: {groups}")
+    if config.model.lora_rank and training.lr < FULL_TUNING_LR:
+        found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA needs about ten times more")
+    return found
+
+
+def _loss_row(config: Config, plugins: Plugins) -> dict[str, str]:
+    """The loss with the keys about it that are set; nothing where the backend takes no loss from here."""
+    if not applicable_losses(plugins, config.backend.backend):
+        return {}
+    given = {name: config.value(f"algorithm.{name}", None) for name in LOSS_KEYS}
+    return {
+        "loss": ", ".join([config.algorithm.loss, *(f"{name} = {value}" for name, value in given.items() if value)])
+    }
+
+
+def _departures(config: Config, plugins: Plugins) -> list[str]:
+    """What is set otherwise than the recipe has it, in one line."""
+    recipe = configured_recipe(config, plugins)
+    names = sorted(departures(config, recipe, plugins)) if recipe else []
+    return [f"{', '.join(names)}: set otherwise than {recipe.place} has it"] if recipe and names else []
+
+
+def _key_rows(plugins: Plugins) -> list[dict[str, Any]]:
+    return [
+        {
+            "key": key.path,
+            "flag": f"--{key.flag}",
+            "default": key.default,
+            "description": key.description,
+            "pending": key.pending,
+        }
+        for key in all_keys(registered_tables(plugins))
+    ]
+
+
+def _key_lines(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        note = f" (not yet: {row['pending']})" if row["pending"] else ""
+        lines.append(f"{row['key']:<34} {row['flag']:<30} {toml_text(row['default']):<20} {row['description']}{note}")
+    return "\n".join(lines)

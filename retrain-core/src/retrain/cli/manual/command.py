@@ -1,0 +1,170 @@
+"""`retrain man`: prints the manual, whole or by topic, and keeps its generated sections current."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from difflib import get_close_matches
+from pathlib import Path
+
+import click
+
+from retrain.cli.manual.pages import MANUAL, OTHER_NAMES, Generate, Topic, regenerated, topics, without_markers
+from retrain.cli.manual.sections import generator
+from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
+from retrain.kernel.registry import Plugins
+
+FORMATS = ("text", "json", "troff", "html")
+TITLE = "The manual of retrain"
+EPILOG = """\b
+Examples:
+  retrain man quickstart                    one topic; --list-topics lists them
+  retrain man -f troff > retrain.1          a man page: man -l retrain.1
+  retrain man -f json --topic metrics       for programs
+  retrain man --check docs/pages/*.md       are the generated sections of these pages current?
+
+\b
+Exit codes: 0; 1 --check found stale sections; 2 usage error, no such topic, or a file that cannot be used.
+"""
+
+
+def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [topic.name for topic in topics(_read(MANUAL)) if topic.name.startswith(incomplete)]
+
+
+@click.command("man", epilog=EPILOG)
+@click.option("--topic", "-t", metavar="NAME", shell_complete=_complete_topic, help="Only this topic.")
+@click.option("--format", "-f", "form", type=click.Choice(FORMATS), default="text", help="How to print it.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--list-topics", is_flag=True, help="List the topics and exit.")
+@click.option("--path", "show_path", is_flag=True, help="Print the path of the manual, a Markdown file.")
+@click.option("--sync", is_flag=True, help="Regenerate the generated sections of FILES in place.")
+@click.option("--check", is_flag=True, help="Exit with 1 when --sync would change anything.")
+@click.argument("files", metavar="[TOPIC | FILES...]", nargs=-1, type=click.Path(path_type=Path))
+@click.pass_obj
+def command(
+    plugins: Plugins,
+    topic: str | None,
+    form: str,
+    as_json: bool,
+    list_topics: bool,
+    show_path: bool,
+    sync: bool,
+    check: bool,
+    files: tuple[Path, ...],
+) -> None:
+    """Read the manual.
+
+    The sections about keys, commands, plugins, metrics and hooks are generated from the schemas and specs of what is
+    installed. --sync and --check work on the installed manual, or on FILES: Markdown pages with such sections.
+    """
+    if sync and check:
+        raise ConfigError(Problem(where="--sync --check", what="exclude each other", fix="give one of them"))
+    if files and not (sync or check):
+        topic = _named(files, topic)
+    generate = generator(plugins)
+    if sync or check:
+        _keep_current(files or (MANUAL,), generate, write=sync)
+    elif show_path:
+        click.echo(MANUAL)
+    elif list_topics:
+        _list_topics(_read(MANUAL), as_json=as_json or form == "json")
+    else:
+        _print(_read(MANUAL), generate, topic=topic, form="json" if as_json else form)
+
+
+def _named(words: tuple[Path, ...], topic: str | None) -> str:
+    """The topic of `retrain man TOPIC`; ConfigError for a file or a second topic."""
+    word = words[0]
+    if word.suffix or word.exists():
+        raise ConfigError(Problem(where=str(word), what="files are for --sync and --check", fix="add --check"))
+    if topic is not None or len(words) > 1:
+        raise ConfigError(Problem(where=str(words[-1]), what="only one topic at a time", fix="give one of them"))
+    return str(word)
+
+
+def _keep_current(files: tuple[Path, ...], generate: Generate, *, write: bool) -> None:
+    """Rewrite the pages with stale generated sections, or exit with 1 when there are any."""
+    stale = []
+    for file in files:
+        before = _read(file)
+        after = regenerated(before, generate)
+        if before != after:
+            stale.append(file)
+            if write:
+                _write(file, after)
+        state = ("updated" if write else "stale") if before != after else "already up to date"
+        click.echo(f"{file} ({state})")
+    if stale and not write:
+        click.echo(
+            f"fix: retrain man --sync {' '.join(map(str, stale)) if files != (MANUAL,) else ''}".rstrip(), err=True
+        )
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _list_topics(text: str, *, as_json: bool) -> None:
+    found = topics(text)
+    if as_json:
+        click.echo(json.dumps([{"name": topic.name, "summary": topic.summary} for topic in found], indent=2))
+        return
+    width = max(len(topic.name) for topic in found)
+    for topic in found:
+        click.echo(f"{topic.name:<{width}}  {topic.summary}")
+
+
+def _print(text: str, generate: Generate, *, topic: str | None, form: str) -> None:
+    chosen = _topic(topics(text), topic) if topic is not None else None
+    shown = without_markers(regenerated(chosen.text if chosen else text, generate)).strip()
+    if form == "json":
+        content: dict[str, object] = {"tool": "retrain", "path": str(MANUAL)}
+        if chosen:
+            content |= {"topic": chosen.name, "section": chosen.heading, "content": shown}
+        else:
+            content |= {"topics": [topic.name for topic in topics(text)], "manual": shown}
+        click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+    elif form == "troff":
+        from retrain.cli.manual.man_page import man_page
+
+        click.echo(man_page(shown), nl=False)
+    elif form == "html":
+        from retrain.cli.manual.html_page import html_page
+
+        click.echo(html_page(shown, title=f"retrain: {chosen.heading}" if chosen else TITLE), nl=False)
+    elif sys.stdout.isatty():
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        console = Console()
+        with nullcontext() if chosen else console.pager(styles=True):
+            console.print(Markdown(shown))
+    else:
+        click.echo(shown)
+
+
+def _topic(found: list[Topic], name: str) -> Topic:
+    wanted = name.strip().lower().replace(" ", "-")
+    wanted = OTHER_NAMES.get(wanted, wanted)
+    for topic in found:
+        if topic.name == wanted:
+            return topic
+    names = [topic.name for topic in found]
+    near = get_close_matches(wanted, names, n=1)
+    fix = f"did you mean {near[0]!r}?" if near else f"topics: {', '.join(names)}"
+    raise ConfigError(Problem(where="--topic", what=f"the manual has no topic {name!r}", fix=fix))
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "give a Markdown file in UTF-8" if file != MANUAL else "reinstall retrain-core"
+        raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from None
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fix = "run it as the user who installed retrain; `retrain man` prints current sections in any case"
+        raise ConfigError(Problem(where=str(file), what=f"cannot be written: {error}", fix=fix)) from None

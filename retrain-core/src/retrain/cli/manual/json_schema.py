@@ -1,0 +1,130 @@
+"""The JSON Schema (draft 2020-12) of a configuration file, from the models of all installed tables.
+
+It covers the loader's rules about keys, types, ranges and choices, so that an editor can complete and check them. Rules
+that need the whole configuration (unregistered names, conditions on several keys) are left to the loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from retrain.kernel.config.keys import keys_of
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.registry import Plugins
+from retrain.kernel.types import Kind
+from retrain.run.check import registered_tables
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+# What `key` keeps in json_schema_extra.
+OURS = frozenset({"flag", "names", "selects", "pending", "aliases", "free_on_resume", "reads"})
+DEFS = "#/$defs/"
+# Open tables that belong to a named part: (table, key of the name, key of the parameters, kind).
+PARAMS = (
+    ("backend", "backend", "options", Kind.BACKEND),
+    ("data", "source", "options", Kind.DATA_SOURCE),
+    ("algorithm", "algorithm_mode", "params", Kind.ALGORITHM),
+    ("algorithm", "advantage_mode", "advantage_params", Kind.ADVANTAGE),
+    ("algorithm", "transform_mode", "transform_params", Kind.TRANSFORM),
+    ("algorithm", "loss", "loss_params", Kind.LOSS),
+)
+Schema = dict[str, Any]
+
+
+def configuration_schema(plugins: Plugins) -> Schema:
+    """The schema of a whole file: one property per table and no others."""
+    tables = registered_tables(plugins)
+    params = _params_models(plugins)
+    models: dict[type[BaseModel], None] = dict.fromkeys([*(e.model for e in tables.values()), *params.values()])
+    references, document = models_json_schema([(model, "validation") for model in models])
+    found = {model: references[model, "validation"] for model in models}
+    definitions: dict[str, Schema] = document.get("$defs", {})
+    for definition in definitions.values():
+        definition.pop("title", None)
+        for name, content in [*definition.get("properties", {}).items()]:
+            _clean(definition["properties"], name, content, plugins)
+    properties: dict[str, Schema] = {}
+    for name, entry in sorted(tables.items()):
+        properties[name] = {"$ref": found[entry.model]["$ref"]}
+    _bind_params(tables, params, found, definitions)
+    return {
+        "$schema": DIALECT,
+        "title": "Configuration of retrain",
+        "description": "A training run, a campaign or a squeeze: `retrain FILE`.",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def key_schemas(entry: TableEntry) -> dict[str, Schema]:
+    """The schema of each key of one table, by its TOML name, with references resolved."""
+    document = entry.model.model_json_schema(mode="validation")
+    definitions = document.get("$defs", {})
+    return {name: _resolved(content, definitions) for name, content in document.get("properties", {}).items()}
+
+
+def _clean(properties: dict[str, Schema], name: str, content: Schema, plugins: Plugins) -> None:
+    """Translate the extra fields of `key` into JSON Schema."""
+    extra = {word: content.pop(word, None) for word in OURS}
+    content.pop("title", None)
+    if extra["pending"]:  # the loader refuses any other value
+        content["const"] = content.get("default")
+        content["description"] = f"{content.get('description', '')} Not yet: {extra['pending']}."
+    if extra["names"]:
+        names = [entry.spec.name for entry in plugins.registered(Kind(extra["names"]))]
+        if content.get("type") == "string" and names:
+            content["examples"] = names
+    for alias in extra["aliases"] or ():
+        properties[alias] = {**content, "description": f"Another name of {name}."}
+
+
+def _params_models(plugins: Plugins) -> dict[tuple[Kind, str], type[BaseModel]]:
+    """The parameter models of all parts that declare one; parts that fail to import are skipped."""
+    found: dict[tuple[Kind, str], type[BaseModel]] = {}
+    for kind in dict.fromkeys(kind for *_, kind in PARAMS):
+        for entry in plugins.registered(kind):
+            try:
+                model = entry.spec.load_params()
+            except Exception:  # a broken plugin; `retrain plugins` reports it
+                continue
+            if model is not None:
+                found[kind, entry.spec.name] = model
+    return found
+
+
+def _bind_params(
+    tables: Mapping[str, TableEntry],
+    params: Mapping[tuple[Kind, str], type[BaseModel]],
+    found: Mapping[type[BaseModel], Schema],
+    definitions: dict[str, Schema],
+) -> None:
+    """`[backend] backend = "x"` gives `[backend.options]` the keys of x; unknown keys are left to the loader."""
+    for table, naming, free, kind in PARAMS:
+        if table not in tables:
+            continue
+        definition = definitions[_name(found[tables[table].model])]
+        default = {key.name: key.default for key in keys_of(table, tables[table].model, tables[table].traits)}[naming]
+        for (of_kind, name), model in sorted(params.items()):
+            if of_kind is not kind:
+                continue
+            condition: Schema = {"properties": {naming: {"const": name}}}
+            if name != default:
+                condition["required"] = [naming]
+            then = {"properties": {free: {"$ref": found[model]["$ref"]}}}
+            definitions[_name(found[model])].pop("additionalProperties", None)
+            definition.setdefault("allOf", []).append({"if": condition, "then": then})
+
+
+def _name(reference: Schema) -> str:
+    return str(reference["$ref"]).removeprefix(DEFS)
+
+
+def _resolved(content: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    if "$ref" in content:
+        return {**definitions[_name(content)], **{word: text for word, text in content.items() if word != "$ref"}}
+    return content

@@ -1,0 +1,101 @@
+"""A Markdown page with generated sections, and the topics of the manual.
+
+A generated section sits between two comments that are invisible to readers:
+
+    <!-- generated: keys -->
+    ...
+    <!-- end: keys -->
+
+The first word after the colon names a generator in `retrain.cli.manual.sections`; the others are its arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.kernel.errors import ConfigError, Problem
+
+MANUAL = Path(__file__).with_name("manual.md")
+OTHER_NAMES = {
+    "capacity-planning": "capacity",
+    "environments": "environment",
+    "conditions": "campaign",
+    "dataset": "data",
+    "your-data": "data",
+    "rewards": "reward",
+    "evaluation": "eval",
+}
+_SECTION = re.compile(
+    r"^<!-- generated: (?P<what>[^\n>]+?) -->\n(?P<body>.*?)^<!-- end: (?P<end>[^\n>]+?) -->\n",
+    re.MULTILINE | re.DOTALL,
+)
+_MARKER = re.compile(r"^<!-- (?:generated|end): [^\n>]+ -->\n", re.MULTILINE)
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+
+Generate = Callable[[str], str]  # "keys" -> Markdown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """A part of the manual: its name on the command line, its heading, and its text from the heading on."""
+
+    name: str
+    heading: str
+    text: str
+
+    @property
+    def summary(self) -> str:
+        """The first sentence below the heading."""
+        for paragraph in self.text.split("\n\n")[1:]:
+            if not paragraph.startswith(("<!--", "#", "|", "```")):
+                return re.split(r"(?<=[.:])\s", " ".join(paragraph.split()), maxsplit=1)[0].rstrip(":.") + "."
+        return ""
+
+
+def regenerated(text: str, generate: Generate) -> str:
+    """The page with each section regenerated; everything else stays byte for byte the same.
+
+    ConfigError when a section does not end under its own name.
+    """
+    num_begun, num_ended = len(re.findall(r"^<!-- generated: ", text, re.MULTILINE)), 0
+
+    def renew(match: re.Match[str]) -> str:
+        nonlocal num_ended
+        num_ended += 1
+        what = match["what"]
+        if match["end"] != what:
+            raise _damaged(f"section {what!r} ends as {match['end']!r}")
+        return f"<!-- generated: {what} -->\n\n{generate(what).strip()}\n\n<!-- end: {what} -->\n"
+
+    page = _SECTION.sub(renew, text)
+    if num_ended != num_begun:
+        raise _damaged(f"{num_begun} generated sections begin, {num_ended} end")
+    return page
+
+
+def without_markers(text: str) -> str:
+    """The page without the markers of generated sections."""
+    return re.sub(r"\n{3,}", "\n\n", _MARKER.sub("", text))
+
+
+def topics(text: str) -> list[Topic]:
+    """The topics of the manual, one per second-level heading, in page order."""
+    starts = [*_HEADING.finditer(_without_fences(text))]
+    ends = [*(match.start() for match in starts[1:]), len(text)]
+    return [
+        Topic(name=match[1].strip().lower().replace(" ", "-"), heading=match[1].strip(), text=text[match.start() : end])
+        for match, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _without_fences(text: str) -> str:
+    """The text with fenced blocks blanked, at the same length: a comment in a TOML block is not a heading."""
+    return re.sub(r"^```.*?^```$", lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _damaged(what: str) -> ConfigError:
+    fix = "restore the lines `<!-- generated: NAME -->` and `<!-- end: NAME -->`, or reinstall"
+    return ConfigError(Problem(what=f"damaged page: {what}", fix=fix))

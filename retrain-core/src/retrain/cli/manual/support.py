@@ -1,0 +1,130 @@
+"""Generated section `support`: which losses, keys and recipes each backend takes, as the check of a run finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from retrain.cli.manual import markdown
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.declared import Capabilities, Kind
+from retrain.kernel.errors import Problem
+from retrain.kernel.plugins.first_party import promised_names
+from retrain.kernel.registry import Plugins
+from retrain.run.assemble import check
+from retrain.run.check import read_config, registered_tables
+
+# What a backend needs before it can be asked anything else.
+NEEDED = {
+    "prime_rl": ("--backend-opt", "output_dir=out", "--inference-engine", "vllm", "--max-tokens", "1024"),
+}
+# A value of each key that is not its default, after those that it needs beside it.
+KEYS: Sequence[Mapping[str, str]] = (
+    {"algorithm.loss": "ppo", "algorithm.clip_eps": "0.1"},
+    {"algorithm.loss": "ppo", "algorithm.clip_eps_high": "0.3"},
+    {"algorithm.loss": "ppo", "algorithm.dual_clip": "3.0"},
+    {"algorithm.aggregation": "sequence_mean"},
+    {"algorithm.aggregation": "constant"},
+    {"algorithm.tis_cap": "2.0"},
+    {"algorithm.is_bounds": "[0.5, 2.0]"},
+    {"algorithm.is_bounds": "[0.5, 2.0]", "algorithm.is_level": "sequence"},
+    {"algorithm.is_bounds": "[0.5, 2.0]", "algorithm.is_mode": "mask"},
+    {"algorithm.batch_norm": "true"},
+    {"algorithm.advantage_clip": "5.0"},
+    {"training.minibatches": "2"},
+    {"training.epochs": "2"},
+    {"training.overlong": "mask"},
+    {"training.overlong": "drop"},
+    {"training.soft_overlong": "8"},
+    {"training.refill": "2"},
+    {"optimizer.schedule": "cosine"},
+    {"optimizer.warmup_steps": "2"},
+    {"kl.where": "loss", "kl.coef": "0.1"},
+    {"kl.where": "reward", "kl.coef": "0.1"},
+    {"entropy.coef": "0.01"},
+    {"training.minibatches": "2", "entropy.kl_cov": "0.002"},
+    {"entropy.clip_cov": "0.002"},
+    {"sft.steps": "20"},
+    {
+        "algorithm.advantage_mode": "distillation",
+        "algorithm.transform_mode": "none",
+        "training.temperature": "1.0",
+        "teacher.model": "some-teacher",
+    },
+    {"model.adapter": "some-adapter"},
+    {"model.lora_rank": "0"},
+    {"model.quantize": "int8"},
+    {"lora.rslora": "true"},
+    {"lora.dora": "true"},
+)
+NO_FOLDER = "there is no such folder"  # a fault of the question, not of the backend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was asked of every backend, as TOML would say it, and the answers: empty for yes, or why not."""
+
+    text: str
+    values: Mapping[str, str]
+    answers: Mapping[str, str]
+
+
+def support(plugins: Plugins) -> str:
+    """A table of losses, keys and recipes by backend; below it why some are refused."""
+    installed = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
+    backends = sorted(installed, key=lambda name: (*promised_names(Kind.BACKEND), name).index(name))
+    reasons: dict[str, int] = {}
+    rows = []
+    for asked in ask(plugins, backends):
+        cells = [_cell(asked.answers[backend], reasons) for backend in backends]
+        rows.append((markdown.code(asked.text), *cells))
+    told = [f"{number}. {reason}" for reason, number in reasons.items()]
+    header = ("", *map(markdown.code, backends))
+    return "\n\n".join([markdown.table(header, rows), "Why not:", "\n".join(told)])
+
+
+def ask(plugins: Plugins, backends: Sequence[str]) -> Iterator[Asked]:
+    """Every question, put to the check that precedes a run of each backend; nothing is imported but plugins' checks."""
+    tables = registered_tables(plugins)
+    before = {backend: _problems(plugins, tables, backend, {}) for backend in backends}
+    for values in questions(plugins, tables):
+        answers = {}
+        for backend in backends:
+            found = _problems(plugins, tables, backend, values)
+            new = [each for each in found if each not in before[backend] and NO_FOLDER not in each.what]
+            answers[backend] = new[0].what.replace(f"backend {backend!r}", "this backend") if new else ""
+        *_, path = values
+        yield Asked(text=_toml(path, values[path], values), values=values, answers=answers)
+
+
+def questions(plugins: Plugins, tables: Mapping[str, TableEntry]) -> Iterator[Mapping[str, str]]:
+    """What is asked: every loss that some backend has, the keys above that are registered, every recipe."""
+    losses = {entry.spec.name for entry in plugins.registered(Kind.LOSS)}
+    for entry in plugins.registered(Kind.BACKEND):
+        losses |= entry.spec.traits.losses if isinstance(entry.spec.traits, Capabilities) else frozenset()
+    yield from ({"algorithm.loss": name} for name in sorted(losses))
+    for values in KEYS:
+        paths = [path.partition(".") for path in values]
+        if all(table in tables and name in tables[table].model.model_fields for table, _, name in paths):
+            yield values
+    yield from ({"algorithm.recipe": entry.spec.name} for entry in plugins.registered(Kind.RECIPE))
+
+
+def _problems(
+    plugins: Plugins, tables: Mapping[str, TableEntry], backend: str, values: Mapping[str, str]
+) -> list[Problem]:
+    arguments = ["--backend", backend, "--devices", "cpu", *NEEDED.get(backend, ())]
+    arguments += [word for path, value in values.items() for word in ("--set", f"{path}={value}")]
+    config, problems = read_config(None, plugins, tables, arguments=arguments)
+    return problems + check(config, plugins, tables)[1]
+
+
+def _cell(answer: str, reasons: dict[str, int]) -> str:
+    return f"no ({reasons.setdefault(answer, len(reasons) + 1)})" if answer else "yes"
+
+
+def _toml(path: str, value: str, values: Mapping[str, str]) -> str:
+    table, _, name = path.partition(".")
+    shown = value if value[:1].isdigit() or value[:1] == "[" or value == "true" else f'"{value}"'
+    where = f'where = "{values["kl.where"]}", ' if "kl.where" in values else ""
+    return f"[{table}] {where}{name} = {shown}"

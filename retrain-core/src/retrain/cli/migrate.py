@@ -1,0 +1,190 @@
+"""`retrain migrate-config`: rewrites a configuration that still has keys of an earlier version."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from retrain.cli.migrate_toml import BOM, Migration, migrate
+from retrain.kernel.config.load import all_keys
+from retrain.kernel.config.positions import key_lines
+from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
+from retrain.kernel.registry import Plugins
+from retrain.run.check import registered_tables
+from retrain.run.public_package import names_in
+from retrain.text.terminal_text import printable
+from retrain.text.whole_file import write_bytes
+
+STDIN = "<stdin>"
+EPILOG = """\b
+Examples:
+  retrain migrate-config retrain.toml                   show what would change
+  retrain migrate-config retrain.toml --write --backup
+  retrain migrate-config retrain.toml --check           for CI
+
+\b
+Exit codes: 0 done, or nothing to change; 1 --check found legacy keys or names of the public retrain package;
+2 usage or configuration error.
+"""
+
+
+@click.command("migrate-config", epilog=EPILOG)
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 when the file needs a change.")
+@click.option("--write", is_flag=True, help="Rewrite CONFIG in place.")
+@click.option("--backup", is_flag=True, help="With --write: keep the old file as CONFIG.bak.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="P", help="Write the result to a new file.")
+@click.option("--stdin", "from_stdin", is_flag=True, help="Read the configuration from standard input.")
+@click.option("--stdout", "to_stdout", is_flag=True, help="Print the result instead of the difference.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found and done as JSON.")
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.pass_context
+def command(
+    ctx: click.Context,
+    config: Path | None,
+    check: bool,
+    write: bool,
+    backup: bool,
+    output: Path | None,
+    from_stdin: bool,
+    to_stdout: bool,
+    as_json: bool,
+) -> None:
+    """Move the legacy prime_rl_* keys of [backend] to [backend.options], keeping comments and layout.
+
+    Without an option it prints the difference and writes nothing. What the names of the public retrain package became
+    is told on stderr, for you to decide.
+    """
+    modes = {"check": check, "write": write, "output": output is not None, "stdout": to_stdout}
+    chosen = [name for name, wanted in modes.items() if wanted]
+    if len(chosen) > 1:
+        raise _usage(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other", "keep one")
+    if backup and not write:
+        raise _usage("--backup keeps the file that --write replaces", "add --write, or leave --backup out")
+    if from_stdin and write:
+        raise _usage("--write needs a file to rewrite, and --stdin gives none", "use --stdout or --output P")
+    if from_stdin == (config is not None):
+        what = "CONFIG and --stdin exclude each other" if from_stdin else "no configuration was given"
+        raise _usage(what, "give one of the two: `retrain migrate-config retrain.toml`")
+    found = migrate(_read(config), STDIN if config is None else str(config))
+    notes = _public_names(found.before, ctx.obj)
+    written = kept = None
+    if output is not None:
+        written = _write_new(output, found.after)
+    elif write and config is not None and found.legacy_keys:
+        kept = _write_new(config.with_name(f"{config.name}.bak"), found.before, like=config) if backup else None
+        written = _replace(config, found.after)
+    mode = chosen[0] if chosen else "preview"
+    (_print_json if as_json else _print_text)(found, notes, mode, written, kept)
+    if check and (found.legacy_keys or notes):
+        ctx.exit(EXIT_FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    """A name of the public package: where it is, and what became of it."""
+
+    path: str
+    line: int
+    note: str
+
+
+def _public_names(text: str, plugins: Plugins) -> list[_Note]:
+    """Every name of the public package in a configuration; those of a condition at the line of [campaign]."""
+    plain = text.removeprefix(BOM)
+    lines, keys = key_lines(plain), all_keys(registered_tables(plugins))
+    found = names_in(tomllib.loads(plain), keys, plugins)
+    return [_Note(path=path, line=lines.get(path, lines.get("campaign", 1)), note=note) for path, note in found]
+
+
+def _print_json(found: Migration, notes: list[_Note], mode: str, written: Path | None, kept: Path | None) -> None:
+    content = {
+        "config": found.label,
+        "mode": mode,
+        "needs_migration": bool(found.legacy_keys or notes),
+        "changed": found.after != found.before,
+        "legacy_keys": list(found.legacy_keys),
+        "merged_backend_options": dict(found.options),
+        "diff": found.diff(),
+        "public_names": [asdict(note) for note in notes],
+        "written": written is not None,
+        "output_path": str(written) if written else None,
+        "backup_path": str(kept) if kept else None,
+        **({"text": found.after} if mode == "stdout" else {}),
+    }
+    click.echo(json.dumps(content, indent=2, ensure_ascii=False, default=str))
+
+
+def _print_text(found: Migration, notes: list[_Note], mode: str, written: Path | None, kept: Path | None) -> None:
+    names = ", ".join(found.legacy_keys)
+    for text in dict.fromkeys(note.note for note in notes):
+        places = (f"{note.line} {printable(note.path)}" for note in notes if note.note == text)
+        click.echo(f"{found.label}: {text}\n    line {', '.join(places)}", err=True)
+    if mode == "stdout":
+        click.echo(found.after.encode("utf-8"), nl=False)
+    elif mode == "check" and names:
+        click.echo(f"{found.label}: legacy keys: {names}")
+    elif written is not None:
+        click.echo(f"Wrote {written}: {f'moved {names} to [backend.options]' if names else 'nothing to migrate'}")
+    elif names:
+        click.echo(found.diff(), nl=False)
+    elif not notes:
+        click.echo(f"{found.label}: nothing to migrate")
+
+
+def _read(config: Path | None) -> str:
+    """The text of a file, or of standard input."""
+    label = STDIN if config is None else str(config)
+    try:
+        content = sys.stdin.buffer.read() if config is None else config.read_bytes()
+        text = content.decode("utf-8")
+    except FileNotFoundError:
+        raise ConfigError(Problem(where=label, what="file not found", fix="check the path")) from None
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(Problem(where=label, what=what, fix="give a UTF-8 text file")) from None
+    if config is None and not text.strip():
+        raise ConfigError(Problem(where=STDIN, what="standard input is empty", fix="pipe a configuration into it"))
+    return text
+
+
+def _replace(config: Path, text: str) -> Path:
+    """Rewrite the file atomically with its permissions; a symbolic link stays a link."""
+    target = Path(os.path.realpath(config))
+    try:
+        mode = target.stat().st_mode
+        write_bytes(target, text.encode("utf-8"))
+        target.chmod(mode)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    return config
+
+
+def _write_new(path: Path, text: str, like: Path | None = None) -> Path:
+    """Write a file that must not exist yet."""
+    try:
+        with path.open("xb") as stream:
+            stream.write(text.encode("utf-8"))
+        if like is not None:
+            shutil.copymode(like, path)
+    except FileExistsError:
+        what = "the file exists already; nothing was written"
+        raise ConfigError(Problem(where=str(path), what=what, fix="remove it, or choose another name")) from None
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    return path
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    what = f"cannot be written: {error.strerror or error}"
+    return ConfigError(Problem(where=str(path), what=what, fix="choose a file you can write to: --output P"))
+
+
+def _usage(what: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(where="retrain migrate-config", what=what, fix=fix))

@@ -1,0 +1,184 @@
+"""`retrain init`: writes a starting configuration, never over an existing file."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from retrain.cli.start.templates import DEFAULT_FILE, exists_error, refuse_existing, template_text
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.registry import Plugins
+from retrain.run.streams import is_interactive
+from retrain.text.terminal_text import printable
+from retrain.text.typed_command import program
+
+DEFAULT_TEMPLATE = "default"
+SCHEMA_COMMAND = "schema"
+SCHEMA_FILE = "retrain.schema.json"
+EPILOG = """\b
+Examples:
+  retrain init --model builtin:tiny --data tasks.jsonl --reward match    your own data
+  retrain init --model Qwen/Qwen3-0.6B --data gsm8k --reward math        a data set by name
+  retrain init --data reasoning_gym:chain_sum                            one with a verifier of its own
+  retrain init --interactive                                             ask for these instead
+  retrain init --list                                                    list the templates
+  retrain init --template tiny                                           a run that trains on a CPU in a minute
+  retrain init -t experiment -o exp.toml                                 choose another file name
+
+\b
+Exit codes: 0 written; 1 the reward failed its audit on this data; 2 usage error, unusable data, or the file exists.
+"""
+
+
+@click.command("init", epilog=EPILOG)
+@click.option("--template", "-t", metavar="NAME", help=f"Which template (see --list). Default: {DEFAULT_TEMPLATE}.")
+@click.option(
+    "--interactive", "-i", "is_dialog", is_flag=True, help="Ask for model, data and reward; needs a terminal."
+)
+@click.option("--model", default="", metavar="MODEL", help="Model to train: a hub id, a folder, or builtin:tiny.")
+@click.option(
+    "--data", default="", metavar="DATA", help="A file, a folder, a hub id (openai/gsm8k) or a source's name."
+)
+@click.option(
+    "--reward", default="", metavar="NAME", help="Reward: match, math, ..., or my_reward.py. Default: by data."
+)
+@click.option("--prompt-key", default="", metavar="COLUMN", help="Column of the prompt, where names do not tell.")
+@click.option("--answer-key", default="", metavar="COLUMN", help="Column of the answer, where names do not tell.")
+@click.option("--subset", default="", metavar="NAME", help="Subset (configuration) of a data set.")
+@click.option("--split", default="", metavar="NAME", help="Split of a data set. Default: train.")
+@click.option("--revision", default="", metavar="NAME", help="Branch, tag or commit of a hub data set.")
+@click.option("--max-steps", "steps", default=0, type=click.IntRange(0), help="Training steps. Default: by model.")
+@click.option("--log-dir", default="", metavar="FOLDER", help="Folder of the run. Default: logs/ and the data's name.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="File to write, instead of the template's own.")
+@click.option("--list", "-l", "as_list", is_flag=True, help="List the templates and exit.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON: the list, or what was written.")
+@click.pass_obj
+def command(
+    plugins: Plugins,
+    /,
+    template: str | None,
+    is_dialog: bool,
+    output: Path | None,
+    as_list: bool,
+    as_json: bool,
+    **wished: Any,
+) -> None:
+    """Write a starting configuration into this folder: from a template, or for a model, data and a reward.
+
+    With --data it looks at the data first: which columns hold prompt and answer, how the model will see three of the
+    prompts, what the verifier reads in a perfect answer. Nothing is written if the reward fails on them. A model that
+    is on this machine is measured for some seconds, and the sizes of the run are fitted to its speed.
+    """
+    if as_list:
+        _list(plugins, as_json=as_json)
+        return
+    if is_dialog and as_json:
+        raise click.UsageError("--interactive and --json exclude each other")
+    if template and any(wished.values()):
+        raise click.UsageError("--template and the flags about your own data exclude each other")
+    if any(wished.values()) and not (wished["data"] or is_dialog):
+        raise click.UsageError("name the data too: --data FILE, or --interactive to be asked for it")
+    if is_dialog and not is_interactive():
+        what = "there is no terminal for the questions"
+        fix = "use `retrain init --template NAME`; `retrain init --list` shows the names. Or --model, --data, --reward"
+        raise ConfigError(Problem(where="--interactive", what=what, fix=fix))
+    told: dict[str, Any] = {}
+    if template is None and (is_dialog or wished["data"]):
+        file = output or Path(DEFAULT_FILE)
+        text, told = _own(plugins, file, wished, is_dialog=is_dialog, as_json=as_json)
+        template = "your data"
+    elif is_dialog:
+        from retrain.cli.start.template_dialog import ask  # imports tomlkit and the loader
+
+        template, file, text = ask(plugins, str(template), output)
+    else:
+        template = template or DEFAULT_TEMPLATE
+        file, text = template_text(plugins, template, output)
+        refuse_existing(file)
+    _write_with_schema(plugins, file, text)
+    words = [] if str(file) == DEFAULT_FILE else [shlex.quote(str(file))]
+    following = [" ".join([program(), *verb, *words]) for verb in (["explain"], [])]
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "template": template, "next": following, **told}, indent=2))
+        return
+    if is_dialog or told:
+        click.echo(f"\n{text.rstrip()}\n")
+    click.echo("\n  ".join([f"Wrote {file} ({template}). Next:", *following]))
+
+
+def _own(
+    plugins: Plugins, file: Path, wished: Mapping[str, Any], *, is_dialog: bool, as_json: bool
+) -> tuple[str, dict[str, Any]]:
+    """The text for the user's own data, and what `--json` tells about it; shows the data unless that was asked for."""
+    from retrain.cli.start.fitted import fit_to_machine
+    from retrain.cli.start.own_data import Wishes, choose_data  # these import the loader, and whatever reads the data
+    from retrain.cli.start.show import as_data, show_trial
+    from retrain.cli.start.trial import check_text, try_out
+    from retrain.cli.start.written import configuration_text
+
+    refuse_existing(file)
+    wishes = Wishes(**wished)
+    if is_dialog:
+        from retrain.cli.start.dialog import ask_wishes
+
+        wishes, choice = ask_wishes(plugins, wishes)
+    else:
+        choice = choose_data(wishes, plugins)
+        wishes = replace(wishes, reward=wishes.reward or choice.reward)
+    trial = try_out(configuration_text(wishes, choice, plugins), file.name, plugins)
+    text = configuration_text(wishes, choice, plugins, examples=trial.examples)
+    config = check_text(text, file.name, plugins)
+    if not as_json:
+        show_trial(choice, trial)
+        click.echo("\nMeasuring how fast this machine is ...", err=True)
+    fitted = fit_to_machine(text, config, trial.prompts, keep_steps=bool(wishes.steps))
+    text = configuration_text(wishes, choice, plugins, examples=trial.examples, fitted=fitted)
+    check_text(text, file.name, plugins)
+    if not as_json:
+        click.echo(f"Time: {printable(fitted.text)}")
+    return text, as_data(choice, trial) | {"time": fitted.as_data()}
+
+
+def _list(plugins: Plugins, *, as_json: bool) -> None:
+    templates = plugins.registered(Kind.TEMPLATE)
+    rows = [{"name": e.spec.name, "summary": e.spec.summary, "distribution": str(e.owner)} for e in templates]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        click.echo(f"{row['name']:<{width}}  {row['summary']} ({row['distribution']})")
+
+
+def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:
+    """Write the file, and beside it the JSON Schema that its first line names, so that editors complete its keys.
+
+    Without a plugin that provides the command `schema`, write the file alone.
+    """
+    if not plugins.find(Kind.COMMAND, SCHEMA_COMMAND):
+        _write(file, text)
+        return
+    _write(file, f"#:schema ./{SCHEMA_FILE}\n{text}")
+    command: click.Command = resolve(plugins, Kind.COMMAND, SCHEMA_COMMAND, where="init").target
+    words = ["--quiet", "--output", str(file.with_name(SCHEMA_FILE))]
+    command.main(words, standalone_mode=False, obj=plugins, parent=click.get_current_context())  # keeps `-h`
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:  # created in the meantime
+        raise exists_error(file) from None
+    except OSError as error:
+        fix = "change folder, or name another file with --output FILE"
+        what = f"cannot be written: {error.strerror}"
+        raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from None

@@ -1,0 +1,296 @@
+"""The default `Algorithm`: the configured flow of credit, with the planning detector and controller that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from retrain.credit.checks import refusal
+from retrain.credit.custom import build_custom
+from retrain.credit.episode import CreditGroup, named_rewards
+from retrain.credit.flow import CreditFlow
+from retrain.credit.group_status import group_status
+from retrain.credit.overlong import MaskedOverlong
+from retrain.credit.parts import Controller, ControllerView, PlanningDetector
+from retrain.credit.pipeline import CreditResult, assign_credit
+from retrain.credit.token_metrics import concatenated, execution_variance, token_metrics
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.informative import GroupStatus, num_correct
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.step_fields import merge_fields
+from retrain.kernel.types import Completion, Floats, Group, Kind, Mask, Outcome, Score, StopReason, TrainRow
+from retrain.text.token_text import token_texts
+
+
+class NoController:
+    """Lambda is 0 in every step."""
+
+    def value(self, step: int) -> float:
+        """0."""
+        return 0.0
+
+    def observe(self, view: ControllerView) -> None:
+        """Nothing to learn."""
+
+    def metrics(self) -> Mapping[str, float | bool]:
+        """No field."""
+        return {}
+
+    def state(self) -> Mapping[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to bring back."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CreditAlgorithm:
+    """Credit by the configured flow; lambda comes from the controller, asked before the step's observation.
+
+    Its metrics: `sepa_lambda`; mean and variance of uncertainty over execution and planning tokens; the controller's
+    fields; those of the flow.
+    """
+
+    flow: CreditFlow
+    mode: str = ""  # the text of `[algorithm] algorithm_mode`
+    detector: PlanningDetector | None = None
+    tokenizer: Any = None  # decodes the tokens for a transform that asks for their text
+    controller: Controller = field(default_factory=NoController)
+
+    @property
+    def needs(self) -> Needs:
+        """Entropies and rewards of single tokens, when the flow uses them."""
+        return Needs(entropy=self.flow.needs_entropy, token_rewards=self.flow.needs_token_rewards)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The names that the flow is made of."""
+        return {
+            "algorithm_mode": self.mode,
+            "advantage_mode": self.flow.advantage.name,
+            "transform_mode": self.flow.transform.name,
+            "uncertainty_kind": self.flow.uncertainty.name,
+            "condition": self.flow.condition,
+        }
+
+    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
+        """Token advantages for every judged completion, and the rows of the groups to train (see `assign_credit`).
+
+        A completion without a verdict is neither trained nor part of its group's statistics, unless the advantage
+        needs none: then every group teaches.
+        """
+        statuses_P = tuple(map(group_status if self.flow.needs_verdict else _teaching, groups))
+        judged_P = [self._judged(group) for group in groups]
+        planning_P = self._planning(judged_P)
+        sepa_lambda = self.controller.value(step)
+        informative_P = [status is GroupStatus.INFORMATIVE for status in statuses_P]
+        credit_groups = [
+            self._credit_group(f"step {step} group {number} (example {group.example.id})", group, judged, planning_G)
+            for number, (group, judged, planning_G) in enumerate(zip(groups, judged_P, planning_P, strict=True))
+        ]
+        result = assign_credit(credit_groups, self.flow, sepa_lambda=sepa_lambda, trained=informative_P)
+        result = _without_surplus(result, statuses_P)
+        planning_A = concatenated((mask for planning_G in planning_P for mask in planning_G), np.bool_)
+        return Credit(
+            statuses_P=statuses_P,
+            tokens_PG=tuple(
+                self._token_credits(group, planning_G, advs_G)
+                for group, planning_G, advs_G in zip(groups, planning_P, result.token_advs, strict=True)
+            ),
+            rows=tuple(
+                row
+                for number, judged in enumerate(judged_P)
+                if result.trained[number]
+                for completion, advs_A in zip(judged, result.token_advs[number], strict=True)
+                for row in train_rows(completion, advs_A, group=number)
+            ),
+            metrics=self._metrics([c for judged in judged_P for c in judged], planning_A, result, sepa_lambda),
+            memo=self._view(step, groups, planning_A, result),
+        )
+
+    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        """Show the controller the step that `assign` measured."""
+        self.controller.observe(credit.memo)
+
+    def state(self) -> Mapping[str, Any]:
+        """The controller's state; {} without a controller."""
+        return {} if isinstance(self.controller, NoController) else {"controller": dict(self.controller.state())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue with the controller's state, where there is one."""
+        if "controller" in state:
+            self.controller.restore(state["controller"])
+
+    def _counts(self, score: Score) -> bool:
+        return score.outcome is Outcome.SCORED or not self.flow.needs_verdict
+
+    def _judged(self, group: Group) -> tuple[Completion, ...]:
+        return tuple(c for c, score in zip(group.completions, group.scores, strict=True) if self._counts(score))
+
+    def _planning(self, judged_P: Sequence[Sequence[Completion]]) -> list[tuple[Mask, ...]]:
+        if self.detector is None:
+            return [tuple(np.zeros(c.num_actions, np.bool_) for c in judged) for judged in judged_P]
+        masks = iter(self.detector.masks([c.tokens_T[c.action_T] for judged in judged_P for c in judged]))
+        return [tuple(next(masks) for _ in judged) for judged in judged_P]
+
+    def _credit_group(
+        self, name: str, group: Group, judged: Sequence[Completion], planning_G: Sequence[Mask]
+    ) -> CreditGroup:
+        """The judged completions of a group, with what the flow asks for."""
+        entropies = [c.entropies_T[c.action_T] for c in judged if c.entropies_T is not None]
+        tokens_G = [c.tokens_T[c.action_T] for c in judged] if self.flow.needs_text else None
+        pairs = [pair for pair in zip(group.scores, group.raw_scores, strict=True) if self._counts(pair[0])]
+        rewards_G = _values(score.value for score, _ in pairs)
+        raw_G = _values(score.value if raw.value is None else raw.value for score, raw in pairs)
+        return CreditGroup(
+            rewards_G=rewards_G,
+            logprobs_G=[completion.logprobs_T[completion.action_T] for completion in judged],
+            planning_G=planning_G,
+            entropies_G=entropies if len(entropies) == len(judged) else None,
+            named_rewards=named_rewards([score.parts for score, _ in pairs]),
+            shaping_G=None if np.array_equal(rewards_G, raw_G, equal_nan=True) else rewards_G - raw_G,
+            tokens_G=tokens_G,
+            texts_G=None if tokens_G is None else [token_texts(self.tokenizer, t.tolist()) for t in tokens_G],
+            token_rewards_G=[_token_rewards(c) for c in judged] if self.flow.needs_token_rewards else None,
+            name=name,
+        )
+
+    def _token_credits(
+        self, group: Group, planning_G: Sequence[Mask], advs_G: Sequence[Floats]
+    ) -> tuple[TokenCredit, ...]:
+        """Credit of every completion of a group, from that of the judged ones."""
+        judged = iter(zip(planning_G, advs_G, strict=True))
+        tokens_G = []
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            length = completion.num_actions
+            planning_A, advs_A = next(judged) if self._counts(score) else (np.zeros(length, np.bool_), np.zeros(length))
+            tokens_G.append(TokenCredit(advantages_A=advs_A, planning_A=planning_A if self.detector else None))
+        return tuple(tokens_G)
+
+    def _metrics(
+        self, judged: Sequence[Completion], planning_A: Mask, result: CreditResult, sepa_lambda: float
+    ) -> Mapping[str, Any]:
+        pooled_A = concatenated((u for pooled_G in result.pooled for u in pooled_G), np.float64)
+        kind = self.flow.uncertainty.name
+        fields = {"sepa_lambda": sepa_lambda, **token_metrics(judged, planning_A, pooled_A, uncertainty=kind)}
+        fields = merge_fields(fields, self.controller.metrics(), source=f"controller {self.flow.controller!r}")
+        return merge_fields(fields, result.metrics, source=self.flow.condition)
+
+    def _view(
+        self, step: int, groups: Sequence[Group], planning_A: Mask, result: CreditResult
+    ) -> ControllerView | None:
+        """What the controller learns from the step, before pooling; None without a controller."""
+        if isinstance(self.controller, NoController):
+            return None
+        uncertainty_A = concatenated((u for u_G in result.uncertainties for u in u_G), np.float64)
+        unselected = [
+            group for group in groups if not group.round
+        ]  # these scores decide whether there are further rounds
+        total = sum(len(group.completions) for group in unselected)
+        return ControllerView(
+            step=step,
+            correct_rate=sum(num_correct(group) for group in unselected) / total,
+            execution_variance=execution_variance(uncertainty_A, planning_A),
+        )
+
+
+def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) -> list[TrainRow]:
+    """One row for each context that the policy was given: one, unless an episode rewrote its history.
+
+    `advantages_A` has one entry per action token of the completion; CreditError otherwise. `group` is the position of
+    its group in the step.
+    """
+    if len(advantages_A) != completion.num_actions:
+        raise refusal(f"credit of a completion has length {len(advantages_A)}, expected {completion.num_actions}")
+    advantages_T = np.zeros(len(completion.tokens_T))
+    advantages_T[completion.action_T] = advantages_A
+
+    def cut(values_T: Floats | None, part: slice) -> Floats | None:
+        return None if values_T is None else values_T[part]
+
+    return [
+        TrainRow(
+            tokens_T=completion.tokens_T[part],
+            action_T=completion.action_T[part],
+            logprobs_T=completion.logprobs_T[part],
+            advantages_T=advantages_T[part],
+            engine_logprobs_T=cut(completion.engine_logprobs_T, part),
+            reference_logprobs_T=cut(completion.reference_logprobs_T, part),
+            kl_coef=completion.kl_coef,
+            group=group,
+            is_truncated=completion.stop_reason is StopReason.LENGTH,
+        )
+        for part in contexts(completion)
+    ]
+
+
+def contexts(completion: Completion) -> list[slice]:
+    """The spans of a completion that were each a context of their own, and in which the policy sampled something."""
+    ends = (*completion.starts[1:], len(completion.tokens_T))
+    parts = map(slice, completion.starts, ends)
+    return [part for part in parts if completion.action_T[part].any()]
+
+
+def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
+    """The algorithm of a run; with `[training] overlong = "mask"` it leaves truncated rows out."""
+    algorithm = _build(flow, context)
+    return MaskedOverlong(algorithm) if context.config.value("training.overlong", "keep") == "mask" else algorithm
+
+
+def _build(flow: CreditFlow, context: PluginContext) -> Algorithm:
+    """A plugin's own algorithm, or the flow with its planning detector and controller."""
+    config = context.config
+    mode = config.algorithm.algorithm_mode
+    if flow.is_custom:
+        return build_custom(mode, context, flow.recipe)
+    controller: Controller = NoController()
+    if flow.controller:
+        controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
+    detector = build_detector(flow, context)
+    return CreditAlgorithm(flow=flow, mode=mode, detector=detector, tokenizer=context.tokenizer, controller=controller)
+
+
+def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector | None:
+    """The configured planning detector, if the flow asks for planning tokens."""
+    if not flow.needs_planning:
+        return None
+    name = context.config.value("planning.detector", "regex")
+    params: dict[str, Any] = context.config.value("planning.params", {})
+    detector: PlanningDetector = build_part(
+        Kind.PLANNING_DETECTOR, name, "planning.detector", context, params, "planning.params"
+    )
+    return detector
+
+
+def _teaching(group: Group) -> GroupStatus:
+    """The status of every group where each token has a reward of its own, whatever the scores."""
+    return GroupStatus.INFORMATIVE
+
+
+def _values(values: Iterable[float | None]) -> Floats:
+    """The values, NaN where there is no verdict."""
+    return np.asarray([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _without_surplus(result: CreditResult, statuses_P: Sequence[GroupStatus]) -> CreditResult:
+    """The result without credit for surplus groups: an advantage that sees the whole step gives them some too."""
+    is_surplus_P = [status is GroupStatus.SURPLUS for status in statuses_P]
+    if not any(is_surplus_P):
+        return result
+    pairs = zip(result.token_advs, is_surplus_P, strict=True)
+    return replace(
+        result,
+        token_advs=tuple(tuple(map(np.zeros_like, advs_G)) if surplus else advs_G for advs_G, surplus in pairs),
+        trained=tuple(t and not surplus for t, surplus in zip(result.trained, is_surplus_P, strict=True)),
+    )
+
+
+def _token_rewards(completion: Completion) -> Floats:
+    if completion.rewards_T is None:
+        return np.zeros(completion.num_actions)
+    return completion.rewards_T[completion.action_T]

@@ -1,0 +1,182 @@
+"""Checks `[algorithm] loss` and the keys about it against the backend, without importing either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.kernel.contracts.losses import LossTraits
+from retrain.kernel.declared import Capabilities, Kind
+from retrain.kernel.errors import Problem
+from retrain.kernel.plugin_spec import PluginSpec
+from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.resolve import problem_with
+from retrain.kernel.registry import Plugins
+
+KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
+# Keys that a backend must declare to heed, and the values that need nothing of it.
+LOSS_KEYS: dict[str, tuple[Any, ...]] = {"dual_clip": (0.0,), "aggregation": ("", "token_mean"), "is_bounds": ([],)}
+CLIPS = ("algorithm.clip_eps", "algorithm.clip_eps_high")
+FORMER_CLIP = 0.2  # default of clip_eps before it became "the loss's own"
+IS_KEYS = {"algorithm.is_level": "token", "algorithm.is_mode": "truncate"}
+
+
+def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
+    """Problems with the name of the loss, with its backend and parameters, and with keys that would have no effect."""
+    if _is_told_elsewhere(config, plugins):
+        return []
+    found = [*_weight_problems(config), *_unheeded(config, plugins)]
+    name, where = config.algorithm.loss, config.place(KEY)
+    spec = _spec(plugins, name)
+    if not _is_own(config, plugins):
+        if problem := problem_with(plugins, Kind.LOSS, name, where=where, search_paths=config.plugins.search_paths):
+            return [problem, *found]
+        if problem := _inapplicable(config, plugins, spec):
+            return [problem, *found]
+    is_refused = any("dual_clip" in problem.where for problem in found)
+    if config.value("algorithm.dual_clip", 0.0) and spec and not is_refused and not _traits(spec).dual_clip:
+        what, fix = f"has no effect: the loss {name!r} has no second clip", 'use loss = "ppo", or remove it'
+        found.append(Problem(where=config.place("algorithm.dual_clip"), what=what, fix=fix))
+    return [*found, *_param_problems(config, spec)]
+
+
+def check_clips(config: Config, plugins: Plugins) -> list[Problem]:
+    """Problems with a clip that has no effect, since the loss does not clip: the default one, or one that says so.
+
+    The resolved `config.toml` of an earlier version writes every key out, and with it a default that was not 0.
+    """
+    name = config.algorithm.loss
+    if config.origin(KEY) == DEFAULT_ORIGIN:
+        given = [path for path in CLIPS if config.origin(path) != DEFAULT_ORIGIN]
+        which = f"the default loss, {name},"
+    else:
+        spec = _spec(plugins, name)
+        values = {path: value for path in CLIPS if (value := config.value(path, 0.0))}
+        is_written_out = values == {CLIPS[0]: FORMER_CLIP} and config.origin(CLIPS[1]) != DEFAULT_ORIGIN
+        given = [] if spec is None or _traits(spec).clips or is_written_out else list(values)
+        which = f"the loss {name!r}"
+    what = f"has no effect: {which} does not clip"
+    fix = 'write loss = "ppo" (or "cispo") beside it, or remove it'
+    return [Problem(where=config.place(path), what=what, fix=fix) for path in given]
+
+
+def selected_loss(config: Config, plugins: Plugins) -> str:
+    """The loss that a configuration names itself; empty for the default, and for one that the backend has built in."""
+    is_set = config.origin(KEY) != DEFAULT_ORIGIN and not _is_own(config, plugins)
+    return config.algorithm.loss if is_set else ""
+
+
+def applicable_losses(plugins: Plugins, backend: str) -> list[str]:
+    """The losses that a backend can apply: its own, and the registered ones that name it."""
+    entries = plugins.find(Kind.BACKEND, backend)
+    capabilities = entries[0].spec.traits if entries else None
+    own = capabilities.losses if isinstance(capabilities, Capabilities) else frozenset()
+    return sorted({*own, *(e.spec.name for e in plugins.registered(Kind.LOSS) if backend in _traits(e.spec).backends)})
+
+
+def capability_fields(capabilities: Capabilities | None, backend: str, plugins: Plugins) -> dict[str, Any]:
+    """A backend's capabilities as JSON, with every loss that it can apply; empty when they are not known."""
+    if capabilities is None:
+        return {}
+    fields = {
+        name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(capabilities).items()
+    }
+    return {**fields, "losses": applicable_losses(plugins, backend)}
+
+
+def _is_told_elsewhere(config: Config, plugins: Plugins) -> bool:
+    """Whether the backend takes no loss from here; it refuses the keys about it by itself."""
+    backend = config.backend.backend
+    return bool(plugins.find(Kind.BACKEND, backend)) and not applicable_losses(plugins, backend)
+
+
+def _unheeded(config: Config, plugins: Plugins) -> Iterable[Problem]:
+    """Keys about the loss that the backend does not apply."""
+    backends = plugins.find(Kind.BACKEND, config.backend.backend)
+    capabilities = backends[0].spec.traits if backends else None
+    if not isinstance(capabilities, Capabilities):
+        return
+    for name, harmless in LOSS_KEYS.items():
+        value = config.value(f"algorithm.{name}", harmless[0])
+        if value in harmless or name in capabilities.loss_keys:
+            continue
+        able = (each.spec for each in plugins.registered(Kind.BACKEND) if isinstance(each.spec.traits, Capabilities))
+        others = [spec.name for spec in able if name in getattr(spec.traits, "loss_keys", ())]
+        what = f"{name} = {value!r} would have no effect: backend {config.backend.backend!r} does not apply it"
+        fix = "remove it" + (f', or use backend = "{others[0]}"' if others else "")
+        yield Problem(where=config.place(f"algorithm.{name}"), what=what, fix=fix)
+
+
+def _is_own(config: Config, plugins: Plugins) -> bool:
+    """Whether the backend applies the loss by itself."""
+    backends = plugins.find(Kind.BACKEND, config.backend.backend)
+    capabilities = backends[0].spec.traits if backends else None
+    return isinstance(capabilities, Capabilities) and config.algorithm.loss in capabilities.losses
+
+
+def _inapplicable(config: Config, plugins: Plugins, spec: PluginSpec | None) -> Problem | None:
+    """Why the backend cannot apply a loss that exists; a dotted path is for any backend that takes plugins' losses."""
+    backend, name = config.backend.backend, config.algorithm.loss
+    if not plugins.find(Kind.BACKEND, backend):
+        return None  # reported as such
+    taking = (_traits(each.spec).backends for each in plugins.registered(Kind.LOSS))
+    able = _traits(spec).backends if spec else frozenset().union(*taking)
+    if backend in able:
+        return None
+    losses = applicable_losses(plugins, backend)
+    others = {each.spec.name: each.spec.traits for each in plugins.registered(Kind.BACKEND)}
+    able |= {each for each, traits in others.items() if isinstance(traits, Capabilities) and name in traits.losses}
+    what = f"backend {backend!r} cannot apply the loss {name!r}"
+    why = f"it can apply {_listed(losses)}; {name!r} is for {_listed(sorted(able), 'backend ')}"
+    fix = f"use loss = {_nearest(losses)}" + (f", or [backend] backend = {min(able)!r}" if able else "")
+    return Problem(where=config.place(KEY), what=what, why=why, fix=fix.replace("'", '"'))
+
+
+def _param_problems(config: Config, spec: PluginSpec | None) -> list[Problem]:
+    given: dict[str, Any] = config.value(PARAMS, {})
+    where = config.place(PARAMS)
+    try:
+        model = spec.load_params() if spec else None
+    except Exception as error:  # a fault of that plugin
+        what = f"the parameters of loss {config.algorithm.loss!r} failed to load: {type(error).__name__}: {error}"
+        return [Problem(where=where, what=what, fix="repair or reinstall the distribution that provides it")]
+    is_dotted = spec is None and "." in config.algorithm.loss
+    if given and model is None and not is_dotted:
+        what = f"the loss {config.algorithm.loss!r} takes no parameters"
+        return [Problem(where=where, what=what, fix="remove them")]
+    return validated_params(model, given, where=where)[1]
+
+
+def _weight_problems(config: Config) -> Iterable[Problem]:
+    """Problems with the importance weight: `is_level` and `is_mode` need `is_bounds`, and `tis_cap` excludes it."""
+    bounds: list[float] = config.value("algorithm.is_bounds", [])
+    if bounds and config.algorithm.tis_cap > 0.0:
+        what, why = "stands beside tis_cap", "both weigh the mismatch of sampler and trainer, which would count twice"
+        fix = f"remove one: tis_cap = {config.algorithm.tis_cap:g} is is_bounds = [0.0, {config.algorithm.tis_cap:g}]"
+        yield Problem(where=config.place("algorithm.is_bounds"), what=what, why=why, fix=fix)
+    for path, default in IS_KEYS.items():
+        if not bounds and config.value(path, default) != default:
+            why = "tis_cap is by token and truncates" if config.algorithm.tis_cap > 0.0 else ""
+            what, fix = "has no effect without is_bounds", "set is_bounds = [0.0, 2.0], or remove it"
+            yield Problem(where=config.place(path), what=what, why=why, fix=fix)
+
+
+def _spec(plugins: Plugins, name: str) -> PluginSpec | None:
+    entries = plugins.find(Kind.LOSS, name)
+    return entries[0].spec if len(entries) == 1 else None
+
+
+def _traits(spec: PluginSpec | None) -> LossTraits:
+    traits = spec.traits if spec else None
+    return traits if isinstance(traits, LossTraits) else LossTraits(backends=frozenset())
+
+
+def _listed(names: list[str], prefix: str = "") -> str:
+    return prefix + ", ".join(map(repr, names)) if names else "none that is installed"
+
+
+def _nearest(losses: list[str]) -> str:
+    """The loss to suggest instead: in place of a clipped loss another clipped one, not the plain one."""
+    return repr(next((each for each in ("ppo", *losses) if each in losses), "importance_sampling"))

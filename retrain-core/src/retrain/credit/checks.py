@@ -1,0 +1,56 @@
+"""Checks on what enters and leaves the parts of credit: count, length, finite numbers; every fault names its part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.errors import CreditError, Problem, RetrainError
+from retrain.kernel.types import Floats
+from retrain.text.raised_at import raised_at
+
+
+def refusal(what: str) -> CreditError:
+    """The error for a wrong input or output of a part of credit."""
+    return CreditError(Problem(what=what, fix="correct the plugin or the data that this came from"))
+
+
+def as_numbers(values: Any, length: int, *, what: str) -> Floats:
+    """`values` as a float64 array of `length` finite numbers; CreditError names `what` and the first bad position."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise refusal(f"{what} is not a list of numbers: {error}") from error
+    if array.dtype.kind not in "biuf":  # text such as "1.5" is refused too
+        raise refusal(f"{what} is not a list of numbers: it holds {array.dtype}")
+    array = array.astype(np.float64, copy=False)
+    if array.shape != (length,):
+        shapes = ("is one number", f"has length {array.size}")
+        got = shapes[array.ndim] if array.ndim < len(shapes) else f"has shape {array.shape}"
+        raise refusal(f"{what} {got}, expected {length}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum()  # finite only if every entry is: one pass suffices for valid arrays
+    if not np.isfinite(total) and not (finite := np.isfinite(array)).all():
+        position = int(np.argmin(finite))
+        raise refusal(f"{what} is {array[position]} at position {position}: it must be finite")
+    return array
+
+
+def check_count(values: Sequence[Any], count: int, *, what: str) -> None:
+    """CreditError unless there is one entry per completion."""
+    if not hasattr(values, "__len__"):
+        raise refusal(f"{what} is {type(values).__name__}, expected {count} entries, one per completion")
+    if len(values) != count:
+        raise refusal(f"{what} has {len(values)} entries, expected {count}, one per completion")
+
+
+def call_part(function: Any, argument: Any, what: str, *, spread: bool = False) -> Any:
+    """Call a plugin's function; an error in it becomes a CreditError that names the plugin."""
+    try:
+        return function(*argument) if spread else function(argument)
+    except RetrainError:
+        raise
+    except Exception as error:
+        raise refusal(f"{what} raised {type(error).__name__}: {error}{raised_at(error)}") from error

@@ -1,0 +1,262 @@
+"""One configured flow of credit: the names of `[algorithm]` become specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from retrain.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty
+from retrain.credit.recipes import recipe_label
+from retrain.credit.specs import AdvantageSpec, AlgorithmSpec, CreditStage, TransformSpec, UncertaintySpec
+from retrain.credit.stages import CARRIERS, GTPO, HICRA, TOP_RHO, find_stage, optional_stage
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import Needs
+from retrain.kernel.errors import ConfigError, Problem, RetrainError
+from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.resolve import Found, resolve
+from retrain.kernel.registry import Plugins
+from retrain.kernel.types import Kind
+
+UNCERTAINTY_PARAMS = ("uncertainty_kind", "uncertainty_metric", "token_uncertainty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditFlow:
+    """Everything that turns scores and log-probabilities into token advantages, except the data.
+
+    `stages` holds the functions of the installed stages, by name. `gtpo_beta` and `hicra_alpha` are None when no
+    installed distribution provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: of the
+    flow only `condition` and `needs_entropy` are used then. `reward_weights` are those of `[reward.weights]`; `recipe`
+    is the label of a run with a recipe.
+    """
+
+    advantage: AdvantageSpec
+    transform: TransformSpec
+    uncertainty: UncertaintySpec
+    algorithm: AlgorithmSpec | None = None
+    stages: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    gtpo_beta: float | None = None
+    hicra_alpha: float | None = None
+    mask_rho: float = 0.0
+    batch_norm: bool = False
+    advantage_clip: float = 0.0
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    advantage_params: Mapping[str, Any] = field(default_factory=dict)
+    transform_params: Mapping[str, Any] = field(default_factory=dict)
+    is_custom: bool = False
+    recipe: str = ""
+
+    @property
+    def condition(self) -> str:
+        """Label of the run in records and on the console: `advantage+transform`, or that of algorithm or recipe."""
+        return self.recipe or self.name
+
+    @property
+    def name(self) -> str:
+        """`advantage+transform`, or the algorithm's name."""
+        return self.algorithm.name if self.algorithm else f"{self.advantage.name}+{self.transform.name}"
+
+    @property
+    def needs_planning(self) -> bool:
+        """Whether planning masks must be made."""
+        return self.transform.needs_planning or bool(self.algorithm and self.algorithm.needs_planning)
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the sampler must return entropies."""
+        return self.uncertainty.needs_entropy or bool(self.algorithm and self.algorithm.needs_entropy)
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether tokens and their texts must be given."""
+        return self.transform.needs_text or bool(self.algorithm and self.algorithm.needs_text)
+
+    @property
+    def needs_token_rewards(self) -> bool:
+        """Whether rewards of single tokens must be given."""
+        if self.algorithm and self.algorithm.compute_context:
+            return self.algorithm.needs_token_rewards
+        return self.transform.needs_token_rewards or self.advantage.needs_token_rewards
+
+    @property
+    def needs_verdict(self) -> bool:
+        """Whether only completions with a verdict are trained."""
+        return self.advantage.needs_verdict or bool(self.algorithm and self.algorithm.compute_context)
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """The parts that keys may name as their readers (`needs` of `key`).
+
+        A whole function is given planning masks and the strengths of all stages, and may read them; of a plugin's own
+        `Algorithm` it is unknown, so it counts as reading whatever does not belong to another part.
+        """
+        is_whole = bool(self.algorithm and self.algorithm.compute_context)
+        takes_all = is_whole or self.transform.compute_context is not None
+        found = {
+            "advantage": not is_whole,
+            "transform": not is_whole,
+            "top-rho mask": not self.is_custom,
+            "stage gtpo": takes_all or self.transform.use_gtpo,
+            "stage hicra": takes_all or self.transform.apply_hicra,
+            "planning detector": self.is_custom or self.needs_planning,
+            f"controller {self.controller}": bool(self.controller),
+        }
+        return frozenset(name for name, is_used in found.items() if is_used)
+
+    @property
+    def controller(self) -> str:
+        """Name of the controller that gives lambda; empty when none is used."""
+        used = self.transform.uses_sepa_controller or bool(self.algorithm and self.algorithm.uses_sepa_controller)
+        return self.transform.controller if used else ""
+
+
+def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
+    """The flow that `[algorithm]` names; every problem with names and parameters in one error."""
+    return replace(_build(config, plugins), recipe=recipe_label(config, plugins))
+
+
+def _build(config: Config, plugins: Plugins) -> CreditFlow:
+    problems: list[Problem] = []
+    modes = {"advantage_mode": config.algorithm.advantage_mode, "transform_mode": config.algorithm.transform_mode}
+    places = {name: config.place(f"algorithm.{name}") for name in (*modes, "algorithm_mode")}
+
+    def get(kind: Kind, name: str, where: str) -> Found | None:
+        try:
+            return resolve(plugins, kind, name, where=where, search_paths=config.plugins.search_paths)
+        except RetrainError as error:
+            problems.extend(error.problems)
+            return None
+
+    algorithm = None
+    if config.algorithm.algorithm_mode:
+        found = get(Kind.ALGORITHM, config.algorithm.algorithm_mode, places["algorithm_mode"])
+        if found and isinstance(found.traits, Needs):
+            return _custom_flow(found, found.traits, config)
+        algorithm = as_algorithm(found) if found else None
+        if algorithm and algorithm.compute_context is None:
+            modes = {"advantage_mode": algorithm.advantage_mode, "transform_mode": algorithm.transform_mode}
+    kind, kind_place = uncertainty_name(config)
+    parts = (
+        get(Kind.ADVANTAGE, modes["advantage_mode"], places["advantage_mode"]),
+        get(Kind.TRANSFORM, modes["transform_mode"], places["transform_mode"]),
+        get(Kind.UNCERTAINTY, kind, kind_place),
+    )
+    advantage_params = _params(parts[0], config, "advantage_params", problems)
+    transform_params = _params(parts[1], config, "transform_params", problems)
+    transform = _transform(parts[1], problems)
+    is_whole = bool(algorithm and algorithm.compute_context)
+    stages = _stages(config, plugins, transform, problems, is_whole=is_whole)
+    if parts[0] and transform and transform.compute_context is not None and not is_whole:
+        problems += _by_token_problems(parts[0], transform, places["transform_mode"])
+    if problems or None in parts or transform is None:
+        raise ConfigError(*problems)
+    advantage, _, uncertainty = (found for found in parts if found is not None)
+    return CreditFlow(
+        advantage=as_advantage(advantage),
+        transform=transform,
+        uncertainty=as_uncertainty(uncertainty),
+        algorithm=algorithm,
+        stages={name: stage.apply for name, stage in stages.items()},
+        gtpo_beta=stages[GTPO].strength(config) if GTPO in stages else None,
+        hicra_alpha=stages[HICRA].strength(config) if HICRA in stages else None,
+        mask_rho=config.algorithm.surprisal_mask_rho,
+        batch_norm=config.value("algorithm.batch_norm", False),
+        advantage_clip=config.value("algorithm.advantage_clip", 0.0),
+        reward_weights=config.value("reward.weights", {}),
+        params=config.algorithm.params,
+        advantage_params=advantage_params,
+        transform_params=transform_params,
+    )
+
+
+def _transform(found: Found | None, problems: list[Problem]) -> TransformSpec | None:
+    """The transform's spec; a fault of it is reported together with the other problems, if there are any."""
+    try:
+        return as_transform(found) if found else None
+    except RetrainError as error:
+        if not problems:
+            raise
+        problems.extend(error.problems)
+        return None
+
+
+def _by_token_problems(found: Found, transform: TransformSpec, where: str) -> list[Problem]:
+    """A transform whose function is given one advantage per completion, under an advantage that gives one per token."""
+    if as_advantage(found).compute_tokens is None:
+        return []
+    what = f"transform {transform.name!r} takes one advantage per completion, and {found.name!r} gives one per token"
+    return [Problem(where=where, what=what, fix='use transform_mode = "none", or one made of stages, such as "gtpo"')]
+
+
+def _stages(
+    config: Config, plugins: Plugins, transform: TransformSpec | None, problems: list[Problem], *, is_whole: bool
+) -> dict[str, CreditStage]:
+    """The stages that are switched on, and the other installed ones: a whole function may read their strength."""
+    wanted: dict[str, tuple[str, str]] = {}  # stage -> key that switched it on, and what needs it
+    if transform is not None and transform.compute_context is None and not is_whole:
+        user = f"transform {transform.name!r}"
+        wanted |= {GTPO: ("algorithm.transform_mode", user)} if transform.use_gtpo else {}
+        wanted |= {HICRA: ("algorithm.transform_mode", user)} if transform.apply_hicra else {}
+    if config.algorithm.surprisal_mask_rho > 0.0:
+        wanted[TOP_RHO] = ("algorithm.surprisal_mask_rho", "the top-rho mask")
+    stages = {}
+    for name in CARRIERS:
+        path, user = wanted.get(name, ("", ""))
+        try:
+            stage = (
+                find_stage(plugins, name, where=config.place(path), needed_by=user)
+                if user
+                else optional_stage(plugins, name)
+            )
+        except RetrainError as error:
+            problems.extend(error.problems)
+            continue
+        if stage is not None:
+            stages[name] = stage
+    return stages
+
+
+def _custom_flow(found: Found, needs: Needs, config: Config) -> CreditFlow:
+    """The flow of a plugin's own `Algorithm`; ConfigError for parameters that its model refuses."""
+    _, problems = validated_params(found.params, config.algorithm.params, where=config.place("algorithm.params"))
+    if problems:
+        raise ConfigError(*problems)
+
+    def unused(*_: object) -> Any:
+        raise NotImplementedError(f"algorithm {found.name!r} assigns credit itself")
+
+    return CreditFlow(
+        advantage=AdvantageSpec(name=found.name, compute=unused),
+        transform=TransformSpec(name=found.name, compute_context=unused),
+        uncertainty=UncertaintySpec(name=found.name, compute=unused),
+        algorithm=AlgorithmSpec(
+            name=found.name,
+            compute_context=unused,
+            needs_entropy=needs.entropy,
+            needs_token_rewards=needs.token_rewards,
+        ),
+        params=config.algorithm.params,
+        is_custom=True,
+    )
+
+
+def uncertainty_name(config: Config) -> tuple[str, str]:
+    """The configured kind of uncertainty and the place that names it; a transform's parameters come first."""
+    for name in UNCERTAINTY_PARAMS:
+        if name in config.algorithm.transform_params:
+            where = f"{config.place('algorithm.transform_params')}.{name}"
+            return str(config.algorithm.transform_params[name]), where
+    return config.algorithm.uncertainty_kind, config.place("algorithm.uncertainty_kind")
+
+
+def _params(found: Found | None, config: Config, key: str, problems: list[Problem]) -> Mapping[str, Any]:
+    given: dict[str, Any] = dict(config.value(f"algorithm.{key}", {}))
+    for name in UNCERTAINTY_PARAMS if key == "transform_params" else ():
+        given.pop(name, None)
+    if found is None or found.params is None:
+        return given
+    model, faults = validated_params(found.params, given, where=config.place(f"algorithm.{key}"))
+    problems.extend(faults)
+    return model.model_dump() if model else given

@@ -1,0 +1,167 @@
+"""KL to the reference in a run: measured on what was sampled, then taken off rewards or handed to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from retrain.credit.divergence import difference, given_logprobs, k1, means, with_token_rewards
+from retrain.credit.kl.tables import KlTable
+from retrain.credit.logprob_gap import LogprobRow
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.views import GroupsView
+from retrain.kernel.errors import Problem, ResumeError
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.types import Completion, Floats, Group, Outcome, Score, TrainReport
+
+STATE = "kl"
+STRIDE = 16  # of so many completions one is measured with coef = 0: 2 % of the time of training at most
+MAX_CHANGE = 0.2
+
+
+def shaper_of(
+    config: Config, backend: Backend, *, by_token: bool = False, needs_verdict: bool = True
+) -> list[KlShaper]:
+    """One, or none where neither the reward, the loss nor the log asks for the reference.
+
+    `by_token`: credit takes rewards of single tokens; `needs_verdict`: it trains completions with a verdict alone.
+    """
+    table, offered = config.table("kl", KlTable), backend.capabilities.regularisers
+    logs = table.log and "kl_log" in offered
+    is_asked = table.log and not logs and "kl_reward" in offered and config.origin("kl.log") != DEFAULT_ORIGIN
+    if not (table.coef or logs or is_asked):
+        return []
+    given = {"logs": logs, "is_asked": is_asked, "by_token": by_token, "needs_verdict": needs_verdict}
+    return [KlShaper(table, backend, config.training.temperature, **given)]
+
+
+def steered(coef: float, kl: float, *, target: float, count: int, horizon: int) -> float:
+    """The next coefficient after `count` completions of mean divergence `kl`, arXiv:1909.08593.
+
+    coef (1 + clip(kl / target - 1, -0.2, 0.2) count / horizon)
+    """
+    return coef * (1.0 + float(np.clip(kl / target - 1.0, -MAX_CHANGE, MAX_CHANGE)) * count / horizon)
+
+
+class KlShaper:
+    """A `Shaper` that measures every completion that may be trained, and a watcher that keeps the coefficient.
+
+    `where = "reward"`: r - coef sum_t k1, or, `by_token`, -coef k1 as the reward of each token, of every group: an
+    advantage that sees the whole step counts surplus groups too. `where = "loss"`: completions carry reference
+    log-probabilities and the coefficient to the loss; surplus groups are never trained, so they are not measured. With
+    coef = 0 a share of the completions is measured after training, which leaves the run as it is, to the bit. A steered
+    coefficient moves once per finished step.
+    """
+
+    def __init__(
+        self,
+        table: KlTable,
+        backend: Backend,
+        temperature: float,
+        *,
+        logs: bool = True,
+        is_asked: bool = False,
+        by_token: bool = False,
+        needs_verdict: bool = True,
+    ) -> None:
+        self._needs_verdict, self._is_asked = needs_verdict, is_asked
+        self._table, self._backend, self._temperature, self._logs = table, backend, temperature, logs or is_asked
+        self._by_token = by_token
+        self.coef = table.coef
+        self._next_coef = table.coef
+
+    def shape(self, step: int, groups: Sequence[Group]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
+        """The groups with their KL, and its fields; no state changes: a step may be taken again."""
+        self._next_coef = self.coef
+        if not self.coef:
+            return tuple(groups), {}
+        judged = self._measured(groups)
+        if not judged:
+            return tuple(groups), {"kl_coef": self.coef}
+        found = dict(zip(map(id, judged), self._reference(judged), strict=True))
+        logs_A = [difference(completion, found[id(completion)]) for completion in judged]
+        fields = means(logs_A, "kl") | {"kl_coef": self.coef}
+        self._next_coef = self._steered(fields["kl_mean"], len(judged))
+        if self._table.where == "loss":
+            return tuple(self._carrying(group, found) for group in groups), fields
+        penalties = {id(c): self.coef * float(k1(d_A).sum()) for c, d_A in zip(judged, logs_A, strict=True)}
+        fields["kl_penalty_mean"] = float(np.mean(list(penalties.values())))
+        if self._by_token:
+            rewards = {id(c): -self.coef * k1(d_A) for c, d_A in zip(judged, logs_A, strict=True)}
+            return tuple(with_token_rewards(group, rewards) for group in groups), fields
+        return tuple(_penalised(group, penalties) for group in groups), fields
+
+    @hookimpl
+    def retrain_extra_metrics(self, groups: GroupsView, report: TrainReport | None) -> dict[str, float]:
+        """The step is done: the coefficient moves; with coef = 0, the mean KL of a share of the completions."""
+        self.coef = self._next_coef
+        judged = self._measured(groups.groups)
+        if self.coef or report is None or not self._logs or not judged:
+            return {}
+        some = judged[:: min(STRIDE, len(judged))]
+        logs_A = map(difference, some, self._reference(some))
+        return means(list(logs_A), "kl")
+
+    @hookimpl
+    def retrain_save_state(self) -> dict[str, Any]:
+        """The steered coefficient, and whether the log was asked for, which the settings of a run no longer tell."""
+        if self._table.target:
+            return {STATE: {"coef": self.coef}}
+        return {STATE: {"log": True}} if self._is_asked and self._logs else {}
+
+    @hookimpl
+    def retrain_load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue with them."""
+        if self._is_asked:
+            self._logs = STATE in state
+        if not self._table.target:
+            return
+        try:
+            self.coef = self._next_coef = float(state[STATE]["coef"])
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"the checkpoint has no coefficient of [kl]: {type(error).__name__}: {error}"
+            raise ResumeError(Problem(what=what, fix="resume from a checkpoint of this run")) from error
+
+    def _steered(self, kl: float, count: int) -> float:
+        table = self._table
+        if not table.target:
+            return self.coef
+        return steered(self.coef, kl, target=table.target, count=count, horizon=table.horizon)
+
+    def _carrying(self, group: Group, found: Mapping[int, Floats]) -> Group:
+        completions = (
+            replace(c, reference_logprobs_T=found[id(c)], kl_coef=self.coef) if id(c) in found else c
+            for c in group.completions
+        )
+        return replace(group, completions=tuple(completions))
+
+    def _reference(self, completions: Sequence[Completion]) -> list[Floats]:
+        """Reference log-probabilities at the action tokens of each, 0 elsewhere."""
+
+        def asked(rows: list[LogprobRow]) -> list[Floats]:
+            return self._backend.reference_logprobs(rows, self._temperature)
+
+        return given_logprobs(completions, asked, where="[kl]", of="reference")
+
+    def _measured(self, groups: Sequence[Group]) -> list[Completion]:
+        """The completions to measure, in order: those with a verdict, or all of them where credit needs none."""
+        every = self.coef and self._table.where == "reward"
+        chosen = (group for group in groups if every or not group.is_surplus)
+        pairs = (pair for group in chosen for pair in zip(group.completions, group.scores, strict=True))
+        return [c for c, score in pairs if not self._needs_verdict or _value(score) is not None]
+
+
+def _value(score: Score) -> float | None:
+    return score.value if score.outcome is Outcome.SCORED else None
+
+
+def _penalised(group: Group, penalties: Mapping[int, float]) -> Group:
+    scores = (
+        score if (value := _value(score)) is None else replace(score, value=value - penalties[id(completion)])
+        for completion, score in zip(group.completions, group.scores, strict=True)
+    )
+    return group.shaped(tuple(scores))

@@ -1,0 +1,227 @@
+"""The credit pipeline of one step, straight down: uncertainty, pooling, advantage, weight, post-processing, mask.
+
+`_G` one entry per completion of a group, `_T` one per action token of a completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from retrain.credit.checks import as_numbers, call_part, check_count, refusal
+from retrain.credit.episode import CreditGroup as CreditGroup
+from retrain.credit.episode import step_advantages
+from retrain.credit.flow import CreditFlow
+from retrain.credit.specs import TransformContext, TransformOutput, UncertaintyContext
+from retrain.credit.stages import GTPO, HICRA, TOP_RHO
+from retrain.kernel.errors import CreditError, Problem
+from retrain.kernel.types import Floats, Mask
+
+Arrays = tuple[Floats, ...]  # one per completion, action tokens only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CreditResult:
+    """Token advantages per group and completion, uncertainties before and after pooling, and metrics to log.
+
+    `trained[p]` says whether group p is to be trained.
+    """
+
+    token_advs: tuple[Arrays, ...]
+    uncertainties: tuple[Arrays, ...]
+    pooled: tuple[Arrays, ...]
+    trained: tuple[bool, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def assign_credit(
+    groups: Sequence[CreditGroup],
+    flow: CreditFlow,
+    *,
+    sepa_lambda: float = 0.0,
+    trained: Sequence[bool] | None = None,
+) -> CreditResult:
+    """Token advantages for the groups of a step.
+
+    Uncertainty is measured and pooled for every group; advantages are spread over the `trained` ones (all by
+    default), and over those to which an advantage that sees the whole step gives any; they are zero elsewhere. The
+    top-rho threshold is taken over all action tokens of the trained groups.
+    CreditError for numbers that are not finite, and for plugin outputs of the wrong count or length; it names plugin,
+    group, completion and position.
+    """
+    if flow.is_custom:
+        what = f"algorithm {flow.name!r} assigns credit itself: it has no stages to compute"
+        raise CreditError(Problem(what=what, fix="choose an algorithm that is made of stages"))
+    chosen = [True] * len(groups) if trained is None else list(trained)
+    measured = [measure_uncertainty(group, flow) for group in groups]
+    pooled = [_pool_group(group, u, flow, sepa_lambda) for group, u in zip(groups, measured, strict=True)]
+    episode_PG: Sequence[Floats | Sequence[Floats]] = [group.rewards_G for group in groups]
+    if not (flow.algorithm and flow.algorithm.compute_context):
+        episode_PG = step_advantages(groups, flow, chosen)
+        if flow.advantage.compute_step is not None:
+            given = [bool(np.any(advs_G)) for advs_G in episode_PG]
+            chosen = [is_trained or has_any for is_trained, has_any in zip(chosen, given, strict=True)]
+    token_advs: list[Arrays] = []
+    extras: list[Mapping[str, float]] = []
+    for group, episode_G, raw_G, pooled_G, is_trained in zip(groups, episode_PG, measured, pooled, chosen, strict=True):
+        if not is_trained:
+            token_advs.append(tuple(np.zeros(u.shape) for u in raw_G))
+            continue
+        advs_G, extra = _credit_group(group, episode_G, raw_G, pooled_G, flow, sepa_lambda)
+        token_advs.append(advs_G)
+        extras.append(extra)
+    metrics = _average(extras)
+    if flow.mask_rho > 0.0:
+        counted = [u for raw_G, is_trained in zip(measured, chosen, strict=True) if is_trained for u in raw_G]
+        threshold = float(call_part(flow.stages[TOP_RHO], (counted, flow.mask_rho), f"stage {TOP_RHO!r}", spread=True))
+        token_advs, mask_metrics = _mask(token_advs, measured, chosen, threshold)
+        metrics |= mask_metrics
+    return CreditResult(
+        token_advs=tuple(token_advs),
+        uncertainties=tuple(measured),
+        pooled=tuple(pooled),
+        trained=tuple(chosen),
+        metrics=metrics,
+    )
+
+
+def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
+    """The configured uncertainty of every action token of a group, checked finite and >= 0."""
+    count = len(group.rewards_G)
+    check_count(group.logprobs_G, count, what=f"{group.name}: log-probabilities")
+    check_count(group.planning_G, count, what=f"{group.name}: planning masks")
+    entropies_G: Sequence[Floats | None] = group.entropies_G or [None] * count
+    if flow.needs_entropy and group.entropies_G is None:
+        raise refusal(f"{group.name}: uncertainty {flow.uncertainty.name!r} needs entropies; there are none")
+    measured = []
+    for i, (logprobs, planning, entropies) in enumerate(
+        zip(group.logprobs_G, group.planning_G, entropies_G, strict=True)
+    ):
+        place = f"{group.name} completion {i}"
+        logprobs_T = as_numbers(logprobs, len(logprobs), what=f"{place}: log-probability")
+        if len(planning) != len(logprobs_T):
+            raise refusal(f"{place}: planning mask has length {len(planning)}, expected {len(logprobs_T)}")
+        context = UncertaintyContext(
+            logprobs_T=logprobs_T,
+            entropies_T=None if entropies is None else np.asarray(entropies, dtype=np.float64),
+            planning_T=np.asarray(planning, dtype=np.bool_),
+            params=flow.transform_params,
+        )
+        what = f"{place}: uncertainty {flow.uncertainty.name!r}"
+        uncertainty_T = as_numbers(call_part(flow.uncertainty.compute, context, what), len(logprobs_T), what=what)
+        if uncertainty_T.size and uncertainty_T.min() < 0.0:
+            position = int(np.argmax(uncertainty_T < 0.0))
+            value = uncertainty_T[position]
+            raise refusal(f"{what} is {value} at position {position}: it must not be negative")
+        measured.append(uncertainty_T)
+    return tuple(measured)
+
+
+def _credit_group(
+    group: CreditGroup,
+    episode_G: Floats | Sequence[Floats],
+    raw_G: Arrays,
+    pooled_G: Arrays,
+    flow: CreditFlow,
+    sepa_lambda: float,
+) -> tuple[Arrays, Mapping[str, float]]:
+    """Token advantages and extra metrics of one group; `episode_G` has a number, or an array, per completion."""
+    custom = flow.algorithm.compute_context if flow.algorithm else None
+    compute = custom or flow.transform.compute_context
+    if compute is not None:
+        advantages_G = as_numbers(episode_G, len(group.rewards_G), what=f"{group.name}: reward")
+        context = _context(group, advantages_G, raw_G, flow, sepa_lambda)
+        return _run_context(compute, context, f"{group.name}: {'algorithm' if custom else 'transform'} {flow.name!r}")
+    advs_G = tuple(
+        _spread(a, u, np.asarray(p, dtype=np.bool_), flow, f"{group.name} completion {i}")
+        for i, (a, u, p) in enumerate(zip(episode_G, pooled_G, group.planning_G, strict=True))
+    )
+    return advs_G, {}
+
+
+def _run_context(compute: object, context: TransformContext, what: str) -> tuple[Arrays, Mapping[str, float]]:
+    output = call_part(compute, context, what)
+    advs: Any = output.token_advs if isinstance(output, TransformOutput) else output
+    check_count(advs, len(context.rewards_G), what=f"{what} output")
+    lengths = [len(u) for u in context.uncertainties_G]
+    checked = [
+        as_numbers(a, n, what=f"{what} completion {i}") for i, (a, n) in enumerate(zip(advs, lengths, strict=True))
+    ]
+    metrics = output.metrics if isinstance(output, TransformOutput) else {}
+    for name, value in metrics.items():
+        as_numbers([value], 1, what=f"{what} metric {name!r}")
+    return tuple(checked), metrics
+
+
+def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda: float) -> Arrays:
+    pool = flow.transform.entropy_transform
+    if pool is None or (flow.algorithm and flow.algorithm.compute_context):
+        return raw_G
+    pooled = []
+    for i, (raw_T, planning) in enumerate(zip(raw_G, group.planning_G, strict=True)):
+        what = f"{group.name} completion {i}: entropy_transform of {flow.transform.name!r}"
+        planning_T = np.asarray(planning, dtype=np.bool_)
+        pooled.append(
+            as_numbers(call_part(pool, (raw_T, planning_T, sepa_lambda), what, spread=True), len(raw_T), what=what)
+        )
+    return tuple(pooled)
+
+
+def _spread(advantage: float | Floats, uncertainty_T: Floats, planning_T: Mask, flow: CreditFlow, place: str) -> Floats:
+    """One completion's advantage, one number or one per token, as its tokens get it."""
+    transform, length = flow.transform, len(uncertainty_T)
+    advs_T: Floats = np.full(length, advantage)
+    if transform.use_gtpo:
+        what = f"{place}: stage {GTPO!r}"
+        weights = call_part(flow.stages[GTPO], (uncertainty_T, flow.gtpo_beta), what, spread=True)
+        advs_T = advantage * as_numbers(weights, length, what=what)
+    if transform.apply_hicra:
+        what = f"{place}: stage {HICRA!r}"
+        amplified = call_part(flow.stages[HICRA], (advs_T, planning_T, flow.hicra_alpha), what, spread=True)
+        advs_T = as_numbers(amplified, length, what=what)
+    if transform.post_process is not None:
+        what = f"{place}: post_process of {transform.name!r}"
+        arguments = (advs_T, planning_T, flow.transform_params)
+        advs_T = as_numbers(call_part(transform.post_process, arguments, what, spread=True), length, what=what)
+    return advs_T
+
+
+def _context(
+    group: CreditGroup, advantages_G: Floats, uncertainties_G: Arrays, flow: CreditFlow, sepa_lambda: float
+) -> TransformContext:
+    strengths = {"gtpo_beta": flow.gtpo_beta, "hicra_alpha": flow.hicra_alpha}
+    return TransformContext(
+        advantages_G=advantages_G,
+        rewards_G=np.asarray(group.rewards_G, dtype=np.float64),
+        logprobs_G=[np.asarray(logprobs, dtype=np.float64) for logprobs in group.logprobs_G],
+        uncertainties_G=uncertainties_G,
+        planning_masks_G=[np.asarray(planning, dtype=np.bool_) for planning in group.planning_G],
+        entropies_G=group.entropies_G,
+        tokens_G=group.tokens_G if flow.needs_text else None,
+        texts_G=group.texts_G if flow.needs_text else None,
+        token_rewards_G=group.token_rewards_G if flow.needs_token_rewards else None,
+        sepa_lambda=sepa_lambda,
+        params=flow.params if flow.algorithm else flow.transform_params,
+        **{name: value for name, value in strengths.items() if value is not None},
+    )
+
+
+def _mask(
+    advs: Sequence[Arrays], uncertainties: Sequence[Arrays], trained: Sequence[bool], threshold: float
+) -> tuple[list[Arrays], dict[str, float]]:
+    masked, kept, total = [], 0, 0
+    for advs_G, uncertainties_G, is_trained in zip(advs, uncertainties, trained, strict=True):
+        keep_G = [u >= threshold for u in uncertainties_G]
+        masked.append(tuple(np.where(keep, a, 0.0) for keep, a in zip(keep_G, advs_G, strict=True)))
+        kept += sum(int(keep.sum()) for keep in keep_G) if is_trained else 0
+        total += sum(keep.size for keep in keep_G) if is_trained else 0
+    metrics = {"entropy_mask_fraction": kept / total if total else 1.0}
+    return masked, metrics | ({"entropy_mask_threshold": threshold} if np.isfinite(threshold) else {})
+
+
+def _average(extras: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = {name for extra in extras for name in extra}
+    return {name: float(np.mean([extra[name] for extra in extras if name in extra])) for name in sorted(names)}

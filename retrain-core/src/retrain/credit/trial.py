@@ -1,0 +1,111 @@
+"""Tries the parts of a credit flow on synthetic groups before a run loads data or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+
+import numpy as np
+
+from retrain.credit.episode import step_advantages
+from retrain.credit.flow import CreditFlow, uncertainty_name
+from retrain.credit.pipeline import CreditGroup, assign_credit, measure_uncertainty
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.seeding import Seeds
+
+PROBE_SEED = 0
+REWARDS = ((1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.0, 0.0))
+LENGTHS = ((6, 9, 4, 12), (5, 1, 8, 7))
+TEXTS = ("Wait", ",", " 2", "+", "3", " is", " 5", ".", "\n")
+LAMBDAS = (0.0, 1.0)  # the ends of what a controller may say
+WHY = "it was tried on synthetic groups, before data and model load"
+FIX = "correct it; `retrain trace` tries the same without a run"
+
+
+def synthetic_groups(size: int = 4) -> list[CreditGroup]:
+    """Two groups of `size` completions with rewards 0 and 1 and everything that a flow may ask for, seeded.
+
+    Each group of two or more has both rewards.
+    """
+    stream = Seeds(PROBE_SEED).stream("trace")
+    return [
+        CreditGroup(
+            rewards_G=np.resize(rewards, size),
+            logprobs_G=[-stream.exponential(0.6, size=length) for length in lengths],
+            planning_G=[stream.random(length) < 0.25 for length in lengths],
+            entropies_G=[stream.exponential(0.8, size=length) for length in lengths],
+            tokens_G=[np.arange(length) for length in lengths],
+            texts_G=[list(islice(cycle(TEXTS), length)) for length in lengths],
+            token_rewards_G=[np.linspace(-0.1, 0.1, length) for length in lengths],
+            name=f"probe group {number}",
+        )
+        for number, (rewards, lengths) in enumerate(
+            (rewards, np.resize(lengths, size)) for rewards, lengths in zip(REWARDS, LENGTHS, strict=True)
+        )
+    ]
+
+
+def group_problem(config: Config, flow: CreditFlow) -> Problem | None:
+    """The problem with groups of one, for an advantage that compares the completions of a group."""
+    is_used = not (flow.is_custom or (flow.algorithm and flow.algorithm.compute_context))
+    if config.training.group_size > 1 or not is_used or not flow.advantage.needs_group:
+        return None
+    what = f"advantage {flow.advantage.name!r} compares the completions of a group, and group_size is 1"
+    why = "every advantage would be 0, so nothing would be trained"
+    return Problem(where=config.place("training.group_size"), what=what, why=why, fix="set group_size to 2 or more")
+
+
+def try_flow(config: Config, flow: CreditFlow, *, provides_entropy: bool = True) -> list[Problem]:
+    """The first fault of the flow on synthetic groups of the run's size, with the key that names the faulty part.
+
+    A part may be made for one range of rewards, so it has to work with one of: 0 and 1, -1 and 1, fractions. It must
+    do so for every lambda that its controller may give. The parts may change their state and draw random numbers, so a
+    run tries them in a copy of its process.
+    """
+    groups = [
+        _as_sampled(group, flow, provides_entropy=provides_entropy)
+        for group in synthetic_groups(max(2, config.training.group_size))
+    ]
+    other_ranges = (
+        [replace(group, rewards_G=2.0 * group.rewards_G - 1.0) for group in groups],
+        [replace(group, rewards_G=np.linspace(0.9, 0.1, len(group.rewards_G))) for group in groups],
+    )
+    for sepa_lambda in LAMBDAS if flow.controller else LAMBDAS[:1]:
+        fault = _fault(config, flow, groups, sepa_lambda)
+        if fault and all(_fault(config, flow, some, sepa_lambda) for some in other_ranges):
+            return [fault]
+    return []
+
+
+def _fault(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup], sepa_lambda: float) -> Problem | None:
+    """The first error, with the place of the part that it comes from."""
+    try:
+        assign_credit(groups, flow, sepa_lambda=sepa_lambda)
+    except RetrainError as error:
+        return Problem(where=_place(config, flow, groups), what=error.problems[0].what, why=WHY, fix=FIX)
+    return None
+
+
+def _place(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup]) -> str:
+    """The key of the first part that fails alone, in their order; that of the transform if none does."""
+    algorithm = "algorithm.algorithm_mode" if config.algorithm.algorithm_mode else ""
+    place = uncertainty_name(config)[1]
+    try:
+        for group in groups:
+            measure_uncertainty(group, flow)
+        place = config.place(algorithm or "algorithm.advantage_mode")
+        if not (flow.algorithm and flow.algorithm.compute_context):
+            step_advantages(groups, flow, [True] * len(groups))
+    except RetrainError:
+        return place
+    return config.place(algorithm or "algorithm.transform_mode")
+
+
+def _as_sampled(group: CreditGroup, flow: CreditFlow, *, provides_entropy: bool) -> CreditGroup:
+    """The group as a step of this run would have it: planning marks and entropies only where something makes them."""
+    planning_G = group.planning_G if flow.needs_planning else [np.zeros_like(mask) for mask in group.planning_G]
+    return replace(
+        group, planning_G=planning_G, entropies_G=group.entropies_G if provides_entropy or flow.needs_entropy else None
+    )

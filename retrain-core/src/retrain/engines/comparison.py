@@ -1,0 +1,177 @@
+"""What shows that a server samples from a policy version: the trainer's numbers, or those of a server that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from retrain.credit.logprob_gap import LogprobGap, LogprobRow
+from retrain.engines.caller import Caller
+from retrain.engines.policy import Policy
+from retrain.engines.pool import Server
+from retrain.engines.probes import PROBE_TOKENS, TOP
+from retrain.kernel.errors import BackendError, Problem
+from retrain.kernel.types import Floats, Tokens
+
+FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0  # how much worse than the handshake a probe may be, up to max_gap
+TOKEN_ID = re.compile(r"token_id:(\d+)")  # other names are texts
+LEAST_LOGPROB = -1000.0  # vLLM writes -9999 for minus infinity
+PROBE_S = 60.0  # that a probe may take
+Shown = list[Mapping[str, float]]  # per probe, log-probabilities of the likeliest first tokens
+
+
+class OtherPolicyError(BackendError):
+    """A server samples from another policy than the version that it was given."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PolicyVersion:
+    """One version of the policy, as servers are given it.
+
+    `key` is new each time, and is also the name of the adapter; with `is_base` there is none, and the base model is the
+    policy. With `is_whole` the folder holds all weights, which replace those of the server. A trainer elsewhere may
+    still be writing the folder (`is_foreign`). `cache_salt` separates the cached keys and values of different weights
+    under the same name. `shown` is what a server that has this version answers to the probes: None until one was
+    compared with the trainer.
+    """
+
+    version: int
+    key: str = field(default_factory=lambda: f"base-{secrets.token_hex(4)}")
+    folder: Path = Path()
+    is_base: bool = False
+    is_whole: bool = False
+    is_foreign: bool = False
+    cache_salt: str = ""
+    shown: Shown | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Comparison:
+    """Samples a few tokens from the prompts `probes`, with the same requests that rollouts send.
+
+    `probe_temperature` is the temperature of the distribution that the servers report. `limit` is for the mean gap.
+    """
+
+    caller: Caller
+    policy: Policy
+    max_gap: float
+    temperature: float
+    probe_temperature: float
+    probes: Sequence[Tokens]
+    limit: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limit = self.max_gap
+
+    def calibrate(self, gap: LogprobGap) -> None:
+        """Take the handshake's gap as the noise of this engine, by which later probes are judged."""
+        self.limit = min(self.max_gap, max(FLOOR_GAP, NOISE_FACTOR * gap.mean))
+
+    def with_trainer(
+        self, servers: Sequence[Server], version: PolicyVersion, prompts: Sequence[Tokens], *, once: bool = False
+    ) -> dict[Server, LogprobGap]:
+        """The gap of each server on completions of these prompts; empty when the trainer is not in this process.
+
+        With `once` a request that fails is not sent again.
+        """
+        pairs = [(server, prompt_T, seed) for server in servers for seed, prompt_T in enumerate(prompts)]
+        calls = [
+            self.caller.completion(
+                prompt_T,
+                seed=seed,
+                max_tokens=PROBE_TOKENS,
+                temperature=self.temperature,
+                adapter=server.names.get(version.key, version.key),
+                cache_salt=version.cache_salt,
+                server=server,
+                label="the probe of the policy",
+            )
+            for server, prompt_T, seed in pairs
+        ]
+        if once:
+            calls = [replace(call, once=True, timeout_s=PROBE_S) for call in calls]
+        completions = self.caller.client.results(calls)
+        rows = [LogprobRow.of(pair[1], found.tokens_T) for pair, found in zip(pairs, completions, strict=True)]
+        trained = self.policy.logprobs(rows, self.probe_temperature)
+        if trained is None:
+            return {}
+        differences: dict[Server, list[Floats]] = {server: [] for server in servers}
+        for (server, *_), found, row, all_T in zip(pairs, completions, rows, trained, strict=True):
+            differences[server].append(all_T[row.action_T] - found.logprobs_T)
+        return {server: LogprobGap.of(found) for server, found in differences.items()}
+
+    def require_trainers(self, server: Server, version: PolicyVersion) -> LogprobGap | None:
+        """The server's gap to the trainer, None where that is elsewhere; BackendError when it is too large."""
+        gap = self.with_trainer([server], version, self.probes, once=True).get(server)
+        if gap is not None and not gap.mean <= self.limit:  # NaN too
+            numbers = f"{gap.mean:.2g} nats from the trainer's (mean of {gap.num_tokens} tokens, max {gap.max:.2g})"
+            raise self._other_policy(server, version, numbers)
+        return gap
+
+    def require_trainers_tops(self, server: Server, version: PolicyVersion, shown: Shown) -> None:
+        """BackendError unless the trainer gives the likeliest first tokens what the server shows of them.
+
+        What was sampled is not enough: once a policy is nearly certain, its samples have a log-probability of almost 0
+        in every version. Servers that name tokens by their texts cannot be compared so.
+        """
+        named = [
+            (prompt_T, int(found[1]), logprob)
+            for prompt_T, tops in zip(self.probes, shown, strict=True)
+            for name, logprob in sorted(tops.items())
+            if (found := TOKEN_ID.fullmatch(name)) and logprob > LEAST_LOGPROB
+        ]
+        rows = [LogprobRow.of(prompt_T, np.array([token])) for prompt_T, token, _ in named]
+        trained = self.policy.logprobs(rows, self.probe_temperature) if rows else None
+        if trained is None:
+            return
+        gap = LogprobGap.of([all_T[-1:] - logprob for all_T, (_, _, logprob) in zip(trained, named, strict=True)])
+        if not gap.mean <= self.limit:  # NaN too
+            numbers = f"{gap.mean:.2g} nats from the trainer's (mean of the {gap.num_tokens} likeliest first tokens)"
+            raise self._other_policy(server, version, numbers)
+
+    async def shown(self, server: Server, version: PolicyVersion, *, once: bool = False) -> Shown:
+        """What a server shows of a version, in the loop of the client."""
+        calls = [
+            self.caller.completion(
+                prompt_T,
+                seed=1,
+                max_tokens=2,
+                temperature=self.temperature,
+                adapter=server.names.get(version.key, version.key),
+                cache_salt=version.cache_salt,
+                server=server,
+                top=TOP,
+                label="the probe of the policy",
+            )
+            for prompt_T in self.probes
+        ]
+        if once:
+            calls = [replace(call, once=True, timeout_s=PROBE_S) for call in calls]
+        return [found.tops for found in await asyncio.gather(*map(self.caller.client.send, calls))]
+
+    async def require_shown(self, server: Server, version: PolicyVersion) -> None:
+        """BackendError unless a server shows what another one shows, or it did itself, that has this version."""
+        assert version.shown is not None
+        found = await self.shown(server, version, once=True)
+        differences = [
+            np.array([mine[token] - known[token] for token in sorted(mine.keys() & known.keys())])
+            for mine, known in zip(found, version.shown, strict=True)
+        ]
+        if any(len(known) and not len(each) for known, each in zip(version.shown, differences, strict=True)):
+            raise self._other_policy(server, version, "of other tokens than those that are likeliest")
+        gap = LogprobGap.of(differences)
+        if not gap.mean <= self.limit:  # NaN too
+            numbers = f"{gap.mean:.2g} nats from those of a server that has it (mean of {gap.num_tokens})"
+            raise self._other_policy(server, version, numbers)
+
+    def _other_policy(self, server: Server, version: PolicyVersion, numbers: str) -> OtherPolicyError:
+        what = f"the server does not sample from policy version {version.version}: its log-probabilities are {numbers}"
+        why = f"at most {self.limit:.2g} was expected, from the start of the run and [inference] max_gap"
+        fix = "restart the server; if its precision is the reason, raise [inference] max_gap"
+        return OtherPolicyError(Problem(where=server.name, what=what, why=why, fix=fix))

@@ -1,0 +1,269 @@
+"""An engine that is one server or several: checked samples of the published policy, over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from retrain.credit.logprob_gap import LogprobGap
+from retrain.engines import handshake
+from retrain.engines.adapters import Adapters
+from retrain.engines.answers import Completion
+from retrain.engines.caller import Caller, vocabulary_of
+from retrain.engines.client import Call, Client
+from retrain.engines.comparison import Comparison, PolicyVersion
+from retrain.engines.dialect import Dialect
+from retrain.engines.policy import Policy
+from retrain.engines.pool import Server
+from retrain.engines.probes import probe_prompts, write_probe_adapter
+from retrain.engines.recompute import Behaviour
+from retrain.engines.table import InferenceTable, Settings
+from retrain.kernel.contracts.backend import Deliver
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import BackendError, ConfigError, Problem
+from retrain.kernel.types import Sample, SampleRequest, SamplingParams
+
+LOG = logging.getLogger("retrain")
+
+
+def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEngine:
+    """Check the servers of `[inference] url`, give them the policy, and measure how exactly they sample from it."""
+    settings = Settings.of(context.config, dialect.default_url)
+    client = Client(settings)
+    try:
+        return _connected(dialect, context, policy, settings.table, client)
+    except BaseException:
+        client.close()
+        raise
+
+
+def _connected(
+    dialect: Dialect, context: PluginContext, policy: Policy, table: InferenceTable, client: Client
+) -> ServerEngine:
+    temperature = context.config.training.temperature
+    served = handshake.find_models(client, dialect, policy)
+    limits = [limit for limit in (policy.context_limit, *(m.context_limit for m in served.values())) if limit]
+    caller = Caller(
+        client=client,
+        dialect=dialect,
+        served=served,
+        stop_ids=policy.stop_ids,
+        vocabulary=vocabulary_of(policy, context.tokenizer),
+        context_limit=min(limits, default=None),
+    )
+    probes = probe_prompts(context.tokenizer, caller.context_limit)
+    after_temperature = handshake.reports_after_temperature(caller, probes[0])
+    weighed_by = "is_bounds" if context.config.value("algorithm.is_bounds", []) else ""
+    weighed_by = "tis_cap" if context.config.algorithm.tis_cap > 0.0 else weighed_by
+    handshake.require_distribution(
+        dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, weighed_by=weighed_by
+    )
+    is_same = temperature == 1.0 or after_temperature is not False
+    comparison = Comparison(
+        caller=caller,
+        policy=policy,
+        max_gap=table.max_gap,
+        temperature=temperature,
+        probe_temperature=temperature if is_same else 1.0,
+        probes=(probes[0], probes[-1]),
+    )
+    folder = Adapters.folder_for(table.adapter_dir)
+    adapters = Adapters(comparison, folder=folder, keep_versions=table.keep_versions, retry_s=table.retry_s)
+    recomputes = table.logprobs == "trainer"
+    behaviour = Behaviour(policy=policy, recomputes=recomputes, is_same_distribution=is_same)
+    engine = ServerEngine(context, table, caller, adapters, behaviour)
+    try:
+        engine.start(is_same=is_same)
+    except BaseException:
+        adapters.close()
+        raise
+    return engine
+
+
+class ServerEngine:
+    """Samples each completion with its own request, so each has its own seed and is delivered as soon as it finishes.
+
+    A request goes only to servers that hold the version that is current when `sample` begins, which is on them until
+    `sample` ends; `publish` may bring the next one meanwhile, from another thread.
+    """
+
+    delivers_early = True
+
+    def __init__(
+        self, context: PluginContext, table: InferenceTable, caller: Caller, adapters: Adapters, behaviour: Behaviour
+    ) -> None:
+        self._context = context
+        self._table = table
+        self._caller = caller
+        self._adapters = adapters
+        self._behaviour = behaviour
+        self._is_ahead = context.config.value("training.max_staleness", -1) > 0  # samples while another is published
+        self._reported = self._counts()
+
+    def sample(
+        self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
+    ) -> list[list[Sample]]:
+        """One list per request, one sample per seed; BackendError when a server fails despite retries."""
+        self._require_current()
+        with self._adapters.using() as current:
+            return self._sample(requests, params, deliver, current)
+
+    def _sample(
+        self,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams,
+        deliver: Deliver | None,
+        current: PolicyVersion,
+    ) -> list[list[Sample]]:
+        slots = [(group, index) for group, request in enumerate(requests) for index in range(len(request.seeds_G))]
+        calls = [self._call(requests[group], index, group, params, current) for group, index in slots]
+        samples: list[list[Sample | None]] = [[None] * len(request.seeds_G) for request in requests]
+        for batch in self._caller.client.run(calls, self._context.check_stop):
+            finished = [(slots[number], completion) for number, completion in batch]
+            rows = [(np.asarray(requests[group].prompt_T, dtype=np.int64), found) for (group, _), found in finished]
+            made = self._behaviour.samples(rows, params.temperature, current.version)
+            for ((group, index), _), sample in zip(finished, made, strict=True):
+                samples[group][index] = sample
+                if deliver is not None:
+                    deliver(group, index, sample)
+        return [[sample for sample in group if sample is not None] for group in samples]
+
+    def publish(self) -> None:
+        """Bring the servers to the policy's version; BackendError when none can be shown to have it.
+
+        One that is slow or away gets no request for this version until it has it.
+        """
+        self._adapters.publish()
+
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Load an adapter that the trainer wrote on every server, and sample from it as `version`."""
+        self._adapters.publish_foreign(folder, version)
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Replace all weights of every server by those in a folder, and sample from them as `version`."""
+        self._adapters.publish_weights(folder, version)
+
+    def addresses(self) -> Sequence[tuple[str, str]]:
+        """See `retrain.api.ServedElsewhere`; the name is that of the published adapter, where there is one."""
+        key, served = self._require_current().key, self._caller.served
+        holders = self._caller.client.pool.serving(key)
+        return [(f"{server.url}/v1", server.names[key] or served[server.url].name) for server in holders]
+
+    def metrics(self) -> Mapping[str, float]:
+        """The gap of the last probe, that of recomputed log-probabilities, and how the servers fared."""
+        counts = self._counts()
+        fields = {name: float(counts[name] - before) for name, before in self._reported.items()}
+        self._reported = counts
+        fields |= {"inference_servers": float(self._adapters.num_serving), **self._behaviour.metrics()}
+        if self._adapters.last_gap is not None:
+            fields["probe_gap_mean"] = self._adapters.last_gap.mean
+            fields["probe_gap_max"] = self._adapters.last_gap.max
+        return fields
+
+    def close(self) -> None:
+        """Unload all adapters and close the connections; safe to call twice."""
+        self._adapters.close()
+        self._caller.client.close()
+
+    def start(self, *, is_same: bool) -> None:
+        """Give the servers the policy for the first time, check that they sample from it, and log what they are."""
+        caller, adapters = self._caller, self._adapters
+
+        def measure(version: PolicyVersion) -> LogprobGap | None:
+            probe = adapters.folder / "probe"
+            if not version.is_base and write_probe_adapter(version.folder, probe):
+                self._require_adapters(probe, version.version)
+            prompts = probe_prompts(self._context.tokenizer, caller.context_limit)
+            gaps = adapters.comparison.with_trainer(caller.present, version, prompts)
+            for server in caller.present:
+                self._require_model(server, gaps.get(server))
+                description = self._description(caller.served[server.url].name, gaps.get(server), is_same)
+                LOG.info("%s at %s: %s", caller.dialect.name, server.name, description)
+            return max(gaps.values(), key=lambda gap: gap.mean, default=None)
+
+        adapters.start(measure)
+
+    def _require_model(self, server: Server, gap: LogprobGap | None) -> None:
+        model, policy = self._caller.served[server.url], self._adapters.comparison.policy
+        if gap is None and not handshake.is_named(model, policy):
+            what = (
+                f"the server has {model.name!r}, not {policy.model_path!r}, and no trainer is here to compare it with"
+            )
+            raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {policy.model_path}"))
+        if gap is not None and not gap.mean <= self._table.max_gap:  # NaN too
+            raise self._gap_too_large(server.name, model.name, gap)
+
+    def _description(self, model: str, gap: LogprobGap | None, is_same: bool) -> str:
+        limit = self._caller.context_limit
+        kind = "after temperature" if is_same else "before temperature, recomputed with the training model"
+        compared = (
+            f"{gap.mean:.1e} nats from the trainer's (max {gap.max:.1e})" if gap else "not compared with a trainer"
+        )
+        return f"{model}, context {limit or 'unknown'}, log-probabilities {kind}, {compared}"
+
+    def _require_adapters(self, folder: Path, version: int) -> None:
+        """Load an adapter that cannot be missed, and see whether it is."""
+        adapters, caller = self._adapters, self._caller
+        probe = PolicyVersion(version=version, key=f"retrain-probe-{adapters.folder.name}", folder=folder)
+        with adapters.loaded(probe):
+            for server in caller.present:
+                handshake.require_adapters(caller, server, adapters.comparison.probes[0], server.names[probe.key])
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _require_current(self) -> PolicyVersion:
+        if not self._adapters.versions:
+            raise BackendError(
+                Problem(where="sampling", what="the engine is closed, or without a policy", fix="create another one")
+            )
+        current, published = self._adapters.current, self._adapters.comparison.policy.version
+        if current.version != published and not self._is_ahead:
+            what = f"the servers have policy version {current.version}, and version {published} was published"
+            raise BackendError(Problem(where="sampling", what=what, fix="the backend must call publish on its engine"))
+        return current
+
+    def _counts(self) -> dict[str, int]:
+        """What has happened since the start, by the name of the metric."""
+        client = self._caller.client
+        return {
+            "inference_retries": client.retries,
+            "inference_moved": client.pool.moved,
+            "inference_reloads": self._adapters.num_reloads,
+        }
+
+    def _call(
+        self, request: SampleRequest, index: int, group: int, params: SamplingParams, current: PolicyVersion
+    ) -> Call[Completion]:
+        prompt_T, seed = np.asarray(request.prompt_T, dtype=np.int64), request.seeds_G[index]
+        self._require_prompt(prompt_T, group)
+        return self._caller.completion(
+            prompt_T,
+            seed=seed,
+            max_tokens=params.max_tokens,
+            temperature=0.0 if params.greedy else params.temperature,
+            key=current.key,
+            cache_salt=current.cache_salt + ("" if self._table.prefix_caching else str(seed)),
+            label=f"completion {index} of prompt {group}",
+        )
+
+    def _require_prompt(self, prompt_T: np.ndarray, group: int) -> None:
+        limit, vocabulary = self._caller.context_limit, self._caller.vocabulary
+        if prompt_T.ndim != 1 or not len(prompt_T):
+            what = f"prompt {group} must be a non-empty row of token ids; its shape is {prompt_T.shape}"
+            raise BackendError(Problem(where="sampling", what=what, fix="correct the code that makes the prompt"))
+        if prompt_T.min() < 0 or prompt_T.max() >= vocabulary:  # a server may crash on it
+            what = f"prompt {group} holds a token id that is not among the model's {vocabulary}"
+            raise BackendError(Problem(where="sampling", what=what, fix="use the tokenizer that belongs to the model"))
+        if limit is not None and len(prompt_T) >= limit:
+            what = f"prompt {group} has {len(prompt_T)} tokens, and the context of {limit} leaves no room to answer"
+            fix = "use shorter prompts, or start the server with a longer context"
+            raise ConfigError(Problem(where="[data]", what=what, fix=fix))
+
+    def _gap_too_large(self, server: str, model: str, gap: LogprobGap) -> ConfigError:
+        what = f"log-probabilities of {model!r} are {gap.mean:.2g} nats from the trainer's (max {gap.max:.2g})"
+        why = f"over {gap.num_tokens} tokens sampled from 8 prompts; [inference] max_gap is {self._table.max_gap:g}"
+        fix = "serve the model of [model] model, with the same dtype; or raise max_gap and set [algorithm] tis_cap"
+        return ConfigError(Problem(where=server, what=what, why=why, fix=fix))

@@ -1,0 +1,169 @@
+"""A server as a `[teacher]`: its log-probabilities of tokens that are sent to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from retrain.engines.client import BadAnswerError, Call, Client
+from retrain.engines.dialect import HttpRequest, ServedModel
+from retrain.engines.probes import PROBE_TEXT
+from retrain.engines.table import InferenceTable, Settings
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import BackendError, ConfigError, Problem
+from retrain.kernel.types import ActionRow, Floats
+
+IMPOSSIBLE = -9999.0  # what vLLM writes for minus infinity, which JSON does not have
+ROUNDING = 1e-4
+PROBE_TOKENS = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenToken:
+    """What a server says of a token, unchecked; `text` None where it does not say which."""
+
+    logprob: Any
+    text: str | None = None
+
+
+class TeachingDialect(Protocol):
+    """A `Dialect` of servers that give log-probabilities of given tokens, at temperature 1."""
+
+    name: str
+    default_url: str
+
+    def models(self) -> HttpRequest:
+        """See `Dialect.models`."""
+
+    def parse_models(self, answer: Any) -> list[ServedModel]:
+        """See `Dialect.parse_models`."""
+
+    def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
+        """The request for the log-probability of each of two tokens or more after those before it."""
+
+    def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
+        """One entry per token but the first; BadAnswerError when the answer does not match what was asked."""
+
+
+def open_server(dialect: TeachingDialect, context: PluginContext) -> ServerTeacher:
+    """Connect to the servers of `[teacher]`, and check that they have the model and know the same tokens."""
+    client = Client(Settings.of(_as_inference(context.config), dialect.default_url))
+    try:
+        teacher = ServerTeacher(dialect, client, _models(dialect, client, context.config), context.check_stop)
+        teacher.require_tokens(context)
+    except BaseException:
+        client.close()
+        raise
+    return teacher
+
+
+class ServerTeacher:
+    """Log-probabilities of a server's model; see `retrain.api.Teacher`. Rows go to the servers one request each."""
+
+    def __init__(
+        self, dialect: TeachingDialect, client: Client, model: str, check_stop: Callable[[], None] | None = None
+    ) -> None:
+        self._dialect, self._client, self._model, self._check_stop = dialect, client, model, check_stop
+
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """Of the rows' action tokens, 0 elsewhere; BackendError when a server fails despite retries."""
+        if temperature != 1.0:
+            what, fix = f"a server gives no log-probabilities at temperature {temperature:g}", "set temperature = 1.0"
+            raise BackendError(Problem(where="[teacher] engine", what=what, fix=fix))
+        calls = [self._call(row.tokens_T.tolist(), f"row {number} of the teacher") for number, row in enumerate(rows)]
+        found: dict[int, list[GivenToken]] = {}
+        try:
+            for batch in self._client.run(calls, self._check_stop):
+                found.update(batch)
+        except BackendError as error:
+            raise BackendError(*map(_of_teacher, error.problems)) from error
+        return [_logprobs(found[number], row) for number, row in enumerate(rows)]
+
+    def state(self) -> Mapping[str, Any]:
+        """Nothing: a server rounds as it likes."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def require_tokens(self, context: PluginContext) -> None:
+        """ConfigError unless a text has the same tokens under the same ids on every server."""
+        ids = list(context.tokenizer(PROBE_TEXT, add_special_tokens=False)["input_ids"])[:PROBE_TOKENS]
+        calls = [self._call(ids, "the first probe", server) for server in self._client.pool.servers]
+        for given in self._client.results(calls):
+            for number, entry in zip(ids[1:], given, strict=True):
+                if not _is_same(context.tokenizer, int(number), entry.text):
+                    own = context.tokenizer.decode([number])
+                    what = f"the teacher {self._model!r} has another tokenizer than {context.config.model.model!r}"
+                    why = f"token {number} is {entry.text!r} there and {own!r} here; it is shown token ids"
+                    fix = "use a teacher of the same family"
+                    raise ConfigError(
+                        Problem(where=context.config.place("teacher.engine"), what=what, why=why, fix=fix)
+                    )
+
+    def _call(self, tokens: list[int], label: str, server: Any = None) -> Call[list[GivenToken]]:
+        path, body = self._dialect.given_tokens(tokens, self._model)
+
+        def read(answer: Any) -> list[GivenToken]:
+            given = self._dialect.parse_given_tokens(answer, tokens)
+            for entry in given:
+                _require_logprob(entry.logprob)
+            return given
+
+        return Call(path=path, body=body, read=read, server=server, label=label)
+
+
+def _require_logprob(value: Any) -> None:
+    if type(value) not in (int, float) or not math.isfinite(value) or not IMPOSSIBLE < value <= ROUNDING:
+        raise BadAnswerError(f"{value!r} is not a log-probability")
+
+
+def _logprobs(given: Sequence[GivenToken], row: ActionRow) -> Floats:
+    values_T = np.array([0.0, *(min(entry.logprob, 0.0) for entry in given)], dtype=np.float64)
+    return np.where(row.action_T, values_T, 0.0)
+
+
+def _is_same(tokenizer: Any, number: int, text: str | None) -> bool:
+    """Whether a server's text of a token can be ours; half a character, or no text at all, tells nothing."""
+    if not text or "\ufffd" in text:
+        return True
+    return text in (tokenizer.decode([number]), tokenizer.convert_ids_to_tokens(number))
+
+
+def _models(dialect: TeachingDialect, client: Client, config: Config) -> str:
+    """The server's name of the teacher: `[teacher] model`, or the one model that every server has."""
+    if wanted := config.value("teacher.model", ""):
+        return wanted
+    path, body = dialect.models()
+    calls = [
+        Call(path=path, body=body, read=dialect.parse_models, server=server, label="the list of models", once=True)
+        for server in client.pool.servers
+    ]
+    names = {model.name for models in client.results(calls) for model in models}
+    if len(names) == 1:
+        return names.pop()
+    what = f"the servers have {', '.join(map(repr, sorted(names))) or 'no model'}"
+    where, fix = config.place("teacher.model"), "name one of them: [teacher] model"
+    raise ConfigError(Problem(where=where, what=what, fix=fix))
+
+
+def _as_inference(config: Config) -> Config:
+    """`[inference]` with the server of `[teacher]`: limits and time-outs are those of `[inference]`."""
+    own = {"url": config.value("teacher.url", ""), "api_key_env": config.value("teacher.api_key_env", "")}
+    table = config.table("inference", InferenceTable).model_copy(update=own)
+    origins = {**config.origins, "inference.api_key_env": config.origin("teacher.api_key_env")}
+    return replace(config, tables={**config.tables, "inference": table}, origins=origins)
+
+
+def _of_teacher(problem: Problem) -> Problem:
+    """The problem with the keys of `[teacher]` in its fix."""
+    return replace(problem, fix=problem.fix.replace("[inference]", "[teacher]"))

@@ -1,0 +1,78 @@
+"""Engine `sglang`: SGLang's own `/generate`, which returns log-probabilities after temperature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retrain.engines.answers import CompletionRequest, RawCompletion
+from retrain.engines.client import BadAnswerError
+from retrain.engines.dialect import FULL_DISTRIBUTION, CommonRoutes, HttpRequest
+from retrain.engines.engine import ServerEngine, create
+from retrain.engines.given_tokens import GivenToken
+from retrain.engines.policy import Policy
+from retrain.engines.table import DEFAULT_URLS
+from retrain.kernel.contracts.context import PluginContext
+
+
+def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
+    """The engine for this policy, its servers checked and given the policy."""
+    return create(SGLang(), context, policy)
+
+
+class SGLang(CommonRoutes):
+    """SGLang answers even to a wrong model name, so only the numbers can identify the model."""
+
+    name = "sglang"
+    product = "an SGLang"
+    default_url = DEFAULT_URLS["sglang"]
+    start_hint = "no --rl-on-policy-target and no SGLANG_RETURN_ORIGINAL_LOGPROB"
+    adapter_hint = "--enable-lora --max-lora-rank RANK --lora-target-modules all"
+
+    def completion(self, request: CompletionRequest) -> HttpRequest:
+        """See `Dialect.completion`."""
+        params = {
+            "max_new_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            **FULL_DISTRIBUTION,
+            "stop_token_ids": sorted(request.stop_ids),
+            "skip_special_tokens": False,
+        }
+        body: dict[str, Any] = {"input_ids": request.prompt_T, "sampling_params": params, "return_logprob": True}
+        body |= {"top_logprobs_num": request.top} if request.top else {}
+        body |= {"extra_key": request.cache_salt} if request.cache_salt else {}
+        return "/generate", body | ({"lora_path": request.adapter} if request.adapter else {})
+
+    def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
+        """See `Dialect.parse_completion`; the ids are reported twice and must agree."""
+        try:
+            meta = answer["meta_info"]
+            triples = meta.get("output_token_logprobs")
+            finish = meta.get("finish_reason") or {}
+            tokens = answer.get("output_ids")
+            if triples is not None and tokens is not None and [triple[1] for triple in triples] != tokens:
+                raise BadAnswerError("the ids of the completion and of its log-probabilities differ")
+            tops = (meta.get("output_top_logprobs") or [None])[0] or []
+            return RawCompletion(
+                tokens=tokens,
+                logprobs=None if triples is None else [triple[0] for triple in triples],
+                finish_reason=finish.get("type"),
+                tops={f"token_id:{top[1]}": float(top[0]) for top in tops} if request.top else None,
+            )
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+            raise BadAnswerError("the answer holds no completion") from None
+
+    def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
+        """See `TeachingDialect`; the server has one model, whatever its name."""
+        params = {"max_new_tokens": 0, "temperature": 1.0}
+        body = {"input_ids": tokens, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+        return "/generate", body | {"return_text_in_logprobs": True}
+
+    def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
+        """See `TeachingDialect`; triples of log-probability, id and text, the first without a log-probability."""
+        try:
+            triples = answer["meta_info"]["input_token_logprobs"]
+            if [triple[1] for triple in triples] != tokens:
+                raise BadAnswerError("the server read other tokens than it was sent")
+            return [GivenToken(logprob=triple[0], text=triple[2]) for triple in triples[1:]]
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise BadAnswerError("the answer holds no log-probabilities of the given tokens") from None

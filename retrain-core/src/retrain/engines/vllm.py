@@ -1,0 +1,91 @@
+"""Engine `vllm`: vLLM's OpenAI-compatible server, with token ids in both directions.
+
+One request per completion rather than `n`: each has its own seed and is scored as soon as it finishes, and the server
+shares the prompt's keys and values between them anyway.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from retrain.engines.answers import CompletionRequest, RawCompletion
+from retrain.engines.client import BadAnswerError
+from retrain.engines.dialect import FULL_DISTRIBUTION, CommonRoutes, HttpRequest
+from retrain.engines.engine import ServerEngine, create
+from retrain.engines.given_tokens import GivenToken
+from retrain.engines.policy import Policy
+from retrain.engines.table import DEFAULT_URLS
+from retrain.kernel.contracts.context import PluginContext
+
+
+def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
+    """The engine for this policy, its servers checked and given the policy."""
+    return create(VLLM(), context, policy)
+
+
+class VLLM(CommonRoutes):
+    """vLLM 0.10.2 or later (`return_token_ids`)."""
+
+    name = "vllm"
+    adapter_routes = "/v1"
+    default_url = DEFAULT_URLS["vllm"]
+    start_hint = "--logprobs-mode processed_logprobs"
+    adapter_hint = "--enable-lora --max-lora-rank RANK and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
+
+    def completion(self, request: CompletionRequest) -> HttpRequest:
+        """See `Dialect.completion`. Only our own stop ids end a sequence, so the server's are ignored."""
+        body: dict[str, Any] = {
+            "model": request.adapter or request.model,
+            "prompt": request.prompt_T,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            **FULL_DISTRIBUTION,
+            "seed": request.seed,
+            "logprobs": request.top,
+            "return_token_ids": True,
+            "stop_token_ids": sorted(request.stop_ids),
+        }
+        body |= {"return_tokens_as_token_ids": True} if request.top else {}  # two tokens may share a text
+        return "/v1/completions", body | ({"cache_salt": request.cache_salt} if request.cache_salt else {})
+
+    def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
+        """See `Dialect.parse_completion`."""
+        try:
+            choice = answer["choices"][0]
+            logprobs = choice.get("logprobs") or {}
+            tops = logprobs.get("top_logprobs") or [None]
+            return RawCompletion(
+                tokens=choice.get("token_ids"),
+                logprobs=logprobs.get("token_logprobs"),
+                finish_reason=choice.get("finish_reason"),
+                prompt=choice.get("prompt_token_ids"),
+                model=answer.get("model"),
+                tops=dict(tops[0] or {}) if request.top else None,
+            )
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+            raise BadAnswerError("the answer holds no completion") from None
+
+    def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
+        """See `TeachingDialect`: one token is sampled, because the server wants to, and ignored."""
+        body = {"model": model, "prompt": tokens, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        return "/v1/completions", body
+
+    def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
+        """See `TeachingDialect`; one object per position, from the id as text to its numbers, none for the first."""
+        try:
+            found = answer["choices"][0]["prompt_logprobs"]
+            if found is None or len(found) != len(tokens):
+                raise BadAnswerError(f"log-probabilities of {len(found or ())} tokens, asked for {len(tokens)}")
+            entries = [entry[str(token)] for entry, token in zip(found[1:], tokens[1:], strict=True)]
+            return [GivenToken(logprob=entry["logprob"], text=entry.get("decoded_token")) for entry in entries]
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise BadAnswerError("the answer holds no log-probabilities of the given tokens") from None
+
+    def load_weights(self, folder: Path) -> list[HttpRequest]:
+        """See `Dialect.load_weights`; the routes are those of PRIME-RL's server around vLLM."""
+        return [
+            ("/pause?mode=keep&clear_cache=false", {}),
+            ("/update_weights", {"weight_dir": str(folder)}),
+            ("/resume", {}),
+        ]

@@ -1,0 +1,183 @@
+"""`retrain credit RUN`: the credit of stored completions, as assigned or under another flow; needs no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from retrain.credit.algorithm import build_detector
+from retrain.credit.parts import PlanningDetector
+from retrain.inspect.stored import replay
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.registry import Plugins
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Floats, Mask
+from retrain.records.files import write_text
+from retrain.records.stored_step import StoredCompletion, read_step
+from retrain.report.heat import ShadedCompletion, ShadedStep, show
+from retrain.report.heat_page import render
+from retrain.run.configure import Checked, load_checked
+from retrain.text.token_text import token_texts
+from retrain.text.tokenizer.load import load_tokenizer
+from retrain.verdicts.ledger.interim import InterimLooks
+
+MOST = 4
+EPILOG = """\b
+Examples:
+  retrain credit logs/train                           the last step
+  retrain credit logs/train --step 7 --transform gtpo_sepa --lambda 0.5
+  retrain credit logs/train --html credit.html
+
+\b
+Exit codes: 0 done; 2 usage error, or nothing is stored for that step.
+"""
+
+
+@click.command("credit", epilog=EPILOG)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Which step; the last one by default.")
+@click.option("--transform", "transforms", multiple=True, help="Another transform_mode; repeat it to compare.")
+@click.option("--advantage", default="", help="Another advantage_mode.")
+@click.option("--uncertainty", default="", help="Another uncertainty_kind.")
+@click.option("--lambda", "sepa_lambda", type=float, help="Pooling strength in [0, 1]; as in that step by default.")
+@click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Change any other key.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write a self-contained page to this file.")
+@click.option("--most", default=MOST, show_default=True, help="Completions shown in the terminal.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.pass_context
+def command(ctx: click.Context, /, run: Path, html: Path | None, most: int, as_json: bool, **choice: Any) -> None:
+    """Recompute the credit of RUN's stored completions and show it token by token."""
+    shaded = shade(run, Choice(**choice), ctx.obj)
+    InterimLooks("credit", partial(click.echo, err=True)).at([run])
+    if html is not None:
+        write_text(html, render(shaded))
+        click.echo(f"Wrote {html}", err=as_json)
+    if as_json:
+        click.echo(json.dumps(as_data(shaded)))
+    elif html is None:
+        from rich.console import Console
+
+        show(shaded, Console(highlight=False), most=most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which step to show, under which flows; empty values mean "as in the run"."""
+
+    step: int | None = None
+    transforms: tuple[str, ...] = ()
+    advantage: str = ""
+    uncertainty: str = ""
+    sepa_lambda: float | None = None
+    settings: tuple[str, ...] = ()
+
+    def overrides(self, transform: str) -> list[str]:
+        """The command-line overrides of one flow."""
+        pairs = (
+            ("--transform-mode", transform),
+            ("--advantage-mode", self.advantage),
+            ("--uncertainty-kind", self.uncertainty),
+            *(("--set", setting) for setting in self.settings),
+        )
+        return [word for flag, value in pairs if value for word in (flag, value)]
+
+
+def shade(run: Path, choice: Choice, plugins: Plugins) -> ShadedStep:
+    """A step's completions under each chosen transform (the run's own if none), ready to be shown."""
+    stored = read_step(run, choice.step)
+    own_lambda = float(stored.metrics.get("sepa_lambda", 0.0))
+    sepa_lambda = own_lambda if choice.sepa_lambda is None else choice.sepa_lambda
+    checked = [
+        load_checked([str(run / "config.toml"), *choice.overrides(t)], plugins) for t in choice.transforms or ("",)
+    ]
+    tokenizer = load_tokenizer(checked[0].config, plugins)
+    replays = [
+        replay(stored, each.flow, _detector(each, tokenizer, plugins), sepa_lambda=sepa_lambda, tokenizer=tokenizer)
+        for each in checked
+    ]
+    # planning marks are those of the first flow that needs them
+    marked = next(
+        (masks for each, (_, masks, _) in zip(checked, replays, strict=True) if each.flow.needs_planning), None
+    )
+    groups, masks_of_first, _ = replays[0]
+    masks = [mask for group in marked or masks_of_first for mask in group]
+    token_credits = [[advs_T for group in result.token_advs for advs_T in group] for _, _, result in replays]
+    completions = [completion for group in groups for completion in group]
+    correct_above = checked[0].config.scoring.correct_above
+    return ShadedStep(
+        run=str(run),
+        step=stored.step,
+        sepa_lambda=sepa_lambda,
+        labels=[each.flow.condition for each in checked],
+        completions=[
+            _shaded(
+                completion, mask, [flow_credits[number] for flow_credits in token_credits], tokenizer, correct_above
+            )
+            for number, (completion, mask) in enumerate(zip(completions, masks, strict=True))
+        ],
+    )
+
+
+def _shaded(
+    completion: StoredCompletion,
+    planning_T: Mask,
+    token_credits: Sequence[Floats],
+    tokenizer: Any,
+    correct_above: float,
+) -> ShadedCompletion:
+    record, tokens = completion.record, completion.tokens
+    return ShadedCompletion(
+        group=record["group"],
+        index=record["index"],
+        example_id=record["example_id"],
+        prompt=_prompt(record["prompt"]),
+        reference=record["reference"],
+        reward=record["reward"],
+        trained=record["trained"],
+        token_texts=token_texts(tokenizer, tokens.tokens_T.tolist()),
+        logprobs_T=tokens.logprobs_T,
+        planning_T=planning_T,
+        entropies_T=tokens.entropies_T,
+        credits=token_credits,
+        is_right=record["reward"] is not None and record["reward"] > correct_above,
+    )
+
+
+def _detector(checked: Checked, tokenizer: Any, plugins: Plugins) -> PlanningDetector | None:
+    context = PluginContext(config=checked.config, seeds=Seeds(0), plugins=plugins, tokenizer=tokenizer)
+    return build_detector(checked.flow, context)
+
+
+def as_data(step: ShadedStep) -> dict[str, Any]:
+    """The shaded step as plain data."""
+    return {
+        "run": step.run,
+        "step": step.step,
+        "sepa_lambda": step.sepa_lambda,
+        "flows": list(step.labels),
+        "completions": [
+            {
+                "group": c.group,
+                "index": c.index,
+                "example_id": c.example_id,
+                "reward": c.reward,
+                "trained": c.trained,
+                "tokens": list(c.token_texts),
+                "planning": c.planning_T.tolist(),
+                "credit": [credit_T.tolist() for credit_T in c.credits],
+            }
+            for c in step.completions
+        ],
+    }
+
+
+def _prompt(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in prompt)

@@ -1,0 +1,153 @@
+"""Reports what a resume would restore, what it would not, and why; reads files only and loads no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ResumeError
+from retrain.kernel.registry import Plugins
+from retrain.kernel.types import Capabilities, CheckpointMode, Kind
+from retrain.records.checkpoints import Checkpoint, without_checksum
+from retrain.records.identity.acceptance import accepted_changes
+from retrain.records.identity.collect import Identity
+from retrain.records.lock import owner_of
+from retrain.run.check import registered_tables, wanted_names
+from retrain.run.configure import load_checked
+from retrain.run.restorable import restore_obstacles
+from retrain.run.resume import ResumePlan, plan_resume
+from retrain.run.savepoint import algorithm_state, plugin_state
+from retrain.run.selected import identity_of
+
+MOST_NAMES = 5
+WHY_MODE = {
+    CheckpointMode.ADAPTER_ONLY: "backend {name!r} keeps no optimizer state: its moments restart at zero",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A part of the run's state: its content, or why it is not restored."""
+
+    part: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeCheck:
+    """Result of `retrain resume-check`; `obstacles` are the reasons why this resume is impossible.
+
+    `accepted` are the changes that earlier resumes accepted with `--resume-anyway`.
+    """
+
+    run: str
+    checkpoint: str = ""
+    next_step: int = 0
+    is_complete: bool = False
+    restored: tuple[Item, ...] = ()
+    not_restored: tuple[Item, ...] = ()
+    obstacles: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether `retrain --resume` would continue the run."""
+        return not self.obstacles
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"can_resume": self.can_resume, **asdict(self)}
+
+
+def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> ResumeCheck:
+    """Check a run folder against the configuration that would continue it, by default the run's own.
+
+    ConfigError if that configuration is invalid.
+    """
+    named = [str(config_file)] if config_file else []
+    checked = load_checked([*named, "--resume", str(run)], plugins)
+    config = checked.config
+    obstacles = [f"the run is still active (process {pid})"] if (pid := owner_of(run)) else []
+    try:
+        identity = identity_of(config, plugins, checked.tables)
+        plan = plan_resume(run, config, checked.keys, identity, plugins)
+    except ResumeError as error:
+        return ResumeCheck(run=str(run), obstacles=(*obstacles, *map(str, error.problems)))
+    name = config.backend.backend
+    entries = plugins.find(Kind.BACKEND, name)
+    traits = entries[0].spec.traits if entries else None
+    mode = traits.checkpoint_resume_mode if isinstance(traits, Capabilities) else CheckpointMode.EXACT
+    obstacles += [f"{change}; undo the change or add --resume-anyway" for change in plan.accepted]
+    obstacles += map(str, restore_obstacles(plan.checkpoint, checked, plugins))
+    lost = [Item(part="checkpoint", detail=str(problem)) for problem in plan.damaged]
+    lost += [Item(part=str(change.kind), detail=str(change)) for change in plan.refused]
+    lost += [Item(part="changed", detail=notice) for notice in plan.input_notices]
+    if mode is CheckpointMode.ADAPTER_ONLY:
+        lost.append(Item(part="optimizer", detail=WHY_MODE[mode].format(name=name)))
+    lost += [Item(part="records", detail=notice) for notice in plan.records.notices]
+    if plan.checkpoint:
+        lost += _strangers(plan.checkpoint.path)
+        wanted = wanted_names(config, registered_tables(plugins)).values()
+        recorders = {name for kind, name in wanted if kind is Kind.RECORDER}
+        unclaimed = sorted(plugin_state(plan.checkpoint.state).get("recorders", {}).keys() - recorders)
+        lost += [Item(part="recorder", detail=f"{name} is not in this configuration") for name in unclaimed]
+    else:
+        lost.append(Item(part="steps", detail="there is no valid checkpoint: the run starts again with its own seed"))
+    return ResumeCheck(
+        run=str(run),
+        checkpoint=str(plan.checkpoint.path) if plan.checkpoint else "",
+        next_step=plan.next_step,
+        is_complete=plan.is_complete(config.training.max_steps),
+        restored=tuple(_restored(plan, plan.checkpoint, mode, identity)) if plan.checkpoint else (),
+        not_restored=tuple(lost),
+        accepted=tuple(accepted_changes(plan.manifest)),
+        obstacles=tuple(obstacles),
+    )
+
+
+def _strangers(checkpoint: Path) -> Iterator[Item]:
+    if names := without_checksum(checkpoint):
+        shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+        yield Item(
+            part="files", detail=f"{len(names)} without a checksum, which are not part of the checkpoint: {shown}"
+        )
+
+
+def _inputs(identity: Identity) -> str:
+    counts = ", ".join(f"{len(getattr(identity, kind))} of {kind}" for kind in ("code", "data", "model"))
+    plugins = f"{len(identity.plugins)} plugin distributions"
+    return f"the files are those that the run recorded: {counts}, {plugins}; examples are compared once they are loaded"
+
+
+def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, identity: Identity) -> Iterator[Item]:
+    state = checkpoint.state
+    strangers = without_checksum(checkpoint.path)
+    files = [file for file in checkpoint.path.rglob("*") if file.is_file()]
+    files = [file for file in files if file.relative_to(checkpoint.path).as_posix() not in strangers]
+    size_kib = sum(file.stat().st_size for file in files) // 1024
+    what = "policy" if mode is CheckpointMode.ADAPTER_ONLY else "policy and optimizer"
+    yield Item(part=what, detail=f"{len(files)} files, {size_kib} KiB, all checksums match")
+    yield Item(part="seed", detail=str(plan.seed))
+    if plan.has_identity and not plan.changes:
+        yield Item(part="inputs", detail=_inputs(identity))
+    counters = state["progress"]
+    right, seen = counters["total_correct"], counters["total_completions"]
+    yield Item(
+        part="counters",
+        detail=f"{plan.next_step} steps, {counters['example_idx']} prompts drawn, {right} of {seen} right",
+    )
+    if counters["unfinished"] is not None:
+        yield Item(part="unfinished step", detail="its optimizer step is done, its evaluation is pending")
+    for part, values in algorithm_state(state).items():
+        shown = ", ".join(f"{name} = {value}" for name, value in values.items()) if isinstance(values, dict) else values
+        yield Item(part=part, detail=str(shown))
+    plugins = plugin_state(state)
+    for part, names in (("plugin", plugins.keys() - {"recorders"}), ("recorder", plugins.get("recorders", {}))):
+        for name in sorted(names):
+            yield Item(part=part, detail=name)
+    for name, size in state["record_sizes"].items():
+        present = (plan.run / name).stat().st_size
+        cut = f"cut from {present} to {size} bytes" if present > size else f"{size} bytes, none to cut"
+        yield Item(part="records", detail=f"{name}: {cut}")

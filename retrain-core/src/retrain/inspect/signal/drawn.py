@@ -1,0 +1,137 @@
+"""The completions of a run as columns, read from `generations.jsonl` without its texts.
+
+Of a hundred thousand lines a dozen short fields are needed: what stands before the prompt and after the reference is
+cut out of the line's bytes and parsed, and only an unusual line is parsed as a whole.
+`_N` one entry per completion, in the order of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.kernel.types import Floats, Mask, Outcome, StopReason
+from retrain.records.reading import Record, damaged, number, parse_record, parsed_lines
+from retrain.records.rewind import GENERATIONS
+
+Ints = NDArray[np.int64]
+_PROMPT, _OUTCOME, _REWARD = b', "prompt": ', b', "outcome": "', b', "reward": '
+_LAST = b', "top_surprisal_tokens": '  # its tokens are text, so nothing after the true one looks like it
+OUTCOMES = tuple(Outcome)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drawn:
+    """Columns of all completions. `rewards_N` are raw and `credited_N` those of credit, NaN without one.
+
+    `example_N` and `outcome_N` are positions in `examples` and OUTCOMES. `starts_G` are the first completions of the
+    groups. `difficulties` are those of the examples that have one.
+    """
+
+    examples: tuple[str, ...]
+    difficulties: Mapping[str, str]
+    step_N: Ints
+    group_N: Ints
+    example_N: Ints
+    tokens_N: Ints
+    rewards_N: Floats
+    credited_N: Floats
+    outcome_N: Ints
+    is_truncated_N: Mask
+    is_trained_N: Mask
+    is_surplus_N: Mask
+    starts_G: Ints
+
+    def groups(self) -> Iterator[slice]:
+        """The completions of each group, in order."""
+        starts = [*self.starts_G.tolist(), self.step_N.size]
+        return map(slice, starts[:-1], starts[1:])
+
+
+def read_drawn(run: Path) -> Drawn:
+    """The completions of a run; none where it has no such file. ConfigError names the first damaged line."""
+    file = run / GENERATIONS
+    rows, examples, difficulties = list[tuple[Any, ...]](), dict[str, int](), dict[str, str]()
+    for line, record in parsed_lines(file, _fields) if file.exists() else ():
+        try:
+            rows.append(_row(record, examples))
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(f"{file}:{line}", f"not the record of a completion: {error!r}") from error
+        if "difficulty" in record:
+            difficulties[record["example_id"]] = str(record["difficulty"])
+    return _columns(rows, tuple(examples), difficulties)
+
+
+def _columns(rows: list[tuple[Any, ...]], examples: tuple[str, ...], difficulties: Mapping[str, str]) -> Drawn:
+    columns = zip(*rows, strict=True) if rows else ((),) * 10
+    step, group, example, tokens, rewards, credited, outcome, truncated, trained, surplus = columns
+    step_N, group_N = np.array(step, dtype=np.int64), np.array(group, dtype=np.int64)
+    is_first_N = np.ones(step_N.size, dtype=np.bool_)
+    is_first_N[1:] = (np.diff(step_N) != 0) | (np.diff(group_N) != 0)
+    return Drawn(
+        examples=examples,
+        difficulties=difficulties,
+        step_N=step_N,
+        group_N=group_N,
+        example_N=np.array(example, dtype=np.int64),
+        tokens_N=np.array(tokens, dtype=np.int64),
+        rewards_N=np.array(rewards, dtype=np.float64),
+        credited_N=np.array(credited, dtype=np.float64),
+        outcome_N=np.array(outcome, dtype=np.int64),
+        is_truncated_N=np.array(truncated, dtype=np.bool_),
+        is_trained_N=np.array(trained, dtype=np.bool_),
+        is_surplus_N=np.array(surplus, dtype=np.bool_),
+        starts_G=np.flatnonzero(is_first_N),
+    )
+
+
+def _fields(line: bytes) -> Record:
+    """The fields of a line but for its texts.
+
+    A quotation mark inside of a text is escaped, so a needle with a bare one is never found there. Keys of a chat come
+    before the true ones, and the last are taken; those of `reward_parts` have numbers, and an outcome is a text.
+    """
+    head, end = line.find(_PROMPT), line.rfind(_LAST)
+    outcome = line.rfind(_OUTCOME, 0, end)
+    reward = line.rfind(_REWARD, 0, outcome)
+    if min(head, end, outcome, reward) < 0 or not line.endswith(b"]}\n"):
+        return parse_record(line)
+    found: Record = json.loads(b"".join((line[:head], line[reward:end], b"}")).decode("utf-8"))  # `_row` refuses NaN
+    return found
+
+
+def _row(record: Record, examples: dict[str, int]) -> tuple[Any, ...]:
+    reward = _value(record["reward"])
+    return (
+        _whole(record["step"]),
+        _whole(record["group"]),
+        examples.setdefault(record["example_id"], len(examples)),
+        _whole(record["num_tokens"]),
+        reward,
+        _value(record["shaped_reward"]) if "shaped_reward" in record else reward,
+        OUTCOMES.index(Outcome(record["outcome"])),
+        record["stop_reason"] == StopReason.LENGTH,
+        record["trained"] is True,
+        record.get("surplus") is True,
+    )
+
+
+def _value(value: object) -> float:
+    if value is None:
+        return math.nan
+    if (found := number(value)) is None:
+        raise ValueError(f"{value!r} is no reward")
+    return float(found)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value

@@ -1,0 +1,91 @@
+"""Everything plugged in: what each plugin registered, its hooks, and the errors of those that fail."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+import pluggy
+
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import HookError, Problem, RetrainError
+from retrain.kernel.plugin_spec import LoadFailure, Owner, PluginSpec, Registered, Registry
+
+PLURALS = {Kind.UNCERTAINTY: "uncertainties", Kind.LOSS: "losses"}
+HOOK_OF_KIND = {kind: f"retrain_register_{PLURALS.get(kind, f'{kind}s')}".replace(" ", "_") for kind in Kind}
+
+
+@dataclass(slots=True)
+class Plugins:
+    """Everything plugged in: the hooks, one registry per kind, and the entry points that failed."""
+
+    pluggy: pluggy.PluginManager
+    registries: dict[Kind, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in Kind})
+    failures: list[LoadFailure] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)  # distributions that RETRAIN_PLUGINS or RETRAIN_BLOCK exclude
+
+    def notify(self, hook: str, **arguments: Any) -> Any:
+        """Call a life-cycle hook; HookError names the plugin that raised."""
+        caller = getattr(self.pluggy.hook, hook)
+        try:
+            return caller(**arguments)
+        except RetrainError:
+            raise
+        except Exception as error:
+            codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+            culprits = [impl.plugin_name for impl in caller.get_hookimpls() if impl.function.__code__ in codes]
+            what = f"{hook} of {' or '.join(culprits) or 'a plugin'} raised {type(error).__name__}: {error}"
+            fix = "repair that plugin, or leave it out with RETRAIN_BLOCK=distribution"
+            raise HookError(Problem(what=what, fix=fix)) from error
+
+    def registered(self, kind: Kind) -> list[Registered]:
+        """Every part of a kind, sorted by name."""
+        return self.registries[kind].primary()
+
+    def find(self, kind: Kind, name: str) -> list[Registered]:
+        """The registrations of a name or alias: none, one, or several when they clash."""
+        return self.registries[kind].entries.get(name, [])
+
+    def add(self, plugin: object, owner: Owner) -> None:
+        """Register one plugin object; an exception disables only that plugin and is kept in `failures`."""
+        collected: list[tuple[Kind, PluginSpec]] = []
+        try:
+            self.pluggy.register(plugin, name=f"{owner.distribution}:{owner.source}")
+            refuse_faulty_hooks(plugin, self.pluggy)
+            for kind, hook in HOOK_OF_KIND.items():
+                register = getattr(plugin, hook, None)
+                if register is not None:
+                    register(register=_collector(kind, collected))
+        except Exception as error:  # a faulty plugin must not affect others; its error is shown with its owner
+            self.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
+            if self.pluggy.is_registered(plugin):
+                self.pluggy.unregister(plugin=plugin)
+            return
+        for kind, spec in collected:
+            self.registries[kind].add(spec, owner)
+
+
+def refuse_faulty_hooks(plugin: object, manager: pluggy.PluginManager) -> None:
+    """TypeError for an object without hooks, with a misspelt one, or with one that lacks its decorator."""
+    project = manager.project_name
+    hooks = [n for n in dir(plugin) if n.startswith(f"{project}_") and callable(getattr(plugin, n))]
+    if not hooks:
+        name = getattr(plugin, "__name__", None) or type(plugin).__name__
+        raise TypeError(f"{name} has no hook of retrain: its entry point must name a module with @hookimpl functions")
+    for name in hooks:
+        if getattr(manager.hook, name, None) is None or not getattr(manager.hook, name).has_spec():
+            near = get_close_matches(name, [n for n, hook in vars(manager.hook).items() if hook.has_spec()], n=1)
+            raise TypeError(f"{name} is not a hook of retrain{f'; did you mean {near[0]}?' if near else ''}")
+        if not hasattr(getattr(plugin, name), f"{project}_impl"):
+            raise TypeError(f"{name} lacks the @hookimpl decorator of retrain.api")
+
+
+def _collector(kind: Kind, collected: list[tuple[Kind, PluginSpec]]) -> Any:
+    def register(spec: PluginSpec) -> None:
+        if not isinstance(spec, PluginSpec):
+            raise TypeError(f"{HOOK_OF_KIND[kind]}: register() takes a PluginSpec, not {type(spec).__name__}")
+        collected.append((kind, spec))
+
+    return register

@@ -1,0 +1,85 @@
+"""Output during a run: plain lines when piped, a live panel below them on a terminal, one display in a notebook."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TextIO
+
+import click
+
+from retrain.kernel.plugin_spec import Owner
+from retrain.kernel.registry import Plugins
+from retrain.observe.console.notebook import NotebookLines, is_notebook
+from retrain.run.streams import can_redraw, drop_stdout
+from retrain.text.secrets import redacted
+from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, harmless_lines
+
+LOGGER = "retrain"
+
+
+class HarmlessLines(logging.Formatter):
+    """Lines without control characters, whatever a plugin or a server wrote, and without known secrets.
+
+    stdout leaves secrets out itself, except in somebody's program or notebook.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, or several."""
+        return harmless_lines(str(redacted(super().format(record))))
+
+
+class PlainLines(logging.StreamHandler[TextIO]):
+    """Writes lines to stdout; the run continues when nothing reads them any more."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Report once that the reader is gone or the disk is full, and write nothing from then on."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        drop_stdout()
+        gone = isinstance(error, BrokenPipeError)
+        reason = "nothing reads the output any more" if gone else f"the output cannot be written: {error.strerror}"
+        click.echo(f"retrain: {reason}; the run continues without it", err=True)
+
+
+@contextmanager
+def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
+    """Route the run's lines to stdout for the duration of the block, and show the live panel on a terminal.
+
+    In a notebook the lines share one display. `is_quiet`: only warnings and the last lines.
+    """
+    logger = logging.getLogger(LOGGER)
+    if is_notebook() and not is_quiet:
+        with closing(NotebookLines()) as lines, _handler(logger, lines, logging.INFO):
+            yield
+        return
+    if is_quiet or not can_redraw():
+        level = OUTCOME_LEVEL if is_quiet else PROGRESS_LEVEL
+        with _handler(logger, PlainLines(sys.stdout), level):
+            yield
+        return
+    from retrain.observe.console.panel import LiveDisplay  # only a terminal needs rich
+
+    display = LiveDisplay()
+    plugins.add(display, Owner(distribution="retrain-core", source="retrain.observe.console.panel"))
+    with display, _handler(logger, display.handler(), logging.INFO):
+        yield
+
+
+@contextmanager
+def _handler(logger: logging.Logger, handler: logging.Handler, level: int) -> Iterator[None]:
+    before = logger.level, logger.propagate
+    handler.setFormatter(HarmlessLines("%(message)s"))
+    logger.setLevel(level)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

@@ -1,0 +1,183 @@
+"""The live panel of a run on a terminal: what it does, how far it has come, how long it will take."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.views import BatchView, RunView
+from retrain.kernel.hooks import hookimpl
+from retrain.observe.console.step_lines import dropped_text, graded_texts, shadow_text
+from retrain.text.phase_progress import progress_of, progress_text, share_of, warm_up_left
+from retrain.text.terminal_text import ABSENT, duration, printable, sparkline
+
+RECENT_STEPS = 20  # the time left is estimated from their median
+LABEL_COLUMNS, SHARE_COLUMNS, TIME_COLUMNS = 13, 4, 24
+MOST_BAR_COLUMNS = 40
+
+
+class LiveDisplay:
+    """An ordinary plugin that follows the run through life-cycle hooks and redraws four times a second.
+
+    Its rows never move: condition, run, phase, what the phase has done, correct rate, held-out rate; below them what
+    only some runs have. The bars and their times stand below one another. Rows are cut, never wrapped.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._run: RunView | None = None
+        self._context: PluginContext | None = None
+        self._phase, self._phase_started = "starting", time.monotonic()
+        self._batch = self._said = ""
+        self._step = self._done = 0
+        self._rates: list[float] = []
+        self._shadow_rates: list[float] = []
+        self._evals: list[float] = []
+        self._reward = self._held_out_reward = self._teacher = self._rounds = ""
+        self._times_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._spinner = Spinner("dots")
+        self._live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def handler(self) -> logging.Handler:
+        """A log handler that prints above the panel and ignores markup in the text."""
+        return _AboveThePanel(self)
+
+    def heard(self, line: str) -> None:
+        """A line was printed: until the run starts, the last one says what takes so long."""
+        self._said, self._phase_started = ("", self._phase_started) if self._run else (line, time.monotonic())
+
+    @hookimpl
+    def retrain_watch_run(self, context: PluginContext) -> None:
+        """Remember where the parts report how far they have come."""
+        self._context = context
+
+    @hookimpl
+    def retrain_run_start(self, run: RunView) -> None:
+        """Remember the run."""
+        self._run = run
+
+    @hookimpl
+    def retrain_step_start(self, step: int) -> None:
+        """Another step begins."""
+        self._step = step
+
+    @hookimpl
+    def retrain_phase(self, phase: str) -> None:
+        """Show the phase."""
+        self._phase, self._phase_started = phase, time.monotonic()
+
+    @hookimpl
+    def retrain_batch_ready(self, batch: BatchView) -> None:
+        """Show how many rows and tokens are being trained."""
+        self._batch = f"{len(batch.batch.rows)} rows, {batch.batch.num_actions:,} action tokens"
+
+    @hookimpl
+    def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
+        """Add the step's numbers to the panel."""
+        if "teacher_kl_mean" in metrics:
+            self._teacher = f"teacher KL {metrics['teacher_kl_mean']:.4f}"
+        if "correct_rate" in metrics:
+            self._rates.append(metrics["correct_rate"])
+        if "shadow_correct_rate" in metrics:
+            self._shadow_rates.append(metrics["shadow_correct_rate"])
+        if "num_datums" in metrics:
+            self._done += 1
+            self._times_s.append(metrics["step_time_s"])
+            self._reward = "  ".join(graded_texts(metrics))
+            self._rounds = f"rounds {metrics['rounds']}, {dropped_text(metrics)}" if "rounds" in metrics else ""
+        if "eval_correct_rate" in metrics:
+            self._evals.append(metrics["eval_correct_rate"])
+            shown = (shadow_text(metrics, "eval_shadow_rate"), *graded_texts(metrics, "eval_"))
+            self._held_out_reward = "  ".join(filter(None, shown))
+
+    def picture(self) -> RenderableType:
+        """The current panel."""
+        data = progress_of(self._context, self._phase, self._phase_started) if self._context else {}
+        elapsed_s = time.monotonic() - self._phase_started
+        left_s = data.get("time_left_s")
+        passing = f"for {duration(elapsed_s)}" if left_s is None else f"time left: {duration(left_s)}"
+        phase = "  " + printable(self._phase)
+        if self._run is None:
+            return Group(self._bar_row(phase, share_of(data), passing), _row(self._said, style="dim"))
+        total, config = self._run.config.training.max_steps, self._run.config
+        step = f"step {min(self._step + 1, total)}/{total}" if self._step >= 0 else f"SFT, {warm_up_left(self._step)}"
+        done = "  ".join(filter(None, (progress_text(data, has_time=False), self._detail())))
+        rows: list[RenderableType] = [
+            _row(f"{self._run.condition} on {config.model.model}", style="bold magenta"),
+            self._bar_row(step, self._done / max(total, 1), self._time_left(total - self._done), is_run=True),
+            self._bar_row(phase, share_of(data), passing),
+            _row(done, style="dim", indent=LABEL_COLUMNS + 1),
+            self._rate_row("correct", self._rates, "green"),
+            _row(f"held-out {self._held_out()}  {self._held_out_reward}"),
+        ]
+        rows += [self._rate_row("shadow", self._shadow_rates, "yellow")] if self._shadow_rates else []
+        return Group(*rows, *(_row(shown) for shown in (self._reward, self._rounds, self._teacher) if shown))
+
+    def _bar_row(self, label: str, share: float | None, time_text: str, *, is_run: bool = False) -> Table:
+        """Label, bar, percent and time in columns of fixed width; a bar that nobody can fill pulses."""
+        free = self.console.width - LABEL_COLUMNS - SHARE_COLUMNS - TIME_COLUMNS - 3
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        grid.add_column(width=LABEL_COLUMNS, no_wrap=True, overflow="ellipsis")
+        grid.add_column(width=max(4, min(MOST_BAR_COLUMNS, free)))
+        grid.add_column(width=SHARE_COLUMNS, justify="right", no_wrap=True)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        head = Table.grid(padding=(0, 1, 0, 0))
+        head.add_row(self._spinner, Text(label, style="bold", no_wrap=True, overflow="ellipsis"))
+        bar = ProgressBar(total=None if share is None else 1.0, completed=share or 0.0, pulse=share is None)
+        percent = "" if share is None else f"{100 * share:.0f}%"
+        style = "bold green" if not is_run else "bold"
+        grid.add_row(head if is_run else Text(label, style=style), bar, percent, Text(time_text, style="cyan"))
+        return grid
+
+    def _detail(self) -> str:
+        return self._batch if self._phase == "training" else ""
+
+    def _rate_row(self, label: str, rates: Sequence[float], style: str) -> Text:
+        rate = f"{100 * rates[-1]:.1f}%" if rates else ABSENT
+        width = max(1, min(60, self.console.width - 20))
+        return _row(f"{label:<8} {rate}").append(f"  {sparkline(rates, width)}", style=style)
+
+    def _held_out(self) -> str:
+        return " → ".join(f"{100 * value:.1f}%" for value in self._evals[-6:]) or ABSENT
+
+    def _time_left(self, steps: int) -> str:
+        if not self._times_s:
+            return "time left: measuring"
+        seconds = sorted(self._times_s)[len(self._times_s) // 2] * steps
+        return f"time left: {duration(seconds)}"
+
+
+def _row(text: str, *, style: str = "", indent: int = 2) -> Text:
+    return Text(" " * indent + text.rstrip(), style=style, no_wrap=True, overflow="ellipsis")
+
+
+class _AboveThePanel(logging.Handler):
+    """Prints records on the panel's console."""
+
+    def __init__(self, display: LiveDisplay) -> None:
+        super().__init__()
+        self.display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line verbatim."""
+        line = self.format(record)
+        self.display.heard(line)
+        self.display.console.print(Text(line), highlight=False)

@@ -1,0 +1,168 @@
+"""Monitor `default`: reports a fault that lasts for several steps in a row, with its cause and the key to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retrain.kernel.contracts.context import PluginContext
+from retrain.observe.health.contract import Finding
+from retrain.observe.health.table import HealthTable
+
+Metrics = Mapping[str, Any]
+Verdict = str | None  # what is wrong at a step; "" when nothing is, None when the step lacks the fields to tell
+CAUSES = {"all_wrong_groups": "all wrong", "all_right_groups": "all right", "no_verdict_groups": "no verdict"}
+CAUSES |= {"tied_groups": "all same"}
+STUCK = ("all_wrong_groups", "tied_groups", "no_verdict_groups")
+FIXES = {
+    "all_wrong_groups": "use easier tasks ([data]), or raise [training] group_size or max_tokens; check that the "
+    "verifier ([reward] type) can parse the answers: see completion and reference in emergence/generations.jsonl",
+    "all_right_groups": "use harder tasks ([data]); the model solves these already",
+    "no_verdict_groups": "check [reward] type: it gave no verdict on the completions in emergence/generations.jsonl, "
+    "or [training] group_size is 1",
+    "tied_groups": "raise [training] group_size, or use a [reward] type that distinguishes answers",
+}
+
+
+def build(context: PluginContext) -> DefaultMonitor:
+    """The monitor with the thresholds of `[health]`."""
+    config = context.config
+    table = config.table("health", HealthTable)
+    return DefaultMonitor(table, max_tokens=config.training.max_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    """A fault: `judge` examines one step."""
+
+    state: str
+    judge: Callable[[Metrics], Verdict]
+
+
+class DefaultMonitor:
+    """Reports a finding from the `steps`-th step in a row with its fault until a step without it.
+
+    A step that lacks the fields of a fault (such as a rejected one) neither extends nor breaks the row. The entropy is
+    `exec_entropy_mean`, or its estimate `exec_surprisal_mean` if the backend reports no entropies; its start, and that
+    of the mean length, is the mean over the first `steps` steps that have it. An entropy collapse counts only while
+    more groups are stuck (all wrong, all the same, no verdict) than useful: otherwise the task is just being solved.
+    """
+
+    def __init__(self, table: HealthTable, *, max_tokens: int) -> None:
+        self._table = table
+        self._max_tokens = max_tokens
+        self._rows: dict[str, int] = {}  # fault -> steps in a row
+        self._causes: dict[str, int] = {}  # field -> groups, over the row without a useful one
+        self._starts: dict[str, list[float]] = {}
+        self._rules = (
+            _Rule(state="truncation", judge=self._truncation),
+            _Rule(state="no_useful_groups", judge=self._no_useful_groups),
+            _Rule(state="entropy_collapse", judge=self._entropy_collapse),
+            _Rule(state="entropy_explosion", judge=self._entropy_explosion),
+            _Rule(state="length_drift", judge=self._length_drift),
+            _Rule(state="ratio_drift", judge=self._ratio_drift),
+        )
+
+    def observe(self, metrics: Metrics) -> list[Finding]:
+        """The faults that have lasted for at least `steps` steps."""
+        self._learn_starts(metrics)
+        findings = []
+        for rule in self._rules:
+            verdict = rule.judge(metrics)
+            if verdict is None:
+                continue
+            self._rows[rule.state] = self._rows.get(rule.state, 0) + 1 if verdict else 0
+            if self._rows[rule.state] >= self._table.steps:
+                since = f"{self._rows[rule.state]} steps in a row: "
+                findings.append(Finding(state=rule.state, message=since + verdict))
+        return findings
+
+    def state(self) -> dict[str, Any]:
+        """Rows, causes and starts."""
+        return {"rows": dict(self._rows), "causes": dict(self._causes), "starts": dict(self._starts)}
+
+    def restore(self, state: Metrics) -> None:
+        """Continue in the middle of a row."""
+        self._rows, self._causes = dict(state["rows"]), dict(state["causes"])
+        self._starts = {name: list(values) for name, values in state["starts"].items()}
+
+    def _truncation(self, metrics: Metrics) -> Verdict:
+        share = metrics.get("max_token_hit_rate")
+        if share is None or share <= self._table.truncation:
+            return None if share is None else ""
+        cause = f"{100 * share:.0f} % of the completions were cut off before their answer ended"
+        return f"{cause} ([training] max_tokens = {self._max_tokens}); fix: raise [training] max_tokens"
+
+    def _no_useful_groups(self, metrics: Metrics) -> Verdict:
+        useful = metrics.get("useful_groups")
+        if useful is None:
+            return None
+        if useful:
+            self._causes = {}
+            return ""
+        self._causes = {field: self._causes.get(field, 0) + metrics.get(field, 0) for field in CAUSES}
+        ranked = sorted((field for field in CAUSES if self._causes[field]), key=lambda field: -self._causes[field])
+        counts = ", ".join(f"{self._causes[field]} {CAUSES[field]}" for field in ranked)
+        return f"no group carried a training signal ({counts}); fix: {FIXES[ranked[0]]}" if ranked else ""
+
+    def _entropy_collapse(self, metrics: Metrics) -> Verdict:
+        value, start = self._since_start(metrics, "entropy")
+        if value is None or start is None:
+            return None
+        stuck = sum(metrics.get(field, 0) for field in STUCK)
+        if value >= self._table.entropy_collapse * start or stuck <= metrics.get("useful_groups", -1):
+            return ""  # a solved task has little entropy left as well: nothing is wrong then
+        cause = (
+            f"the entropy fell from {start:.3g} to {value:.3g} nats per token, "
+            "so completions are nearly alike, and most unsolved groups carry no training signal"
+        )
+        return f"{cause}; fix: lower [training] lr, or raise [training] temperature"
+
+    def _entropy_explosion(self, metrics: Metrics) -> Verdict:
+        value, start = self._since_start(metrics, "entropy")
+        if value is None or start is None:
+            return None
+        limit = self._table.entropy_explosion * start
+        if not limit or value <= limit:
+            return ""
+        cause = f"the entropy rose from {start:.3g} to {value:.3g} nats per token: the policy is falling apart"
+        return f"{cause}; fix: lower [training] lr and resume from a checkpoint before that"
+
+    def _length_drift(self, metrics: Metrics) -> Verdict:
+        value, start = self._since_start(metrics, "length")
+        if value is None or start is None:
+            return None
+        if value >= self._table.length_collapse * start:
+            return ""
+        cause = f"completions shrank from {start:.1f} to {value:.1f} tokens on average"
+        return f"{cause}; fix: check that [reward] type gives nothing for an empty answer, or lower [training] lr"
+
+    def _ratio_drift(self, metrics: Metrics) -> Verdict:
+        mean, ess = metrics.get("ratio_mean"), metrics.get("ess_frac")
+        if mean is None or ess is None:
+            return None
+        table = self._table
+        has_moved = 0.0 < table.ratio_drift < abs(mean - 1.0)
+        if not has_moved and ess >= table.ess_frac:
+            return ""
+        cause = f"trainer and sampler disagree about the sampled tokens (ratio_mean {mean:.3f}, ess_frac {ess:.2f}"
+        largest = f", ratio_max {metrics['ratio_max']:.3g})" if "ratio_max" in metrics else ")"
+        return f"{cause}{largest}; fix: set [algorithm] tis_cap = 2.0, or use another [inference] engine"
+
+    def _learn_starts(self, metrics: Metrics) -> None:
+        for name, value in (("entropy", _entropy(metrics)), ("length", metrics.get("mean_tokens"))):
+            values = self._starts.setdefault(name, [])
+            if value is not None and len(values) < self._table.steps:
+                values.append(float(value))
+
+    def _since_start(self, metrics: Metrics, name: str) -> tuple[float | None, float | None]:
+        """The value at this step, and that at the start: None while the start is still being measured."""
+        value = _entropy(metrics) if name == "entropy" else metrics.get("mean_tokens")
+        values = self._starts[name]
+        return value, sum(values) / len(values) if len(values) >= self._table.steps else None
+
+
+def _entropy(metrics: Metrics) -> float | None:
+    value: float | None = metrics.get("exec_entropy_mean", metrics.get("exec_surprisal_mean"))
+    return value

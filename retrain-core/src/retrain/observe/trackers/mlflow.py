@@ -1,0 +1,177 @@
+"""Recorder `mlflow`: metrics and configuration of a run in MLflow, by default in a database in the run's folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Any
+
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import StopRequested
+from retrain.observe.trackers.names import PROVENANCE, named_config, named_metrics, require, run_name
+
+LOG = logging.getLogger("retrain")
+URI = "MLFLOW_TRACKING_URI"
+DATABASE = "mlflow.db"
+RUN_ID = "mlflow_run_id"
+STEP = "train/step"
+FINISH_TIMEOUT_S, PAUSE_S = (
+    60.0,
+    30.0,
+)  # a server that is down keeps no finished run waiting, and is not asked all the time
+MOST_WAITING = 10_000  # lines kept for a server that is down; then the oldest are dropped
+TAG_CHARS, PARAM_CHARS = 5_000, 500
+FOREIGN = re.compile(r"[^\w\-. :/]", re.ASCII)  # what no name in MLflow may have
+# MLflow's own defaults retry for minutes; set by the user, they are left alone.
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+def build(context: PluginContext) -> MlflowRecorder:
+    """The recorder; ConfigError when MLflow, or what its database needs, is not installed; imported at `start`."""
+    needs = () if os.environ.get(URI) else ("sqlalchemy", "alembic")
+    require("mlflow", where=context.config.place("logging.recorders"), needs=needs)
+    return MlflowRecorder()
+
+
+class MlflowRecorder:
+    """One run of an MLflow experiment, at the steps of `metrics.jsonl`; the evaluation before training has step -1.
+
+    A thread sends the lines, so that neither a slow database nor a server that is down holds up a step. After a resume
+    it skips the steps that MLflow already has.
+    """
+
+    def __init__(self) -> None:
+        self._run_id = ""
+        self._sender: _Sender | None = None
+        self._last_step: float | None = None
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue the run with the saved id."""
+        self._run_id = str(state.get(RUN_ID) or "")
+
+    def state(self) -> dict[str, str]:
+        """The run's id; empty if no run was opened."""
+        return {RUN_ID: self._run_id} if self._run_id else {}
+
+    def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
+        """Open the run, or the one of the session before."""
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
+        from mlflow.tracking import MlflowClient
+
+        for library in ("mlflow", "alembic"):  # a new database is announced in several lines
+            logging.getLogger(library).setLevel(logging.WARNING)
+        uri = os.environ.get(URI) or f"sqlite:///{(folder / DATABASE).resolve()}"
+        client = MlflowClient(tracking_uri=uri)
+        if self._run_id:
+            self._last_step = client.get_run(self._run_id).data.metrics.get(STEP)
+            client.update_run(self._run_id, status="RUNNING")
+        else:
+            self._run_id = _new_run(client, manifest)
+        self._sender = _Sender(client, self._run_id)
+        place = uri if uri.startswith("sqlite:") else "the server of MLFLOW_TRACKING_URI"
+        LOG.info("mlflow run %s is kept in %s", self._run_id, place)
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """Hand over a line; raises what sending an earlier one raised, once."""
+        assert self._sender is not None
+        if self._last_step is None or metrics["step"] > self._last_step:
+            self._sender.add(metrics)
+        self._sender.raise_failure()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Send the rest, within a minute, and mark the run: finished, killed by a signal, or failed."""
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.finish("FINISHED" if error is None else "KILLED" if isinstance(error, StopRequested) else "FAILED")
+
+
+class _Sender:
+    """Sends lines in order from a thread of its own; one that fails is tried again after a pause."""
+
+    def __init__(self, client: Any, run_id: str) -> None:
+        self._client, self._run_id = client, run_id
+        self._waiting: deque[tuple[Mapping[str, Any], int]] = deque(maxlen=MOST_WAITING)
+        self._changed = Condition()
+        self._status = ""
+        self._failure: Exception | None = None
+        self._thread = Thread(target=self._send_all, name="retrain-mlflow", daemon=True)
+        self._thread.start()
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Queue a line, with the time at which it was written."""
+        with self._changed:
+            self._waiting.append((metrics, int(1000 * time.time())))
+            self._changed.notify()
+
+    def raise_failure(self) -> None:
+        """Raise what the thread met since the last call."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def finish(self, status: str) -> None:
+        """Wait for what is queued and for the status."""
+        with self._changed:
+            self._status = status
+            self._changed.notify()
+        self._thread.join(FINISH_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise TimeoutError(f"{len(self._waiting)} lines were not sent within {FINISH_TIMEOUT_S:.0f} s")
+        self.raise_failure()
+
+    def _send_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._status)
+                lines = list(self._waiting)
+            try:
+                for line in lines:
+                    self._send(*line)
+                    with self._changed:
+                        if self._waiting and self._waiting[0] is line:
+                            self._waiting.popleft()
+                self._failure = None  # told or not, nothing was lost
+                if self._status and not self._waiting:
+                    self._client.set_terminated(self._run_id, self._status)
+                    return
+            except Exception as error:  # a server that is down, a full disk; raised by the next step
+                self._failure = error
+                if self._status:
+                    return
+                with self._changed:
+                    self._changed.wait_for(lambda: self._status, PAUSE_S)
+
+    def _send(self, metrics: Mapping[str, Any], time_ms: int) -> None:
+        from mlflow.entities import Metric
+
+        step = metrics["step"]
+        values = {FOREIGN.sub("_", name): value for name, value in named_metrics(metrics).items()} | {STEP: step}
+        sent = [
+            Metric(name, float(value), time_ms, step)
+            for name, value in values.items()
+            if isinstance(value, bool | int | float)
+        ]
+        self._client.log_batch(self._run_id, metrics=sent)
+
+
+def _new_run(client: Any, manifest: Mapping[str, Any]) -> str:
+    from mlflow.entities import Param, RunTag
+
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or manifest["config"]["logging"]["project"]
+    experiment = client.get_experiment_by_name(name)
+    place = experiment.experiment_id if experiment else client.create_experiment(name)
+    run_id: str = client.create_run(place, run_name=run_name(manifest)).info.run_id
+    params = [Param(key, str(value)[:PARAM_CHARS]) for key, value in named_config(manifest).items()]
+    tags = [
+        RunTag(f"retrain.{part}", json.dumps(manifest.get(part))[:TAG_CHARS]) for part in PROVENANCE if part != "config"
+    ]
+    client.log_batch(run_id, params=params, tags=tags)
+    return run_id

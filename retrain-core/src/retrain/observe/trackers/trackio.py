@@ -1,0 +1,78 @@
+"""Recorder `trackio`: metrics and configuration of a run in Trackio, on this machine or where its variables say."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.contracts.context import PluginContext
+from retrain.observe.trackers.names import PROVENANCE, named_config, named_metrics, require, run_name
+
+LOG = logging.getLogger("retrain")
+RUN_NAME = "trackio_run_name"
+
+
+def build(context: PluginContext) -> TrackioRecorder:
+    """The recorder; ConfigError when trackio is not installed. trackio itself is imported at `start`."""
+    require("trackio", where=context.config.place("logging.recorders"))
+    return TrackioRecorder()
+
+
+class TrackioRecorder:
+    """One run of a Trackio project, at the steps of `metrics.jsonl`; the evaluation before training has step -1.
+
+    Its name ends with the time of its start, since trackio finds a run by its name. After a resume it skips the steps
+    that trackio already has. Lines are sent by a thread of trackio's, which buffers what a server does not take.
+    """
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._name = ""
+        self._next_step: int | None = None
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue the run with the saved name."""
+        self._name = str(state.get(RUN_NAME) or "")
+
+    def state(self) -> dict[str, str]:
+        """The run's name; empty if no run was opened."""
+        return {RUN_NAME: self._name} if self._name else {}
+
+    def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
+        """Open the run, or the one of the session before."""
+        import trackio
+
+        table, is_new = manifest["config"]["logging"], not self._name
+        name = self._name or f"{run_name(manifest)}_s{manifest['seed']} {manifest['started'][:19]}"
+        with redirect_stdout(io.StringIO()):  # it prints how to look at the run in several lines and colours
+            self._run = trackio.init(
+                table["project"],
+                name=name,
+                group=table["wandb_group"] or None,
+                config={**named_config(manifest), "retrain": {part: manifest.get(part) for part in PROVENANCE}},
+                resume="never" if is_new else "allow",
+                auto_log_cpu=False,  # only what `run.json` and `metrics.jsonl` hold
+                auto_log_gpu=False,
+                embed=False,
+            )
+        self._name = name
+        self._next_step = None if is_new else getattr(self._run, "_next_step", None)
+        LOG.info("trackio run %s: trackio show --project %s", name, table["project"])
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """One row."""
+        if self._next_step is None or metrics["step"] >= self._next_step:
+            self._run.log(named_metrics(metrics), step=metrics["step"])
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Send the rest; trackio waits half a minute for a server."""
+        run, self._run = self._run, None
+        if run is not None:
+            import trackio
+
+            with redirect_stdout(io.StringIO()):
+                trackio.finish()

@@ -1,0 +1,141 @@
+"""Recorder `wandb`: metrics, configuration and, if requested, adapters of a run in Weights & Biases."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.contracts.context import PluginContext
+from retrain.observe.trackers.names import PROVENANCE, named_config, named_metrics, require, run_name
+from retrain.run.wandb_key import wandb_key
+from retrain.text.secrets import hide_text
+from retrain.text.terminal_text import printable
+
+LOG = logging.getLogger("retrain")
+RUN_ID = "wandb_run_id"
+STEP = "train/step"
+BEFORE = -1  # the step of the evaluation before training
+FINISH_TIMEOUT_S = 300.0  # an unreachable server must not keep a finished run waiting forever
+# By default wandb collects the command line, the git remote and the console, including any secrets in them.
+SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
+
+
+def build(context: PluginContext) -> WandbRecorder:
+    """The recorder; ConfigError when wandb is not installed, a warning without a key.
+
+    wandb itself is imported at `start`.
+    """
+    config = context.config
+    selected_by = "logging.wandb_project" if config.value("logging.wandb_project", "") else "logging.recorders"
+    require("wandb", where=config.place(selected_by))
+    is_found, detail = wandb_key()
+    if not is_found:
+        fix = "run `wandb login` or set WANDB_API_KEY to send it, WANDB_MODE=offline if that is what you want"
+        LOG.warning("wandb: %s, so the run will be kept offline; %s", detail, fix)
+    return WandbRecorder(artifacts=config.value("logging.checkpoint_artifacts", False))
+
+
+class WandbRecorder:
+    """One wandb run. Everything it sends comes from `run.json` and `metrics.jsonl`, where secrets are hidden.
+
+    wandb's own step is the batch index. It has no step -1: the evaluation before training shares the row of step 0,
+    where an evaluation after step 0 overwrites it, and always stays in the summary as `eval_before/...`. In a run with
+    a warm-up wandb's step counts from the first supervised step on. `train/step` is the batch index in every run,
+    negative before the first step, and the horizontal axis of a run with a warm-up. After a resume, wandb skips the
+    steps that it already has.
+    """
+
+    def __init__(self, *, artifacts: bool) -> None:
+        self._artifacts = artifacts
+        self._run: Any = None
+        self._run_id = ""
+        self._first_step = 0
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue the run with the saved id."""
+        self._run_id = str(state.get(RUN_ID) or "")
+
+    def state(self) -> dict[str, str]:
+        """The run's id; empty if no run was opened."""
+        return {RUN_ID: self._run_id} if self._run_id else {}
+
+    def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
+        """Open the run, offline if the server cannot be reached."""
+        arguments = run_arguments(manifest, folder)
+        if self._run_id:
+            arguments |= {"id": self._run_id, "resume": "allow", "allow_val_change": True}
+        self._run = _open(arguments)
+        self._run_id = self._run.id
+        if warm_up := manifest["config"].get("sft", {}).get("steps", 0):
+            self._first_step = -(warm_up + 1)
+            self._run.define_metric(STEP)
+            self._run.define_metric("*", step_metric=STEP)
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """One row of the run's history, sent at once."""
+        values, step = named_metrics(metrics), metrics["step"]
+        if step == BEFORE:
+            self._run.summary.update({name.replace("eval/", "eval_before/"): value for name, value in values.items()})
+        at = step - self._first_step
+        self._run.log({**values, STEP: step}, step=max(at, 0), commit=at >= 0)
+
+    def checkpoint(self, folder: Path, name: str) -> None:
+        """The PEFT files as the next version of artifact `adapter-RUN_ID`, if `checkpoint_artifacts` is true."""
+        if not self._artifacts:
+            return
+        import wandb
+
+        artifact = wandb.Artifact(f"adapter-{self._run_id}", type="model", metadata={"checkpoint": name})
+        for file in sorted(folder.glob("adapter_*")):  # not the optimizer, which is twice their size
+            artifact.add_file(str(file))
+        self._run.log_artifact(artifact, aliases=["latest", name])
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Send the rest, within five minutes (`WANDB_FINISH_TIMEOUT`); a run with an error is marked as failed."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish(exit_code=0 if error is None else 1)
+
+
+def run_arguments(manifest: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The arguments of `wandb.init` for a new run."""
+    logging_table = manifest["config"]["logging"]
+    tags = [tag.strip() for tag in logging_table["wandb_tags"].split(",")]
+    return {
+        "project": logging_table["wandb_project"] or None,
+        "entity": logging_table["wandb_entity"] or None,
+        "group": logging_table["wandb_group"] or None,
+        "name": run_name(manifest),
+        "tags": [tag for tag in tags if tag] or None,
+        "dir": os.environ.get("WANDB_DIR") or str(folder),
+        "config": {**named_config(manifest), "retrain": {part: manifest.get(part) for part in PROVENANCE}},
+    }
+
+
+def _open(arguments: Mapping[str, Any]) -> Any:
+    import wandb
+
+    settings: dict[str, Any] = dict(SETTINGS)
+    if "WANDB_FINISH_TIMEOUT" not in os.environ:
+        settings |= {"finish_timeout": FINISH_TIMEOUT_S, "finish_timeout_raises": True}
+    run: Any
+    mode = wandb.setup().settings.mode
+    if mode not in ("online", "shared"):
+        run = wandb.init(**arguments, settings=wandb.Settings(**settings))
+        if mode != "disabled":
+            LOG.info("wandb run %s is kept in %s", run.id, Path(run.dir).parent)
+        return run
+    try:
+        if not wandb.login(prompt=False, verify=False):  # the live panel would hide its prompt
+            raise ConnectionError("no API key; run `wandb login`, or set WANDB_API_KEY")
+        run = wandb.init(**arguments, settings=wandb.Settings(**settings))
+        LOG.info("wandb run %s: %s", run.id, run.url)
+    except Exception as error:  # no key, no network, no such entity: the run can still be recorded locally
+        run = wandb.init(**arguments, mode="offline", settings=wandb.Settings(**settings))
+        reason = printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:300])
+        place = Path(run.dir).parent
+        LOG.warning("Recorder 'wandb' works offline (%s). Upload the run later with: wandb sync %s", reason, place)
+    return run

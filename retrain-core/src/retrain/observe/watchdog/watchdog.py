@@ -1,0 +1,159 @@
+"""Heartbeats, and deadlines of phases: a run that hangs reports where, saves what it can, and ends."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.hooks import hookimpl
+from retrain.observe.watchdog.table import DeadlinesTable
+from retrain.text.phase_progress import progress_of
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.views import RunView
+
+LOG = logging.getLogger("retrain")
+HEARTBEAT, STACKS = "heartbeat.json", "stacks.txt"
+POLL_S = 0.25  # longest delay in noticing an expired deadline
+KEY_OF_PHASE = {
+    "sampling": "sampling_s",
+    "scoring": "scoring_s",
+    "training": "training_s",
+    "eval": "eval_s",
+    "checkpoint": "checkpoint_s",
+}
+
+
+class DeadlineError(RetrainError, RuntimeError):
+    """A phase of the run took longer than `[deadlines]` allows."""
+
+    label = "deadline"
+
+
+def watch_run(context: PluginContext) -> Watchdog | None:
+    """A watchdog, unless `[deadlines]` disables both heartbeat and deadlines."""
+    deadlines = context.config.table("deadlines", DeadlinesTable)
+    limits = (getattr(deadlines, key) for key in KEY_OF_PHASE.values())
+    if not (deadlines.heartbeat_s or any(limits)):
+        return None
+    return Watchdog(deadlines, context.fail_run, partial(progress_of, context))
+
+
+class Watchdog:
+    """A daemon thread that follows the phases of a run through their hook.
+
+    Every `heartbeat_s` it replaces `heartbeat.json`. When a phase outlasts its deadline it writes the stacks of all
+    threads to `stacks.txt` and stderr and asks the main thread to stop: the run saves a checkpoint and ends with
+    DeadlineError. If the main thread does not react within the grace period, the process exits with code 1 and the
+    last checkpoint stays valid. The run's own thread never waits for this one: it only replaces one tuple.
+    """
+
+    def __init__(
+        self,
+        deadlines: DeadlinesTable,
+        fail_run: Callable[[RetrainError], None],
+        progress: Callable[[str, float], Mapping[str, Any]] = lambda phase, since: {},
+    ) -> None:
+        self._deadlines = deadlines
+        self._fail_run = fail_run
+        self._progress = progress
+        self._folder = Path()
+        self._current = (-1, "starting", time.monotonic())  # step, phase, since when
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="retrain-watchdog", daemon=True)
+        self._has_expired = False
+        self._is_reported = False
+
+    @hookimpl
+    def retrain_run_start(self, run: RunView) -> None:
+        """Start watching."""
+        self._folder = run.folder
+        self._current = (-1, "starting", time.monotonic())
+        self._thread.start()
+
+    @hookimpl
+    def retrain_phase(self, step: int, phase: str) -> None:
+        """Start the clock of the phase."""
+        self._current = (step, phase, time.monotonic())
+
+    @hookimpl
+    def retrain_run_end(self) -> None:
+        """Stop watching: no deadline expires any more."""
+        self._current = (self._current[0], "ended", time.monotonic())
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        heartbeat_s, last = self._deadlines.heartbeat_s, -float("inf")
+        poll_s = min(POLL_S, heartbeat_s or POLL_S)
+        while True:
+            has_ended = self._ended.wait(poll_s)
+            if heartbeat_s and (has_ended or time.monotonic() - last >= heartbeat_s):
+                last = time.monotonic()
+                self._beat()
+            if has_ended:
+                return
+            self._check()
+
+    def _check(self) -> None:
+        step, phase, since = self._current
+        key = KEY_OF_PHASE.get(phase, "")
+        limit_s = getattr(self._deadlines, key) if key else 0.0
+        if not limit_s or self._has_expired or time.monotonic() - since <= limit_s:
+            return
+        self._has_expired = True  # from here on the run is stopping, which has its own time limit
+        stacks = self._dump(f"step {step}, {phase}: longer than [deadlines] {key} = {limit_s:g}")
+        problem = Problem(
+            where=f"step {step}, {phase}",
+            what=f"the phase took longer than [deadlines] {key} = {limit_s:g} seconds",
+            why=f"{stacks} shows what every thread was doing then",
+            fix=f"repair what hangs or raise [deadlines] {key}, and continue with `retrain --resume {self._folder}`",
+        )
+        self._fail_run(DeadlineError(problem))
+
+    def _dump(self, title: str) -> Path:
+        path = self._folder / STACKS
+        try:
+            with path.open("w", encoding="utf-8") as stream:
+                stream.write(f"{title}\n\n")
+                stream.flush()
+                faulthandler.dump_traceback(file=stream, all_threads=True)
+            text = path.read_text(encoding="utf-8", errors="replace")
+            print(f"retrain: {text}", file=sys.stderr, flush=True)
+        except (OSError, ValueError) as error:  # a full disk or closed stream must not keep the hanging run alive
+            LOG.warning("The stacks could not be written: %s", error)
+        return path
+
+    def _beat(self) -> None:
+        step, phase, since = self._current
+        beat: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "pid": os.getpid(),
+            "step": step,
+            "phase": phase,
+            "phase_elapsed_s": round(time.monotonic() - since, 3),
+        }
+        if progress := self._progress(phase, since):
+            beat["progress"] = progress
+        path = self._folder / HEARTBEAT
+        temporary = path.with_name(f".{HEARTBEAT}.tmp")
+        try:  # replaced atomically but not synced: after a power failure the last heartbeat is of no use
+            temporary.write_text(json.dumps(beat) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            if not self._is_reported:
+                self._is_reported = True
+                LOG.warning("%s cannot be written: %s", path, error.strerror or error)

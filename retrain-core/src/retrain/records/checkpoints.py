@@ -1,0 +1,257 @@
+"""Checkpoints: complete or invisible, verified by checksum before use, pruned once a newer one is complete.
+
+A checkpoint is one folder under `adapter/`: the PEFT adapter, anything else the backend needs, `checkpoint.json` with
+the rest of the run's state, and `checksums.json` over all of it. Adapter and state can therefore never disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import CheckpointError, ConfigError, Problem, RetrainError
+from retrain.records.files import REPLACED, digest_of, write_folder
+from retrain.records.reading import read_regular
+from retrain.text.terminal_text import printable
+
+STATE, SUMS = "checkpoint.json", "checksums.json"
+FINAL = "final"
+ADAPTER_CONFIG = "adapter_config.json"  # PEFT's; where it is, there is an adapter
+MODEL_FILE = "model.safetensors"  # of a checkpoint where all weights are trained
+PRUNED, DAMAGED = ".pruned", ".damaged"
+SPARE_BYTES = 64 * 2**20  # left free besides a checkpoint, for the growing records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A valid checkpoint: its folder, and the state that was saved with it."""
+
+    path: Path
+    state: Mapping[str, Any]
+
+    @property
+    def next_step(self) -> int:
+        """The step that a run continues with."""
+        return int(self.state["next_step"])
+
+    @property
+    def first_unwritten_step(self) -> int:
+        """The first step whose completions are not recorded yet; those of an unfinished step already are."""
+        return self.next_step + (self.state["progress"]["unfinished"] is not None)
+
+
+def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
+    """Write `folder/name`: `fill` writes the backend's files, then state and checksums follow; then it appears.
+
+    CheckpointError when the disk has less free space than the last checkpoint took, or a write fails; existing
+    checkpoints are then untouched.
+    """
+
+    def write(target: Path) -> None:
+        _fill(target, fill)
+        (target / STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        files = sorted(file for file in target.rglob("*") if file.is_file())
+        sums = {file.relative_to(target).as_posix(): digest_of(file).hexdigest() for file in files}
+        # The file ends with its bracket, without a newline, so that truncation by even one byte is detected.
+        (target / SUMS).write_text(json.dumps(sums, indent=2), encoding="utf-8")
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_space(folder)
+        write_folder(folder / name, write)
+    except OSError as error:
+        raise _unwritten(folder / name, error.strerror or str(error)) from error
+    return folder / name
+
+
+def _fill(target: Path, fill: Callable[[Path], None]) -> None:
+    try:
+        fill(target)
+    except (OSError, RetrainError):
+        raise
+    except Exception as error:  # libraries report a full disk with exceptions of their own
+        raise _unwritten(target, f"{type(error).__name__}: {error}") from error
+
+
+def _unwritten(path: Path, reason: str) -> CheckpointError:
+    fix = "free some space or repair the folder, then `retrain --resume RUN`: earlier checkpoints are intact"
+    return CheckpointError(Problem(where=str(path), what=f"could not be written: {reason}", fix=fix))
+
+
+def _damaged(where: Path | str, what: str) -> CheckpointError:
+    fix = "use another one: `--resume RUN` finds the newest intact one"
+    return CheckpointError(Problem(where=str(where), what=what, fix=fix))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint whose files are all as they were written; CheckpointError names the first that is not."""
+    try:
+        sums = json.loads(read_regular(path / SUMS))
+        for name, wanted in {STATE: "", **sums}.items():
+            if digest_of(path / name).hexdigest() != wanted:
+                raise _damaged(path / name, "is damaged: its checksum differs")
+        state = json.loads(read_regular(path / STATE))
+        return Checkpoint(path=path, state={**state, "next_step": int(state["next_step"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        name = getattr(error, "filename", None) or path
+        raise _damaged(name, f"cannot be read: {type(error).__name__}: {error}") from error
+
+
+def valid_states(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The states of all valid checkpoints."""
+    for path in checkpoint_folders(folder):
+        with suppress(CheckpointError):
+            yield read_checkpoint(path).state
+
+
+def without_checksum(path: Path) -> list[str]:
+    """Names of the files in a valid checkpoint that are not part of it: it has no checksum of theirs."""
+    known = {SUMS, *json.loads(read_regular(path / SUMS))}
+    files = (file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir())
+    return sorted(set(files) - known)
+
+
+def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[Problem]]:
+    """The valid checkpoint with the most steps, and the problems of every newer one."""
+    problems: list[Problem] = []
+    for path in checkpoint_folders(folder):
+        try:
+            return read_checkpoint(path), problems
+        except CheckpointError as error:
+            problems.extend(error.problems)
+    return None, problems
+
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """Every checkpoint folder, newest first, damaged ones included.
+
+    If a replacement was killed between its two renames, the replaced folder still counts as the checkpoint.
+    """
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if path.is_dir() and (not path.name.startswith(".") or _is_only(path))]
+    return sorted((path for path in found if (path / SUMS).exists() or (path / STATE).exists()), key=_age, reverse=True)
+
+
+def locate_adapter(path: Path | str) -> Path:
+    """The folder itself if it holds an adapter, else the newest checkpoint of a run or of its `adapter` folder.
+
+    ConfigError when there is none.
+    """
+
+    def unusable(what: str, fix: str) -> ConfigError:
+        return ConfigError(Problem(where=printable(str(path)), what=what, fix=fix))
+
+    if "://" in str(path):
+        raise unusable("is stored on a service; only folders can be read", "download the adapter, then give its folder")
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "there is no such folder"
+        raise unusable(what, f"give the folder that holds {ADAPTER_CONFIG}")
+    for found in (folder, *checkpoint_folders(folder), *checkpoint_folders(folder / "adapter")):
+        if (found / ADAPTER_CONFIG).is_file():
+            return found
+    if any((found / MODEL_FILE).is_file() for found in (folder, *checkpoint_folders(folder / "adapter"))):
+        raise unusable("holds whole models (lora_rank = 0), no adapter", "name its checkpoint as [model] model instead")
+    raise unusable(f"holds no {ADAPTER_CONFIG}, and no run's checkpoints", "give an adapter folder or a run")
+
+
+def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[Path]:
+    """Remove all but the newest `keep_last` and the `keep_best` with the highest `metric`; 0 and 0 keeps all.
+
+    The final checkpoint and the newest one always stay. Returns what was removed.
+    """
+    paths = [path for path in checkpoint_folders(folder) if path.name != FINAL]
+    if not (keep_last or keep_best) or not paths:
+        return []
+    kept = {*paths[: max(keep_last, 1)], *_by_metric(paths, metric)[:keep_best]}
+    removed = [path for path in paths if path not in kept]
+    for path in removed:
+        hidden = path.with_name(f".{path.name}{PRUNED}")  # invisible at once, even if the removal is interrupted
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    return removed
+
+
+def best_of(paths: Sequence[Path], metric: str) -> Path | None:
+    """The checkpoint with the highest `metric`, of equal ones the first given; None when none was saved with it."""
+    return next(iter(_by_metric(paths, metric)), None)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what an interrupted write or removal left; such folders were never visible as checkpoints."""
+    for path in folder.glob(".*") if folder.is_dir() else ():
+        if path.is_dir() and path.suffix in (".tmp", REPLACED, PRUNED):
+            if _is_only(path):
+                path.rename(_original(path))
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def set_newer_aside(folder: Path, checkpoint: Checkpoint | None) -> None:
+    """Hide every checkpoint newer than the one a run continues from: they are damaged and will be written anew."""
+    for path in checkpoint_folders(folder):
+        if checkpoint is not None and path == checkpoint.path:
+            return
+        aside = path.with_name(f".{path.name}{DAMAGED}")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+
+
+def _is_only(path: Path) -> bool:
+    return path.suffix == REPLACED and not _original(path).exists()
+
+
+def _original(path: Path) -> Path:
+    return path.with_name(path.name.removeprefix(".").removesuffix(path.suffix))
+
+
+def _check_space(folder: Path) -> None:
+    newest: Sequence[Path] = checkpoint_folders(folder)[:1]
+    wanted = sum(file.stat().st_size for path in newest for file in path.rglob("*") if file.is_file()) + SPARE_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < wanted:
+        what = f"a checkpoint needs about {wanted // 2**20} MiB in {folder}, and {free // 2**20} MiB are free"
+        fix = "free some space, or set [training] keep_last; earlier checkpoints are intact"
+        raise CheckpointError(Problem(what=what, fix=fix))
+
+
+def _by_metric(paths: Sequence[Path], name: str) -> list[Path]:
+    """Those that were saved with the metric, the highest first."""
+    scored = [(value, path) for path in paths if (value := _metric(path, name)) is not None]
+    return [path for _, path in sorted(scored, key=lambda pair: pair[0], reverse=True)]
+
+
+def _metric(path: Path, name: str) -> float | None:
+    try:
+        value = json.loads(read_regular(path / STATE))["metrics"].get(name)
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def steps_of(path: Path) -> int:
+    """The optimizer steps in a checkpoint, as its state or else its name says; its files are not verified."""
+    return _age(path)[0]
+
+
+def _age(path: Path) -> tuple[int, bool]:
+    """Its number of optimizer steps, from its state or else from its name, where `final` is the newest."""
+    try:
+        state = json.loads(read_regular(path / STATE))
+        steps = Checkpoint(path=path, state=state).first_unwritten_step
+    except (OSError, ValueError, KeyError, TypeError):
+        digits = _plain_name(path).rpartition("_")[2]
+        is_number = digits.removeprefix("-").isdecimal()
+        steps = int(digits) if is_number else sys.maxsize if _plain_name(path) == FINAL else 0
+    return steps, _plain_name(path) == FINAL
+
+
+def _plain_name(path: Path) -> str:
+    return _original(path).name if path.name.startswith(".") else path.name

@@ -1,0 +1,170 @@
+"""Atomic writes: temporary name, flush to disk, rename. Known secrets are left out of all text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.errors import Problem, RecordError
+from retrain.text.secrets import redacted, redacted_json
+from retrain.text.whole_file import write_bytes
+
+REPLACED = ".old"
+CHUNK = 2**20
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by `text`; a reader sees the old content or the new, never a mixture."""
+    write_bytes(path, redacted(text).encode("utf-8"))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a JSON file; ValueError on NaN or infinity, which JSON does not have."""
+    write_bytes(path, f"{redacted_json([content], indent=2)[0]}\n".encode())
+
+
+def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Make `path` a folder that `fill` writes; it becomes visible once it is complete and on disk.
+
+    Between two renames a replaced folder is named `.<name>.old`: found alone, it holds the old content.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        fill(temporary)
+        _sync_tree(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint must not occupy space that a whole one needs
+        raise
+    if path.exists():
+        outdated = path.with_name(f".{path.name}{REPLACED}")
+        shutil.rmtree(outdated, ignore_errors=True)
+        path.rename(outdated)
+        temporary.rename(path)
+        shutil.rmtree(outdated)
+    else:
+        temporary.rename(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the names in a folder to disk; otherwise a power failure can undo a rename."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(path: Path) -> None:
+    for entry in (path, *path.rglob("*")):
+        sync_folder(entry)  # works for files as well
+
+
+def new_digest() -> blake2b:
+    """A checksum to be updated; 16 bytes, as in `checksums.json`."""
+    return blake2b(digest_size=16)
+
+
+def digest_of(file: Path, size: int = sys.maxsize) -> blake2b:
+    """The checksum of a file, or of its first `size` bytes; OSError when it cannot be read."""
+    with open_regular(file) as stream:
+        return next(digests_of(stream, [size]))
+
+
+def digests_of(stream: BinaryIO, sizes: Sequence[int]) -> Iterator[blake2b]:
+    """The checksums of the first bytes of a file, for several growing sizes; the file is read once."""
+    digest, done = new_digest(), 0
+    for size in sizes:
+        while done < size and (chunk := stream.read(min(size - done, CHUNK))):
+            digest.update(chunk)
+            done += len(chunk)
+        yield digest.copy()
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file or folder is still the one at `path`: neither deleted, nor moved, nor replaced."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
+class JsonLines:
+    """A JSONL file that grows by whole lines: a batch is one write, and a failed write leaves nothing behind.
+
+    `digest` is the checksum of all its lines; `go_on_from` supplies that of the lines from before a resume.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """RecordError when the file cannot be opened."""
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = path.open("a+b", buffering=0)  # without a buffer nothing is written twice or late
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        self._size = os.fstat(self._stream.fileno()).st_size
+        self.digest = new_digest()
+
+    def go_on_from(self, digest: blake2b) -> None:
+        """Note that the file was cut, and has this checksum now."""
+        self._size, self.digest = os.fstat(self._stream.fileno()).st_size, digest
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file is no longer at its path, or something else has cut it."""
+        return not is_at(self._stream.fileno(), self._path) or os.fstat(self._stream.fileno()).st_size < self._size
+
+    def copied_to(self, path: Path) -> JsonLines:
+        """A new file with all that this one holds, even if it was deleted; this one is closed."""
+        copy = JsonLines(path)
+        self._stream.seek(0)
+        while chunk := self._stream.read(CHUNK):
+            copy.append(chunk)
+        self.close()
+        return copy
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append records; ValueError on NaN or infinity, RecordError when the write fails: then nothing is written."""
+        self.append("".join(f"{line}\n" for line in redacted_json(records)).encode("utf-8"))
+
+    def append(self, content: bytes) -> None:
+        """Append bytes, all or none of them."""
+        rest = memoryview(content)
+        try:
+            size = os.fstat(self._stream.fileno()).st_size
+            try:
+                while rest:
+                    rest = rest[self._stream.write(rest) :]
+            except OSError:
+                os.ftruncate(self._stream.fileno(), size)
+                raise
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
+        self._size += len(content)
+        self.digest.update(content)
+
+    def sync(self) -> None:
+        """Flush all lines to disk."""
+        try:
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._stream.close()
+
+
+def cannot_write(path: Path, error: OSError) -> RecordError:
+    """The error for a record that could not be written."""
+    fix = "free space or repair the folder, then `retrain --resume RUN`: checkpoints and earlier records are intact"
+    return RecordError(Problem(where=str(path), what=f"cannot be written: {error.strerror or error}", fix=fix))

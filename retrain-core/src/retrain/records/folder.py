@@ -1,0 +1,248 @@
+"""The run folder: locked by one run at a time; records of an earlier run are moved aside, never overwritten."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError, Problem, RecordError
+from retrain.records.checkpoints import checkpoint_folders
+from retrain.records.files import JsonLines, cannot_write, is_at, new_digest, write_json, write_text
+from retrain.records.lock import RunLock, owner_of
+from retrain.records.rewind import (
+    CHECKSUMS,
+    EVALUATION,
+    FILES,
+    GENERATIONS,
+    METRICS,
+    STEPS,
+    TOKEN_FILES,
+    record_sizes,
+    rewind_records,
+)
+from retrain.records.tokens import TokenRecord, token_file, write_tokens
+
+LOG = logging.getLogger("retrain")
+MARK = "run.json"
+
+
+class RunFolder:
+    """`<log_dir>` of one run: `run.json`, `config.toml`, `metrics.jsonl`, `emergence/`, `trainer_state.json`."""
+
+    def __init__(self, path: Path, adapters: Path) -> None:
+        self.path = path
+        self.adapters = adapters
+        self.started = ""
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = RunLock(path)
+        self._files = {name: JsonLines(path / name) for name in FILES if name != EVALUATION or (path / name).exists()}
+        self._adapters_descriptor = _opened(adapters)
+        self._described: tuple[Mapping[str, Any], str] = ({}, "")
+        self.failure: RecordError | None = None
+
+    def write_manifest(self, manifest: Mapping[str, Any], config_toml: str) -> None:
+        """Write `run.json`, and the resolved `config.toml`, which reproduces the run as it is."""
+        self.started = str(manifest.get("started", ""))
+        self._described = manifest, config_toml
+        try:
+            write_text(self.path / "config.toml", config_toml)
+            write_json(self.path / MARK, manifest)
+        except OSError as error:
+            raise cannot_write(self.path / MARK, error) from error
+
+    def rewrite_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Replace `run.json` to record how the run ended; a write error is only logged, so as to mask no other."""
+        try:
+            write_json(self.path / MARK, manifest)
+        except OSError as error:
+            LOG.warning("%s", cannot_write(self.path / MARK, error))
+
+    def write_completions(
+        self,
+        step: int,
+        summary: Mapping[str, Any],
+        generations: Iterable[Mapping[str, Any]],
+        tokens: Sequence[TokenRecord],
+    ) -> None:
+        """Write everything about a step except its metrics line, which comes last and marks the step as complete."""
+        try:
+            token_line = write_tokens(self.path / "emergence", step, tokens)
+        except OSError as error:
+            raise cannot_write(token_file(self.path / "emergence", step), error) from error
+        self._files[TOKEN_FILES].write([token_line])
+        self._files[GENERATIONS].write(generations)
+        self._files[STEPS].write([summary])
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Append a step's line to `metrics.jsonl`, or that of the evaluation before training."""
+        self._files[METRICS].write([metrics])
+
+    def write_evaluation(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append a line per example to `eval.jsonl`, which only a run that evaluates has."""
+        if EVALUATION not in self._files:
+            self._files[EVALUATION] = JsonLines(self.path / EVALUATION)
+        self._files[EVALUATION].write(records)
+
+    def sync(self) -> dict[str, Any]:
+        """Flush the record files to disk; return their sizes and checksums, for a checkpoint."""
+        for file in self._files.values():
+            file.sync()
+        checksums = {name: file.digest.hexdigest() for name, file in self._files.items()}
+        return {"record_sizes": record_sizes(self.path), CHECKSUMS: checksums}
+
+    def rewind(self, sizes: Mapping[str, Any], next_step: int, digests: Mapping[str, blake2b]) -> None:
+        """Cut the records to a checkpoint, where they have these checksums; see `rewind_records`."""
+        rewind_records(self.path, sizes, next_step)
+        for name, file in self._files.items():
+            file.go_on_from(digests.get(name, new_digest()))
+
+    def leave_if_lost(self, *, for_checkpoint: bool = False) -> RecordError | None:
+        """Go on in a folder beside this one if its files were deleted, moved, replaced or cut; the error that says so.
+
+        The new folder holds every line so far. With `for_checkpoint`, that of the checkpoints is looked at too.
+        """
+        lost = next((name for name, file in self._files.items() if file.is_lost), None)
+        where = self.path / lost if lost else self.adapters
+        try:
+            if lost:
+                saved, fix = self._leave(), "`retrain --resume {}` goes on from there"
+            elif for_checkpoint and self._adapters_descriptor >= 0 and not is_at(self._adapters_descriptor, where):
+                self.adapters = saved = free_name(self.adapters, ".rescued")
+                self.hold_adapters()
+                fix = f"move it to {where}, then `retrain --resume {self.path}`"
+            else:
+                return None
+        except OSError as error:
+            raise cannot_write(where, error) from error
+        what = "was deleted, moved, replaced or cut while the run went on"
+        why = f"what was in hand is saved in {saved}"
+        self.failure = RecordError(Problem(where=str(where), what=what, why=why, fix=fix.format(saved)))
+        return self.failure
+
+    def _leave(self) -> Path:
+        place = free_name(self.path, ".rescued")
+        if self.adapters.is_relative_to(self.path):
+            self.adapters = place / self.adapters.relative_to(self.path)
+        self._files = {name: file.copied_to(place / name) for name, file in self._files.items()}
+        self.path = place
+        former, self._lock = self._lock, RunLock(place)
+        former.release()
+        self.hold_adapters()
+        self.write_manifest(*self._described)
+        return place
+
+    def hold_adapters(self) -> None:
+        """Notice from now on when another folder takes the place of the checkpoints' one."""
+        if self._adapters_descriptor >= 0:
+            os.close(self._adapters_descriptor)
+        self._adapters_descriptor = _opened(self.adapters)
+
+    def write_state(self, state: Mapping[str, Any]) -> None:
+        """Replace `trainer_state.json`."""
+        file = self.path / "trainer_state.json"
+        try:
+            write_json(file, state)
+        except OSError as error:
+            raise cannot_write(file, error) from error
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files, and let other runs have the folder; safe to call twice."""
+        for file in self._files.values():
+            file.close()
+        if self._adapters_descriptor >= 0:
+            os.close(self._adapters_descriptor)
+        self._adapters_descriptor = -1
+        self._lock.release()
+
+
+def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:
+    """Open `log_dir` for a new run; records of an earlier run there move to `<log_dir>.1`, `.2`, ..."""
+    path, adapters = _folders(log_dir, adapter_path)
+    if (path / MARK).exists():
+        RunLock(path).release()  # another process may have started here since the check: its folder must not move
+        _move_records_aside(path)
+    if checkpoint_folders(adapters):  # in a configured adapter_path; a resume would mistake them for this run's
+        _move_records_aside(adapters)
+    return RunFolder(path, adapters)
+
+
+def move_aside(path: Path) -> Path:
+    """Rename a folder to `<name>.1`, `.2`, ... and return the new path, so that nothing is overwritten."""
+    aside = free_name(path)
+    path.rename(aside)
+    return aside
+
+
+def free_name(path: Path, suffix: str = "") -> Path:
+    """The first of `<name><suffix>` (if there is one), `<name><suffix>.1`, `.2`, ... that does not exist."""
+    named = path.with_name(path.name + suffix)
+    candidates = itertools.chain(
+        [named] if suffix else [], (named.with_name(f"{named.name}.{n}") for n in itertools.count(1))
+    )
+    return next(candidate for candidate in candidates if not os.path.lexists(candidate))
+
+
+def _opened(folder: Path) -> int:
+    """A descriptor of a folder, by which its replacement can be noticed; -1 when there is none."""
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return -1
+
+
+def _move_records_aside(path: Path) -> None:
+    LOG.info("Records of an earlier run in %s moved to %s", path, move_aside(path))
+
+
+def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
+    """ConfigError when the folders are not writable, or belong to a run that is still going on."""
+    path, adapters = _folders(log_dir, adapter_path)
+    if pid := owner_of(path):
+        what = f"{path} belongs to a run that is still going on (process {pid})"
+        raise ConfigError(Problem(where=place, what=what, fix="wait for it, or choose another --log-dir"))
+    if Path.cwd().resolve().is_relative_to(path.resolve()):  # moving records aside would move the user's files
+        what = f"{path} is the current folder, or holds it"
+        raise ConfigError(Problem(where=place, what=what, fix="choose a folder of its own, such as logs/train"))
+    refuse_unwritable(path, adapters, place=place)
+
+
+def refuse_unwritable(*folders: Path, place: str) -> None:
+    """ConfigError unless files can be created in each folder; a missing one is created only for the test."""
+    for folder in folders:
+        try:
+            try:
+                _try_out(folder)
+            except FileNotFoundError:  # another run that begins tried it out as well, and has removed it again
+                _try_out(folder)
+        except OSError as error:
+            what = f"cannot write {folder}: {error.strerror or error}"
+            fix = "choose folders that you may write: [logging] log_dir, [backend] adapter_path"
+            raise ConfigError(Problem(where=place, what=what, fix=fix)) from error
+
+
+def _try_out(folder: Path) -> None:
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+    with suppress(OSError):  # another run may have begun in one of them
+        for each in made:  # a run that does not start leaves nothing behind
+            each.rmdir()
+
+
+def _folders(log_dir: str, adapter_path: str) -> tuple[Path, Path]:
+    path = Path(log_dir).expanduser()
+    return path, Path(adapter_path).expanduser() if adapter_path else path / "adapter"

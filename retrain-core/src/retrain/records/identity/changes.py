@@ -1,0 +1,259 @@
+"""What differs between two identities: a run and what would continue it, or two runs."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+from retrain.records.identity.acceptance import VARIABLE
+from retrain.records.identity.copies import FOLDER, copy_name, text_of
+from retrain.records.identity.variables import ALL, UNSET
+from retrain.text.secrets import HIDDEN
+
+SHOWN_CHARS = 120
+HIDDEN_CHARS = 2000  # longer lines with a secret are compared as they are copied
+MOST_HIDDEN = 50  # lines with a secret; of a file with more no line is shown
+MOST_FILES = 8  # named of each kind; the others are counted
+CHANGED, ADDED, REMOVED = "changed", "was not part of the run", "is no longer part of the run"
+TOUCHED = "has another modification time; its size and the blocks that are compared of so large a file are equal"
+UNKNOWN = "changed; inputs/files.json, which would say what, is missing or damaged"
+
+
+class ChangeKind(StrEnum):
+    """What sort of input changed."""
+
+    CODE = "code"
+    DATA = "data"
+    MODEL = "model"
+    PLUGIN = "plugin"
+    PACKAGE = "package"
+    VARIABLE = "variable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One input that differs.
+
+    `file` is its path as it was read, empty when no file is known; `name` is the one that is the same on every
+    machine; `owner` is the plugin distribution. `line` is the first differing line, 0 where no copy was kept; `before`
+    and `now` are that line's texts. A change that does not `refuse` is only told.
+    """
+
+    kind: ChangeKind
+    what: str
+    name: str = ""
+    file: str = ""
+    owner: str = ""
+    line: int = 0
+    before: str = ""
+    now: str = ""
+    refuses: bool = True
+
+    @property
+    def where(self) -> str:
+        """The place, as a user can open it: `plugins/reward.py:12`."""
+        return f"{self.file or self.name}:{self.line}" if self.line else self.file or self.name
+
+    def __str__(self) -> str:
+        owner = f" of {self.owner}" if self.owner and self.name != self.owner else ""
+        lines = f": {self.before!r} is now {self.now!r}" if self.line else ""
+        return f"{self.where}{owner} {self.what}{lines}"
+
+
+def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Every difference, most specific first: by file where both sides list files, else by kind.
+
+    Both are what `stored_identity` or `Identity.as_data` return, or the `identity` of a `run.json`. An empty one, of a
+    run that recorded none, gives no change.
+    """
+    if not before or not now:
+        return []
+    found: list[Change] = []
+    for kind in (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.MODEL):
+        found += _section_changes(kind, before.get(kind), now.get(kind), before, now)
+    plugins_before, plugins_now = _table(before, "plugins"), _table(now, "plugins")
+    for name in sorted({*plugins_before, *plugins_now}):
+        found += _plugin_changes(name, plugins_before.get(name), plugins_now.get(name), before, now)
+    packages_before, packages_now = _table(before, "packages"), _table(now, "packages")
+    for name in sorted({*packages_before, *packages_now}):
+        versions = [str(table.get(name) or "not used") for table in (packages_before, packages_now)]
+        if versions[0] != versions[1]:
+            what = f"was {versions[0]} and is now {versions[1]}"
+            found.append(Change(kind=ChangeKind.PACKAGE, name=name, what=what))
+    return found + _variable_changes(_table(before, "variables"), _table(now, "variables"))
+
+
+def input_digests(identity: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Equal for two identities between which nothing changed; needs no list of files. () when there is no identity."""
+    if not identity:
+        return ()
+    kinds = tuple(_table(identity, kind).get("digest") for kind in (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.MODEL))
+    plugins = tuple(
+        (name, _as_table(each).get("version"), _as_table(each).get("digest"))
+        for name, each in sorted(_table(identity, "plugins").items())
+    )
+    versions, variables = (tuple(sorted(_table(identity, each).items())) for each in ("packages", "variables"))
+    return *kinds, plugins, versions, variables
+
+
+def source_diff(
+    change: Change, before: Mapping[str, Any], now: Mapping[str, Any], *, most_lines: int = 200
+) -> list[str]:
+    """The change as a unified diff of the copies, or of copy and file; empty where a side has none."""
+    kind = change.owner or str(change.kind)
+    old, new = (_text(identity, kind, change.name) for identity in (before, now))
+    if not (old or new) or (change.what == CHANGED and not (old and new)):
+        return []
+    lines = difflib.unified_diff(*_comparable(old, new), change.name, change.name, lineterm="")
+    shown = list(islice(lines, most_lines + 1))
+    return shown if len(shown) <= most_lines else [*shown[:most_lines], "..."]
+
+
+def _section_changes(
+    kind: ChangeKind,
+    before: Any,
+    now: Any,
+    whole_before: Mapping[str, Any],
+    whole_now: Mapping[str, Any],
+    owner: str = "",
+) -> list[Change]:
+    """Differences of one kind of input, or of one plugin distribution: file by file, up to `MOST_FILES`."""
+    before, now = _as_table(before), _as_table(now)
+    if before.get("digest") == now.get("digest"):
+        return []
+    if "files" not in before or "files" not in now:
+        return [Change(kind=kind, name=owner or kind, owner=owner, what=UNKNOWN)]
+    files_before, files_now = _table(before, "files"), _table(now, "files")
+    differing = [
+        name
+        for name in sorted({*files_before, *files_now})
+        if _content(_as_table(files_before.get(name))) != _content(_as_table(files_now.get(name)))
+    ]
+    found = []
+    for name in differing[:MOST_FILES]:
+        old, new = _as_table(files_before.get(name)), _as_table(files_now.get(name))
+        root = str((now if new else before).get("root", ""))
+        file = _short(str((new or old).get("path") or os.path.join(root, name)))
+        what, difference = CHANGED, {}
+        if not old or not new:
+            what = REMOVED if old else ADDED
+        elif problem := new.get("problem"):
+            what = f"cannot be read now: {problem}"
+        elif old.get("hash") == new.get("hash"):
+            what = TOUCHED
+        else:
+            difference = _first_difference(*(_text(side, owner or kind, name) for side in (whole_before, whole_now)))
+        found.append(Change(kind=kind, what=what, name=name, file=file, owner=owner, **difference))
+    if more := len(differing) - MOST_FILES:
+        what = f"changed in {more} more files"
+        found += [Change(kind=kind, name=owner or kind, owner=owner, what=what)] if more > 0 else []
+    return found
+
+
+def _plugin_changes(
+    name: str, before: Any, now: Any, whole_before: Mapping[str, Any], whole_now: Mapping[str, Any]
+) -> list[Change]:
+    """Changes of a distribution.
+
+    One of our own is told in one line and refuses nothing; nor does one that came or went, because the parts that a run
+    uses are looked up by name.
+    """
+    if not before or not now:
+        what = f"{_as_table(before or now).get('version', '')} is {'no longer' if before else 'newly'} loaded"
+        return [Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=what.strip(), refuses=False)]
+    files = _section_changes(ChangeKind.PLUGIN, before, now, whole_before, whole_now, name)
+    is_ours = bool(_as_table(now).get("first_party"))
+    versions = [str(_as_table(side).get("version", "")) for side in (before, now)]
+    if versions[0] == versions[1] and not (is_ours and files):
+        return files
+    what = CHANGED if versions[0] == versions[1] else f"was {versions[0]} and is now {versions[1]}"
+    first = f" (first differing file: {files[0].file})" if files and files[0].file else ""
+    return [Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=f"{what}{first}", refuses=not is_ours)]
+
+
+def _variable_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Variables that both sides read; their values are not known, and no run is refused because of them."""
+    found = []
+    for name in sorted({*before, *now} - {ALL}):
+        old, new = (side.get(name, UNSET if ALL in side else None) for side in (before, now))
+        if old is None or new is None or old == new:
+            continue
+        what = "was set and is no longer" if new == UNSET else "is set now" if old == UNSET else CHANGED
+        found.append(Change(kind=ChangeKind.VARIABLE, name=f"{VARIABLE} {name}", what=what, refuses=False))
+    return found
+
+
+def _content(file: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(file.get(key) for key in ("hash", "mtime_ns", "problem"))
+
+
+def _text(identity: Mapping[str, Any], kind: str, name: str) -> str:
+    """Text of a file: its copy where the identity is a run's, else the file itself."""
+    if FOLDER in identity:
+        return text_of(Path(str(identity[FOLDER])) / copy_name(kind, name))
+    section = _as_table(identity.get(kind) or _table(identity, "plugins").get(kind))
+    file = _as_table(_table(section, "files").get(name))
+    return text_of(str(file.get("path") or os.path.join(str(section.get("root", "")), name))) if file else ""
+
+
+def _first_difference(before: str, now: str) -> dict[str, Any]:
+    """The first differing line of two texts; {} where one is missing, or they differ only in what a copy hides."""
+    if not before or not now:
+        return {}
+    for number, (old, new) in enumerate(zip_longest(*_comparable(before, now), fillvalue=""), start=1):
+        if old != new:
+            return {"line": number, "before": _shown(old), "now": _shown(new)}
+    return {}
+
+
+def _comparable(before: str, now: str) -> tuple[list[str], list[str]]:
+    """The lines of both; one that only lacks what the other side hides is replaced by the hidden form.
+
+    A secret is known by the environment's variables, which need not be the same in the process that reads. No lines
+    when there are too many secrets.
+    """
+    sides = _lines(before), _lines(now)
+    hidden = {line for side in sides for line in side if HIDDEN in line and len(line) <= HIDDEN_CHARS}
+    patterns = {
+        line: re.compile(".*".join(map(re.escape, line.split(HIDDEN, 2))))
+        for line in sorted(hidden)
+        if len(line.replace(HIDDEN, "").strip()) > 2  # else it would match any line
+    }
+    if len(hidden) > MOST_HIDDEN:
+        return [], []
+    return [_hidden_form(line, patterns) for line in sides[0]], [_hidden_form(line, patterns) for line in sides[1]]
+
+
+def _lines(text: str) -> list[str]:
+    """Numbered as an editor does it: `splitlines` would also divide a line at a form feed or U+2028."""
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
+def _hidden_form(line: str, patterns: Mapping[str, re.Pattern[str]]) -> str:
+    return next((form for form, pattern in patterns.items() if pattern.fullmatch(line)), line)
+
+
+def _shown(line: str) -> str:
+    text = line.strip().encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def _short(path: str) -> str:
+    """A path below the current folder relative to it."""
+    full = Path(path)
+    return str(full.relative_to(Path.cwd())) if full.is_absolute() and full.is_relative_to(Path.cwd()) else path
+
+
+def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return _as_table(record.get(name))
+
+
+def _as_table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,203 @@
+"""Collects what a configuration runs on: the project's code, data and model files, plugin distributions, packages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.installed import versions_of
+from retrain.kernel.registry import Plugins
+from retrain.records.checkpoints import locate_adapter
+from retrain.records.identity.files import OWN_MODEL, code_name, named_files, weights_below
+from retrain.records.identity.hashing import BLOCKS, DIGEST_BYTES, Budget, HashedFile, hash_file
+from retrain.records.identity.imports import ImportGraph, is_installed
+from retrain.records.identity.inputs import NamedInput, named_inputs
+from retrain.records.identity.plugin_files import PluginFiles, plugin_files, plugin_modules
+from retrain.records.identity.variables import variables_read
+from retrain.records.locate import module_file
+from retrain.records.reading import read_regular
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a run consists of besides its configuration.
+
+    `code`: the project's modules that the configuration names, and those that they import. `data`: the files that it
+    names. `model`: the files of local model folders and adapters. `plugins`: the installed plugin distributions, and
+    that of the environment. `packages`: versions of other installed packages that the configuration names a module of.
+    `variables`: hashes of the environment variables that code and plugins of the user read. `notes` say what was not
+    hashed completely.
+    """
+
+    code: tuple[HashedFile, ...] = ()
+    data: tuple[HashedFile, ...] = ()
+    model: tuple[HashedFile, ...] = ()
+    plugins: Mapping[str, PluginFiles] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> Iterator[tuple[str, HashedFile]]:
+        """Every file with its kind: `code`, `data`, `model` or the name of a plugin distribution."""
+        for kind in ("code", "data", "model"):
+            yield from ((kind, file) for file in getattr(self, kind))
+        for name, plugin in self.plugins.items():
+            yield from ((name, file) for file in plugin.files)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not hashed completely, and why."""
+        return [
+            f"{file.path}: {file.problem or f'{file.size} bytes, of which at most {BLOCKS} blocks are hashed'}"
+            for _, file in self.files
+            if file.problem or file.is_sampled
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """The form that `run.json` holds: a digest per kind, versions, and notes."""
+        kinds = {kind: _summary(getattr(self, kind)) for kind in ("code", "data", "model")}
+        plugins = {
+            name: {"version": plugin.version, "first_party": plugin.is_ours, **_summary(plugin.files)}
+            for name, plugin in self.plugins.items()
+        }
+        found = {"packages": dict(self.packages), "variables": dict(self.variables), "notes": self.notes}
+        return {**kinds, "plugins": plugins, **found}
+
+    def as_data(self) -> dict[str, Any]:
+        """`summary` with the files of each kind, by name, as `stored_identity` returns it."""
+        data = self.summary()
+        for kind in ("code", "data", "model"):
+            data[kind]["files"] = _by_name(getattr(self, kind))
+        for name, plugin in self.plugins.items():
+            files = {
+                file.name: {"hash": file.hash, **({"problem": file.problem} if file.problem else {})}
+                for file in plugin.files
+            }
+            data["plugins"][name] |= {"root": plugin.root, "files": files}
+        return data
+
+
+def collect_identity(
+    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], dotted: Iterable[str]
+) -> Identity:
+    """Hash everything that a configuration names, without importing any part; `dotted` are modules that it names."""
+    modules = plugin_modules(plugins)
+    graph = ImportGraph(foreign=frozenset(top for tops in modules.values() for top in tops))
+    budget, packages, names = Budget(), dict[str, str](), dict[str, str]()
+    inputs = named_inputs(config, tables, plugins)
+    for module in dotted:
+        _add_module(module, graph, packages)
+    for each in inputs:
+        if each.sort == "code":
+            _add_code(each, graph, packages, names)
+        elif each.sort == "package":
+            _add_package(each.value, graph, modules, packages)
+    without = frozenset(_record_folders(config))
+    data = {each.value: each for each in inputs if each.sort == "data"}
+    code, theirs = tuple(_code_files(graph, budget, names)), plugin_files(modules, budget)
+    sources = [*code, *(file for plugin in theirs.values() if not plugin.is_ours for file in plugin.files)]
+    return Identity(
+        code=code,
+        data=tuple(file for each in data.values() for file in named_files(each.value, each.written, without, budget)),
+        model=tuple(_model_files(inputs, plugins, budget)),
+        plugins=theirs,
+        packages=dict(sorted(packages.items())),
+        variables=variables_read(_text_of(file) for file in sources if file.name.endswith(".py")),
+    )
+
+
+def _text_of(file: HashedFile) -> bytes:
+    """The source of a module; empty where it cannot be read."""
+    if file.content or not file.size:
+        return file.content
+    with suppress(OSError):
+        return read_regular(Path(file.path))
+    return b""
+
+
+def _add_module(name: str, graph: ImportGraph, packages: dict[str, str], folder: str = "") -> None:
+    """A module of the project with what it imports, or the version of the installed package that has it."""
+    if graph.add(name, folder):
+        return
+    top = name.partition(".")[0]
+    if top not in graph.foreign and is_installed(module_file(top)):
+        packages |= versions_of(dict.fromkeys((top, top.replace("_", "-"))))
+
+
+def _add_code(named: NamedInput, graph: ImportGraph, packages: dict[str, str], names: dict[str, str]) -> None:
+    """A `.py` file or a module, under the name that the run wrote down wherever it is now: `names`, by file."""
+    value, name = named.value, code_name(named.written)
+    if value.endswith(".py"):
+        graph.add_file(Path(value).expanduser())
+        names[str(Path(value).expanduser())] = name
+    elif value.strip():
+        _add_module(value, graph, packages)
+        if value != named.written and value in graph.found:
+            names[graph.found[value].file] = name
+
+
+def _add_package(value: str, graph: ImportGraph, modules: dict[str, set[str]], packages: dict[str, str]) -> None:
+    """An environment's package by its id, `owner/name@version`: code of the project, or files of a distribution.
+
+    An agent is given as `module:function`.
+    """
+    if ":" in value:
+        _add_module(value.partition(":")[0], graph, packages)
+        return
+    name = value.rpartition("/")[2].partition("@")[0].replace("-", "_")
+    for module in dict.fromkeys((name, name.lower())):
+        if module.isidentifier() and not graph.add(module) and module_file(module):
+            spelt = versions_of((module, module.replace("_", "-")))
+            modules.setdefault(next(iter(spelt), module), set()).add(module)
+
+
+def _code_files(graph: ImportGraph, budget: Budget, names: Mapping[str, str]) -> Iterator[HashedFile]:
+    for module in sorted(graph.found.values(), key=lambda module: module.file):
+        if module.file:
+            inside = os.path.relpath(module.file, module.root)
+            name = names.get(module.file) or (inside if module.name else module.file)
+            yield hash_file(Path(name).as_posix(), Path(module.file), budget)
+
+
+def _model_files(inputs: Sequence[NamedInput], plugins: Plugins, budget: Budget) -> Iterator[HashedFile]:
+    """The files of local model folders and adapters: weights by size and blocks; none for a model on the hub."""
+    models = {each.value: each for each in reversed(inputs) if each.sort == "model"}  # [model] model before others
+    for name, each in sorted(models.items(), key=lambda pair: pair[1].keys != OWN_MODEL):
+        folder = Path(plugins.notify("retrain_locate_model", model=name) or name).expanduser()
+        yield from weights_below(folder, budget, prefix=model_prefix(each))
+    for each in inputs:
+        if each.sort == "adapter":
+            with suppress(ConfigError):  # the part that loads it says what is wrong
+                yield from weights_below(locate_adapter(each.value), budget, prefix=model_prefix(each))
+
+
+def model_prefix(named: NamedInput) -> str:
+    """The beginning of the names of a model's files: empty for the model that is trained, wherever it lies."""
+    return "" if named.keys == OWN_MODEL else f"{named.written.rstrip('/')}/"
+
+
+def _record_folders(config: Config) -> Iterator[str]:
+    """Where this run writes: not part of what it reads, even inside a data folder."""
+    for folder in (config.logging.log_dir, config.backend.adapter_path, config.backend.throttle_dir):
+        if folder:
+            yield os.path.realpath(os.path.expanduser(folder))
+
+
+def _by_name(files: tuple[HashedFile, ...]) -> dict[str, dict[str, Any]]:
+    return {file.name: file.as_data() for file in files}
+
+
+def _summary(files: tuple[HashedFile, ...]) -> dict[str, Any]:
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for file in sorted(files, key=lambda file: file.name):
+        text = f"{file.name}\0{file.hash}\0{file.mtime_ns}\0{file.problem}\n"
+        digest.update(text.encode("utf-8", "surrogateescape"))
+    return {"digest": digest.hexdigest(), "num_files": len(files)}

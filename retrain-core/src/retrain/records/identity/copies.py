@@ -1,0 +1,102 @@
+"""Keeps copies of a run's inputs in its folder, and reads what an earlier process recorded there.
+
+`<run>/inputs/files.json` lists every hashed file; `code/`, `data/` and `plugins/` beside it hold the copies.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from retrain.records.files import cannot_write, write_text
+from retrain.records.identity.hashing import Budget, hash_file
+from retrain.records.reading import read_regular
+from retrain.text.secrets import hide_text, redacted
+
+if TYPE_CHECKING:
+    from retrain.records.identity.collect import Identity
+
+FOLDER, FILES = "inputs", "files.json"
+SECRET_WORDS = (
+    *("secret", "passw", "credential", "_token", "://", "?key=", "&key=", "?token=", "&token="),
+    *(f"{name}key" for name in ("api", "api_", "access", "access_", "private", "private_", "signing", "signing_")),
+    *(f"{name}token" for name in ("auth", "access", "bearer", "refresh")),
+)
+DETAILS = ("files", "root")  # what `run.json` leaves out
+
+
+def write_inputs(run: Path, identity: Identity, *, kept_as: str = "") -> None:
+    """Write `<run>/inputs`; with `kept_as` an earlier one stays there as `<run>/inputs/<kept_as>`."""
+    folder, fresh = run / FOLDER, run / f".{FOLDER}.tmp"
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        kept = [(kind, file) for kind, file in identity.files if file.content]
+        texts = _public_texts(file.content for _, file in kept)
+        for (kind, file), text in zip(kept, texts, strict=True):
+            target = fresh / copy_name(kind, file.name)
+            with suppress(OSError):  # a name that this folder cannot have; on a full disk the next write fails
+                if text:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(text.encode("utf-8", "surrogateescape"))
+        write_text(fresh / FILES, json.dumps(identity.as_data(), separators=(",", ":"), allow_nan=False) + "\n")
+        if folder.exists() and kept_as:
+            folder.rename(fresh / kept_as)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def stored_identity(run: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity in a run's manifest, with its files where `inputs/files.json` still belongs to it; {} for none.
+
+    The form is that of `Identity.as_data`; `inputs` names the folder of the copies.
+    """
+    summary = manifest.get("identity")
+    if not isinstance(summary, dict):
+        return {}
+    with suppress(OSError, ValueError, RecursionError):
+        listed = json.loads(read_regular(run / FOLDER / FILES))
+        if without_files(listed) == summary:
+            return {**listed, FOLDER: str(run / FOLDER)}
+    return dict(summary)
+
+
+def without_files(identity: Any) -> Any:
+    """The form that `run.json` holds, made from that of `inputs/files.json`."""
+    if not isinstance(identity, dict):
+        return None
+    return {
+        key: without_files(each) if isinstance(each, dict) else each
+        for key, each in identity.items()
+        if key not in DETAILS
+    }
+
+
+def copy_name(kind: str, name: str) -> PurePosixPath:
+    """Where the copy of a file lies below `inputs`: never outside it, whatever the names."""
+    path = f"{kind if kind in ('code', 'data') else f'plugins/{kind}'}/{name}"
+    parts = PurePosixPath(path.replace("\0", "")).parts
+    return PurePosixPath(*(part.replace("..", "up") for part in parts if part not in ("/", "~")))
+
+
+def text_of(path: str | Path) -> str:
+    """A text file as its copy would be; empty for a binary one, and where it cannot be read or is too large."""
+    return _public_texts([hash_file("", path, Budget()).content])[0]
+
+
+def _public_texts(contents: Iterable[bytes]) -> list[str]:
+    """The texts without their secrets; empty for a binary file."""
+    texts = ["" if b"\0" in content else content.decode("utf-8", "surrogateescape") for content in contents]
+    shown: list[str] = redacted(texts)  # all at once: what is secret is looked up once
+    return [hide_text(text) if _may_assign_secret(text.lower()) else text for text in shown]
+
+
+def _may_assign_secret(lower: str) -> bool:
+    """Whether `hide_text` might change the text; it needs a hundred times as long to find out."""
+    return any(word in lower for word in SECRET_WORDS)

@@ -1,0 +1,171 @@
+"""Every value of a configuration that names an input of the run, or another path, with the keys that lead to it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import Kind
+from retrain.kernel.registry import Plugins
+
+CODE, DATA, PATH = "code", "data", "path"
+DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
+COMMAND = ("environment", "args", "command")  # a text whose words may be files
+FREE_FORM = (  # whatever a plugin takes: a file among it is recognised by its suffix
+    *("backend.options", "data.options", "data.sampler_params", "environment.args", "eval.sets", "sft.options"),
+    *("inference.options", "planning.params", "reward.params"),
+    *(f"algorithm.{name}" for name in ("params", "advantage_params", "transform_params", "loss_params")),
+)
+PARAMS = (  # the model of these options is declared by the part that a key names
+    (Kind.BACKEND, "backend.backend", "backend.options"),
+    (Kind.DATA_SOURCE, "data.source", "data.options"),
+    (Kind.DATA_SOURCE, "sft.source", "sft.options"),
+    (Kind.SAMPLER, "data.sampler", "data.sampler_params"),
+    (Kind.ALGORITHM, "algorithm.algorithm_mode", "algorithm.params"),
+    (Kind.ADVANTAGE, "algorithm.advantage_mode", "algorithm.advantage_params"),
+    (Kind.TRANSFORM, "algorithm.transform_mode", "algorithm.transform_params"),
+    (Kind.LOSS, "algorithm.loss", "algorithm.loss_params"),
+    (Kind.INFERENCE_ENGINE, "inference.engine", "inference.options"),
+    (Kind.PLANNING_DETECTOR, "planning.detector", "planning.params"),
+    (Kind.REWARD, "reward.type", "reward.params"),
+)
+
+Keys = tuple[str, ...]  # ("eval", "sets", "hard", "path"); an index into a list is a text too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedInput:
+    """A value that names an input: `sort` is `reads` of its key, or `path` for a path that is no input.
+
+    `written` is the value as the run wrote it down; `value` is the same, or the place to which it led then.
+    """
+
+    keys: Keys
+    sort: str
+    value: str
+    written: str
+
+
+def named_inputs(config: Config, tables: Mapping[str, TableEntry], plugins: Plugins) -> list[NamedInput]:
+    """All of them, each key once; `[campaign]` and `[resume]`, which are not part of a run, name none."""
+    values = {name: table for name, table in config.as_dict().items() if name in _tables_of_a_run(config)}
+    found: dict[Keys, tuple[str, str]] = {}
+    for keys, sort in _declared(config, tables, plugins, values):
+        for place, text in texts_below(value_at(values, keys), keys):
+            found.setdefault(place, (sort, text))
+    for path in FREE_FORM:
+        keys = tuple(path.split("."))
+        for place, text in texts_below(value_at(values, keys), keys):
+            for word in words_of(text) if place == COMMAND else (text,):
+                if sort := _sort_of_file(word):
+                    found.setdefault((*place, word) if place == COMMAND else place, (sort, word))
+    return [
+        NamedInput(keys=keys, sort=sort, value=text, written=_written(config, keys, text))
+        for keys, (sort, text) in found.items()
+        if text.strip()
+    ]
+
+
+def declared_sorts(model: type[BaseModel]) -> dict[str, str]:
+    """The keys of a model whose values name inputs or other paths, each with its sort."""
+    extras = {info.alias or name: info.json_schema_extra for name, info in model.model_fields.items()}
+    dicts = {name: extra for name, extra in extras.items() if isinstance(extra, dict)}
+    sorts = {name: extra.get("reads") or (PATH if extra.get("is_path") else "") for name, extra in dicts.items()}
+    return {name: str(sort) for name, sort in sorts.items() if sort}
+
+
+def texts_below(value: object, keys: Keys) -> Iterator[tuple[Keys, str]]:
+    """Every text in a value, with the keys that lead to it."""
+    if isinstance(value, str):
+        yield keys, value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from texts_below(each, (*keys, str(name)))
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from texts_below(each, (*keys, str(number)))
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command line; the text itself where its quotes do not match."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return [command]
+
+
+def _tables_of_a_run(config: Config) -> frozenset[str]:
+    return frozenset(config.tables) - config.foreign_tables - {"resume"}
+
+
+def _declared(
+    config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, values: Mapping[str, Any]
+) -> Iterator[tuple[Keys, str]]:
+    """The keys that say so of themselves, in tables, in the options of parts, and in tables within tables."""
+    sorts = {table: declared_sorts(entry.model) for table, entry in tables.items()}
+    for table, own in sorts.items():
+        yield from (((table, name), sort) for name, sort in own.items())
+    for kind, path, options in PARAMS:
+        keys = tuple(options.split("."))
+        yield from (((*keys, name), sort) for name, sort in _sorts_of_part(kind, config.value(path, ""), plugins))
+    yield from ((("reward", "shadow_params", name), sort) for name, sort in sorts.get("reward", {}).items())
+    for each, given in as_mapping(value_at(values, ("eval", "sets"))).items():
+        set_keys = ("eval", "sets", str(each))
+        yield from (((*set_keys, name), sort) for name, sort in sorts.get("data", {}).items())
+        yield from (((*set_keys, "reward", name), sort) for name, sort in sorts.get("reward", {}).items())
+        source = str(as_mapping(given).get("source", config.data.source))
+        yield from (
+            ((*set_keys, "options", name), sort) for name, sort in _sorts_of_part(Kind.DATA_SOURCE, source, plugins)
+        )
+
+
+def _sorts_of_part(kind: Kind, name: str, plugins: Plugins) -> Iterator[tuple[str, str]]:
+    entries = plugins.find(kind, name) if name else ()
+    with suppress(Exception):  # a fault of that plugin is reported where its part is checked
+        model = entries[0].spec.load_params() if len(entries) == 1 else None
+        yield from declared_sorts(model).items() if model else ()
+
+
+def _sort_of_file(text: str) -> str:
+    """The sort of a text that a key without a declaration holds, if it is a file; empty otherwise."""
+    sort = DATA if text.lower().endswith(DATA_SUFFIXES) else CODE if text.endswith(".py") else ""
+    return sort if sort and os.path.isfile(os.path.expanduser(text)) else ""
+
+
+def _written(config: Config, keys: Keys, text: str) -> str:
+    """The text under these keys before it was replaced by a recorded place."""
+    table, name, *below = keys
+    before = config.written.get(f"{table}.{name}")
+    if before is None:
+        return text
+    if keys[:-1] == COMMAND:
+        arguments: Mapping[str, Any] = config.value("environment.args", {})
+        now, then = (words_of(str(value_at(given, COMMAND[2:]))) for given in (arguments, before))
+        return dict(zip(now, then, strict=False)).get(text, text)
+    found = value_at(before, tuple(below))
+    return found if isinstance(found, str) else text
+
+
+def value_at(value: Any, keys: Keys) -> Any:
+    """What these keys lead to in nested tables; None when they lead nowhere."""
+    for name in keys:
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        elif isinstance(value, list | tuple) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is a mapping, otherwise an empty one."""
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,431 @@
+"""Reads the configuration of a run that is opened again: its paths lead where they led, wherever that is now.
+
+A first run reads relative paths from the current folder and records what each led to. Later the record decides: next to
+the run as it was then, which finds inputs that were copied with it, where they were, or here. Of several candidates the
+one counts whose content is what the run read; another file is never taken in its place. A path on the command line is
+one of the current folder; a resume takes it for the place to which that input has moved, if its content is the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import glob
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.keys import keys_of
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.resolved import Config, Layer
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.registry import Plugins
+from retrain.records.checkpoints import locate_adapter
+from retrain.records.folder import MARK
+from retrain.records.identity.copies import stored_identity
+from retrain.records.identity.files import OWN_MODEL, code_name, fixed_part, is_local, named_files, weights_below
+from retrain.records.identity.hashing import DIGEST_BYTES, Budget, HashedFile, hash_file
+from retrain.records.identity.inputs import (
+    CODE,
+    COMMAND,
+    DATA,
+    PATH,
+    Keys,
+    NamedInput,
+    as_mapping,
+    named_inputs,
+    value_at,
+    words_of,
+)
+from retrain.records.places import Place, is_there, place_entry, recorded_folder, recorded_places
+from retrain.records.reading import read_regular
+from retrain.text.terminal_text import printable
+
+CAMPAIGN = "manifest.json"
+LOG_DIR, ADAPTERS = ("logging", "log_dir"), ("backend", "adapter_path")
+
+
+def places_entry(config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, run: Path) -> dict[str, Any]:
+    """The entry `paths` of a manifest: where each path of this configuration leads."""
+    found = []
+    for each in named_inputs(config, tables, plugins):
+        if place := _local_place(each, plugins):
+            words = {"keys": list(each.keys), "sort": each.sort, "written": each.written}
+            found.append({**words, **place_entry(place, run)})
+    return {"folder": place_entry(config.folder or os.getcwd(), run), "keys": found}
+
+
+def with_places(identity: Mapping[str, Any], manifest: Mapping[str, Any], run: Path) -> dict[str, Any]:
+    """A stored identity whose files also have `written`, their path as the configuration names it, and `places`,
+    the paths at which they may lie now. `written` is empty for a model that comes from a hub or a distribution."""
+    known, found = recorded_places(manifest, run), dict(identity)
+    models = [place for place in known if place.keys == OWN_MODEL]
+    for kind in (CODE, DATA, "model"):
+        files = as_mapping(as_mapping(identity.get(kind)).get("files"))
+        placed = {}
+        for name, file in files.items():
+            own = [place for place in known if place.keys != OWN_MODEL and name.startswith(_names(place))] or models
+            own = own if kind == "model" else [place for place in own if place.keys != OWN_MODEL]
+            belongs = next(iter(own), None)
+            written = name if kind != "model" else ""
+            places = [str(as_mapping(file).get("path") or name)]
+            if belongs:
+                rest = name if belongs.keys == OWN_MODEL else name.removeprefix(fixed_part(belongs.written)).lstrip("/")
+                written = os.path.join(belongs.written, name) if belongs.keys == OWN_MODEL else name
+                places = [os.path.join(fixed_part(each), rest).rstrip("/") for each in belongs.candidates] + places
+            placed[name] = {**as_mapping(file), "written": written, "places": places}
+        if files:
+            found[kind] = {**as_mapping(identity.get(kind)), "files": placed}
+    return found
+
+
+def _names(place: Place) -> tuple[str, ...]:
+    """What the names of a place's files begin with."""
+    return (_head(place.written),) if place.sort not in (DATA, CODE) else (place.written, _head(place.written))
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A run or campaign that recorded places: its folder, its manifest, and the identities that decide."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def identities(self) -> Iterator[Mapping[str, Any]]:
+        """That of the run, or those of a campaign's runs."""
+        if (self.folder / MARK).is_file():
+            yield stored_identity(self.folder, self.manifest)
+            return
+        for run in sorted((self.folder / "runs").glob(f"*/{MARK}")):
+            yield stored_identity(run.parent, _manifest(run))
+
+
+def follow_record(
+    config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, file: Path | None
+) -> tuple[Config, list[Problem]]:
+    """The configuration with the recorded places of the run to which `file` belongs or that it resumes.
+
+    Code in the folder where that run was started can be imported from then on. Problems are inputs that a resume does
+    not find; for anything else they are `Config.lost`, since not everything needs every input.
+    """
+    resumed = str(config.value("resume.from_", ""))
+    records = list(_records(Path(resumed).expanduser() if resumed else None, file))
+    if not any(record.manifest.get("paths") for record in records):
+        return config, []
+    follower = _Follower(config, tables, plugins, records, is_resume=bool(resumed))
+    return follower.follow()
+
+
+def _records(resumed: Path | None, file: Path | None) -> Iterator[_Record]:
+    """The run, then its campaign: that of `runs/NAME`, or of the run's file `configs/NAME.toml`."""
+    own = resumed or (file.parent if file else None)
+    folders = [own, own and own.absolute().parents[1:2], file and file.absolute().parents[1:2]]
+    for place in (each[0] if isinstance(each, Sequence) and each else each for each in folders):
+        if isinstance(place, Path):
+            for name in (MARK, CAMPAIGN):
+                if manifest := _manifest(place / name):
+                    yield _Record(place, manifest)
+                    break
+
+
+class _Follower:
+    """Replaces the values of one configuration."""
+
+    def __init__(
+        self,
+        config: Config,
+        tables: Mapping[str, TableEntry],
+        plugins: Plugins,
+        records: list[_Record],
+        *,
+        is_resume: bool,
+    ) -> None:
+        self._config, self._tables, self._plugins, self._records = config, tables, plugins, records
+        self._is_resume = is_resume
+        self._values = copy.deepcopy(config.as_dict())
+        self._written: dict[str, Any] = {}
+        self._lost: dict[str, Problem] = {}
+        self._places = [place for record in records for place in recorded_places(record.manifest, record.folder)]
+
+        outputs = (path for place in self._places if place.sort == PATH for path in place.candidates)
+        self._written_to = frozenset(os.path.realpath(path) for path in (*outputs, *(str(r.folder) for r in records)))
+
+    def follow(self) -> tuple[Config, list[Problem]]:
+        """See `follow_record`."""
+        folder = self._import_folder()
+        done = set[tuple[Keys, str]]()
+        for place in self._places:
+            if (place.keys, place.written) not in done and self._is_followed(place):
+                done.add((place.keys, place.written))
+                self._follow(place, [each for each in self._places if _same_key(each, place)])
+        problems = self._follow_moved() if self._is_resume else []
+        if self._is_resume and LOG_DIR[0] in self._values:
+            self._replace(LOG_DIR, str(self._records[0].folder), self._recorded_value(LOG_DIR))
+        if self._is_resume:
+            problems += self._lost.values()
+        return self._result(folder), problems
+
+    def _is_followed(self, place: Place) -> bool:
+        """Whether the configuration still has this value, and did not get it from the command line."""
+        table, name, *below = place.keys
+        if place.keys == LOG_DIR or (place.keys == ADAPTERS and not self._is_resume):
+            return False
+        is_typed = self._config.origin(f"{table}.{name}").layer is Layer.COMMAND_LINE and not below
+        return not is_typed and self._has(place)
+
+    def _has(self, place: Place) -> bool:
+        text = value_at(self._values, place.keys[:-1] if place.keys[:-1] == COMMAND else place.keys)
+        if place.keys[:-1] == COMMAND:
+            return isinstance(text, str) and place.written in words_of(text)
+        return bool(text == place.written)
+
+    def _follow(self, place: Place, same: Sequence[Place]) -> None:
+        if place.sort == PATH:
+            self._replace(place.keys, place.of_output, place.written)
+            return
+        here = os.path.abspath(os.path.expanduser(place.written))
+        candidates = list(dict.fromkeys(path for each in same for path in each.existing))
+        before = self._recorded_digest(place) if candidates != [place.absolute] else ""
+        if before:
+            looked = [*candidates, *([here] if here not in candidates and is_there(here) else [])]
+            found = next((path for path in looked if self._digest(place, path) == before), None)
+            found = found or next((path for path in candidates if path == place.absolute), None)
+        else:  # unchanged, or a campaign of which nothing has run
+            found = next(iter(candidates), None)
+        if found:
+            self._replace(place.keys, found, place.written)
+        else:
+            self._lost[".".join(place.keys)] = self._problem(place, candidates, before)
+
+    def _follow_moved(self) -> list[Problem]:
+        """Take other values of a resume for the present places of its inputs, where their content is the recorded."""
+        problems = []
+        for each in named_inputs(self._now(), self._tables, self._plugins):
+            before, place = self._recorded_value(each.keys), _local_place(each, self._plugins)
+            place = place or _module_here(each)
+            if not isinstance(before, str) or before in ("", each.written) or not place or not is_there(place):
+                continue
+            if each.sort == PATH:
+                known = [path for known in self._places if known.keys == each.keys for path in known.candidates]
+                if place in known:
+                    self._replace(each.keys, place, before)
+                continue
+            recorded = Place(keys=each.keys, sort=each.sort, written=before, absolute=place, relative="", base="")
+            digest, now = self._recorded_digest(recorded), self._digest(recorded, place)
+            if digest and digest == now:
+                self._replace(each.keys, place, before)
+            elif digest and not self._config.value("resume.anyway", False):
+                where = self._config.place(".".join(each.keys[:2]))
+                what = f"{printable(each.value)} is not what the run read as {printable(before)}"
+                why = f"recorded {digest}, and there it is {now or 'empty'}"
+                fix = "give the same content, or insist with --resume-anyway"
+                problems.append(Problem(where=where, what=what, why=why, fix=fix))
+        return problems
+
+    def _recorded_value(self, keys: Keys) -> Any:
+        """The value of the run, or, of a campaign, the value whose place it recorded."""
+        for record in self._records:
+            config = record.manifest.get("config")
+            found = value_at(config, keys) if isinstance(config, Mapping) else None
+            known = (each.written for each in recorded_places(record.manifest, record.folder) if each.keys == keys)
+            if (found := found if isinstance(found, str) else next(known, None)) is not None:
+                return found
+        return None
+
+    def _recorded_digest(self, place: Place) -> str:
+        """The identity of an input in the first record that has it; empty where none has."""
+        others = [f"{each.written.rstrip('/')}/" for each in self._places if each.keys != OWN_MODEL]
+        for record in self._records:
+            for identity in record.identities:
+                section = identity.get(DATA if place.sort == DATA else CODE if place.sort == CODE else "model")
+                files = section.get("files") if isinstance(section, Mapping) else None
+                if isinstance(files, Mapping) and (digest := digest_of(_files_of(place, files, others))):
+                    return digest
+        return ""
+
+    def _digest(self, place: Place, path: str) -> str:
+        """The digest of what is at `path` now, made as the run's."""
+        budget, found = Budget(), list[HashedFile]()
+        if place.sort == DATA:
+            found += named_files(path, path, self._written_to, budget)
+        elif place.sort == CODE:
+            found.append(hash_file(path, path, budget))
+        elif place.sort == "adapter":
+            with suppress(ConfigError):
+                found += weights_below(locate_adapter(path), budget, prefix=f"{path}/")
+        else:
+            folder = Path(self._plugins.notify("retrain_locate_model", model=path) or path)
+            found += weights_below(folder, budget, prefix=f"{path}/")
+        head = _head(path)
+        return digest_of({"" if file.name == path else file.name.removeprefix(head): file.hash for file in found})
+
+    def _problem(self, place: Place, candidates: Sequence[str], before: str) -> Problem:
+        looked = ", ".join(place.candidates)
+        first = self._records[0].folder
+        mark = MARK if (first / MARK).is_file() else CAMPAIGN
+        where = f"{first / mark} [{place.keys[0]}] {'.'.join(place.keys[1:])}"
+        what = f"{place.written!r}, which the run read, is gone: looked for {looked}"
+        why = ""
+        if candidates:
+            what = f"{place.written!r}, which the run read as {place.absolute}, is gone"
+            why = f"{candidates[0]} is another: {self._digest(place, candidates[0])}, recorded {before}"
+        fix = f"give its present place: {self._flag(place.keys)}"
+        return Problem(where=printable(where), what=printable(what), why=printable(why), fix=fix)
+
+    def _flag(self, keys: Keys) -> str:
+        """The words with which a command line names another place."""
+        table, name, *below = keys
+        entry = self._tables.get(table)
+        known = {key.name: key.flag for key in keys_of(table, entry.model, entry.traits)} if entry else {}
+        if not below and name in known and (table, name) != ("reward", "custom_module"):  # a flag few would guess
+            return f"--{known[name]} PLACE"
+        if len(below) < 2:
+            return f"--set {'.'.join(keys)}=PLACE"
+        return f"--set {table}.{name}='...' with the whole table"
+
+    def _import_folder(self) -> str:
+        """The folder of the run's own modules, first on the import path unless it is the current one."""
+        places = [recorded_folder(record.manifest, record.folder) for record in self._records]
+        known = [path for place in places if place for path in place.candidates if os.path.isdir(path)]
+        runs = [os.path.realpath(record.folder) for record in self._records if (record.folder / MARK).is_file()]
+        # A run starts outside its folder: code that lies in one was put there by whoever made the record.
+        known = [path for path in known if not any(_is_below(path, run) for run in runs)]
+        here = os.getcwd()
+        folders = list(dict.fromkeys((*known, here)))
+        code = self._code([place.absolute for place in places if place]) if len(folders) > 1 else {}
+        there = [place.absolute for place in places if place and place.absolute in known]
+        chosen = next((folder for folder in folders if code and _has_code(folder, code)), "")
+        chosen = chosen or next(iter([*there, *(known if not code else ()), here]))
+        if os.path.realpath(chosen) != os.path.realpath(here):
+            _import_from(chosen, here)
+        return chosen
+
+    def _code(self, folders: Sequence[str]) -> dict[str, str]:
+        """Hashes of the run's modules that lay in the folder where it was started, by name."""
+        for identity in (identity for record in self._records for identity in record.identities):
+            files = as_mapping(as_mapping(identity.get(CODE)).get("files"))
+            own = {
+                str(name): str(as_mapping(file).get("hash", ""))
+                for name, file in files.items()
+                if any(as_mapping(file).get("path") == os.path.join(folder, str(name)) for folder in folders)
+            }
+            if own:
+                return own
+        return {}
+
+    def _replace(self, keys: Keys, place: str, written: Any) -> None:
+        table, name = keys[:2]
+        path = f"{table}.{name}"
+        self._written.setdefault(path, copy.deepcopy(self._values[table].get(name)))
+        if keys[:-1] == COMMAND:
+            command = value_at(self._values, COMMAND)
+            words = [place if word == written else word for word in words_of(command)]
+            _set(self._values, COMMAND, shlex.join(words))
+            return
+        _set(self._values, keys, place)
+        if len(keys) == 2 and written is not None:
+            self._written[path] = written
+        elif written is not None:
+            _set(self._written[path], keys[2:], written)
+
+    def _now(self) -> Config:
+        return self._result("")
+
+    def _result(self, folder: str) -> Config:
+        tables = dict(self._config.tables)
+        for path in self._written:
+            table, _, name = path.partition(".")
+            fields = {info.alias or field: field for field, info in type(tables[table]).model_fields.items()}
+            tables[table] = tables[table].model_copy(update={fields[name]: self._values[table][name]})
+        return replace(self._config, tables=tables, written=dict(self._written), folder=folder, lost=dict(self._lost))
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """One digest of files by name; of a single file, its own hash. Empty without files."""
+    if not files or not all(files.values()):
+        return ""
+    if len(files) == 1:
+        return next(iter(files.values()))
+    text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _files_of(place: Place, files: Mapping[str, Any], others: Sequence[str]) -> dict[str, str]:
+    """The hashes of those files of an identity that belong to a place, by their name below it."""
+    hashes = {str(name): str(as_mapping(file).get("hash", "")) for name, file in files.items()}
+    if place.keys == OWN_MODEL:
+        return {name: digest for name, digest in hashes.items() if not name.startswith(tuple(others))}
+    written = code_name(place.written) if place.sort == CODE else place.written
+    if written in hashes:
+        return {"": hashes[written]}
+    head, pattern = _head(written), written.replace("**/", "*") if glob.has_magic(written) else "*"
+    below = ((name, digest) for name, digest in hashes.items() if name.startswith(head) and fnmatch(name, pattern))
+    return {name.removeprefix(head): digest for name, digest in below}
+
+
+def _head(path: str) -> str:
+    """What the names of files below a folder, or of those that a pattern matches, begin with."""
+    fixed = fixed_part(path).rstrip("/")
+    return f"{fixed}/" if fixed or path.startswith("/") else ""
+
+
+def _local_place(named: NamedInput, plugins: Plugins) -> str:
+    """The absolute path to which a value leads from here; empty for an id, a URL, a module or a package."""
+    value = os.path.expanduser(named.value)
+    is_path = "://" not in value and named.sort != "package"
+    if named.sort == "model":
+        is_path = os.path.isdir(value) and plugins.notify("retrain_locate_model", model=named.value) is None
+    elif named.sort == DATA:
+        is_path = is_local(named.value)
+    elif named.sort == CODE:
+        is_path = value.endswith(".py")
+    return os.path.abspath(value) if is_path else ""
+
+
+def _module_here(named: NamedInput) -> str:
+    """The file of a module that is named by dots, if it lies in the current folder; empty otherwise."""
+    file = os.path.abspath(f"{named.value.replace('.', os.sep)}.py")
+    return file if named.sort == CODE and not named.value.endswith(".py") and os.path.isfile(file) else ""
+
+
+def _import_from(folder: str, here: str) -> None:
+    """Let `folder` take the place of the current one, which moves to the end: it serves only names that are nowhere
+    else, such as a part that the command line names."""
+    rest = [path for path in sys.path if path not in ("", here, folder)]
+    sys.path[:] = [*rest, folder, here] if sys.flags.safe_path else [folder, *rest, here]
+
+
+def _has_code(folder: str, code: Mapping[str, str]) -> bool:
+    return all(hash_file(name, os.path.join(folder, name), Budget()).hash == digest for name, digest in code.items())
+
+
+def _same_key(one: Place, other: Place) -> bool:
+    return (one.keys, one.written) == (other.keys, other.written)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    full = os.path.realpath(path)
+    return full == folder or full.startswith(f"{folder}{os.sep}")
+
+
+def _manifest(file: Path) -> Mapping[str, Any]:
+    with suppress(OSError, ValueError, RecursionError):
+        return as_mapping(json.loads(read_regular(file)))
+    return {}
+
+
+def _set(values: Any, keys: Keys, text: str) -> None:
+    *parents, last = keys
+    within = value_at(values, tuple(parents))
+    if isinstance(within, list):
+        within[int(last)] = text
+    else:
+        within[last] = text

@@ -1,0 +1,99 @@
+"""Whether the records of a run are still what it wrote, by the checksums that its checkpoint has of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.files import digest_of, digests_of
+from retrain.records.reading import parse_record, read_steps
+from retrain.records.rewind import CHECKSUMS, TOKEN_FILES
+from retrain.records.tokens import token_file
+
+NO_CHECKSUMS = (
+    "the checkpoint has no checksums of the records, which earlier versions did not keep: damage goes unnoticed"
+)
+MOST_NAMED = 5  # damaged token files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordCheck:
+    """The records of a run compared with its checkpoint.
+
+    `digests` are the checksums of the record files up to the checkpoint, with which a resume goes on. `damaged` names
+    the files that are not as they were written; `notices` are told, but keep no run from resuming.
+    """
+
+    digests: Mapping[str, blake2b] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def check_records(run: Path, state: Mapping[str, Any], others: Iterable[Mapping[str, Any]] = ()) -> RecordCheck:
+    """Read the records of a run up to a checkpoint, once, and compare them with the checksums in its state.
+
+    Their sizes must be known to suffice. Token files may be deleted to save space: missing ones are a notice. `others`
+    are the states of other checkpoints, which narrow down where a file is damaged.
+    """
+    sizes, wanted = state["record_sizes"], state.get(CHECKSUMS)
+    digests = {name: digest_of(run / name, int(size)) for name, size in sizes.items()}
+    if wanted is None:
+        return RecordCheck(digests=digests, notices=(NO_CHECKSUMS,))
+    damaged = [name for name in sizes if digests[name].hexdigest() != wanted.get(name)]
+    states = [each for each in others if CHECKSUMS in each] if damaged else []
+    found = [_damage(run, name, states) for name in damaged]
+    bad, missing = ([], []) if TOKEN_FILES in damaged else _token_files(run, sizes.get(TOKEN_FILES, 0))
+    found += [f"{file} is damaged: its checksum differs" for file in bad[:MOST_NAMED]]
+    found += [f"{len(bad) - MOST_NAMED} more token files are damaged"] if len(bad) > MOST_NAMED else []
+    notices: tuple[str, ...] = ()
+    if missing:
+        files = "1 token file is" if len(missing) == 1 else f"{len(missing)} token files are"
+        notices = (f"{files} missing, first {missing[0]}: `retrain credit` cannot show such a step",)
+    return RecordCheck(digests=digests, damaged=tuple(found), notices=notices)
+
+
+def _damage(run: Path, name: str, states: Sequence[Mapping[str, Any]]) -> str:
+    """Where a damaged file shows it: at a line that cannot be read, or between two checkpoints."""
+    file = run / name
+    try:
+        for _ in read_steps(file):
+            pass
+    except ConfigError as error:
+        problem: Problem = error.problems[0]
+        return f"{problem.where} is damaged: {problem.what}"
+    states = [each for each in states if name in each["record_sizes"]]  # eval.jsonl may begin late
+    states.sort(key=lambda each: int(each["record_sizes"][name]))
+    first = 0
+    with file.open("rb") as stream:
+        for state, digest in zip(states, digests_of(stream, [s["record_sizes"][name] for s in states]), strict=True):
+            if digest.hexdigest() != state[CHECKSUMS][name]:
+                last = state["next_step"]
+                when = f"between the checkpoints at steps {first} and {last}" if first else f"before step {last}"
+                return f"{file} is damaged in what was written {when}: its checksum differs, yet every line can be read"
+            first = int(state["next_step"])
+    return f"{file} is damaged: its checksum differs, yet every line can be read"
+
+
+def _token_files(run: Path, size: int) -> tuple[list[Path], list[Path]]:
+    """The damaged and the missing token files among those in the first `size` bytes of the list."""
+    damaged, missing = [], []
+    for line in _lines(run / TOKEN_FILES, size):
+        file = token_file(run / "emergence", int(line["step"]))
+        try:
+            if digest_of(file).hexdigest() != line["blake2b"]:
+                damaged.append(file)
+        except FileNotFoundError:
+            missing.append(file)
+        except OSError:
+            damaged.append(file)
+    return damaged, missing
+
+
+def _lines(file: Path, size: int) -> Iterator[Mapping[str, Any]]:
+    with file.open("rb") as stream:
+        while stream.tell() < size:
+            yield parse_record(stream.readline())

@@ -1,0 +1,225 @@
+"""State of one campaign, from its `manifest.json` and its runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError
+from retrain.records.reading import Record, number, read_object
+from retrain.records.runs.run_status import (
+    MARK,
+    RunStatus,
+    iso_time,
+    last_change_s,
+    process_id,
+    process_is_alive,
+    read_run,
+    text,
+)
+
+CAMPAIGN_MARK = "manifest.json"
+NOT_NEEDED = "not needed"  # the status in the manifest of a run that the planned looks saved
+FAILED = ("failed", "dead", "unreadable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignRun:
+    """One cell of a campaign; `status` is None until the run has a folder, `has_failed` if it never will.
+
+    Not `is_needed` is a run without a folder that the planned looks of the campaign saved. `has_ended` says that the
+    campaign does not go on with it: it is done, or failed for good.
+    """
+
+    condition: str
+    seed: int | None
+    name: str
+    status: RunStatus | None
+    has_failed: bool
+    is_needed: bool = True
+    has_ended: bool = True
+
+    def as_data(self) -> dict[str, Any]:
+        """The manifest's entry, and the status if there is one."""
+        head = {"condition": self.condition, "seed": self.seed, "run_name": self.name, "failed": self.has_failed}
+        absent = {"path": None, "status": "not started" if self.is_needed else NOT_NEEDED}
+        return (self.status.as_data() if self.status else absent) | head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignStatus:
+    """One campaign: `done` if every run is, `running` while anything is active, else `partial`, or `dead`.
+
+    `planned_looks` are the numbers of seeds after which its plan looks, `looks_taken` those that were.
+    """
+
+    path: Path
+    conditions: tuple[str, ...]
+    seeds: tuple[int, ...]
+    max_steps: int | None
+    num_runs: int
+    runs: tuple[CampaignRun, ...]
+    state: str
+    campaign_toml: str
+    timestamp: str
+    runner_pid: int | None
+    runner_is_alive: bool
+    last_activity_s: float
+    planned_looks: tuple[int, ...] = ()
+    looks_taken: tuple[int, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its runner or one of its runs is active."""
+        return self.state == "running"
+
+    @property
+    def num_completed(self) -> int:
+        """Runs that reached their last step."""
+        return sum(_is_done(run) for run in self.runs)
+
+    @property
+    def num_saved(self) -> int:
+        """Runs that the planned looks saved."""
+        return sum(not run.is_needed for run in self.runs)
+
+    def run_of(self, condition: str, seed: int) -> CampaignRun | None:
+        """The run of one cell."""
+        return next((run for run in self.runs if (run.condition, run.seed) == (condition, seed)), None)
+
+    def as_data(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        return {
+            "path": str(self.path),
+            "conditions": list(self.conditions),
+            "seeds": list(self.seeds),
+            "max_steps": self.max_steps,
+            "num_runs": self.num_runs,
+            "completed": self.num_completed,
+            "failed": sum(run.has_failed for run in self.runs),
+            "runs": [run.as_data() for run in self.runs],
+            "matrix": {
+                condition: {str(seed): _rate(self.run_of(condition, seed)) for seed in self.seeds}
+                for condition in self.conditions
+            },
+            "status": self.state,
+            "campaign_toml": self.campaign_toml,
+            "timestamp": self.timestamp,
+            "runner_pid": self.runner_pid,
+            "runner_alive": self.runner_is_alive,
+            "last_activity": iso_time(self.last_activity_s),
+            "looks": {"planned": list(self.planned_looks), "taken": list(self.looks_taken), "saved": self.num_saved},
+        }
+
+
+def read_campaign(folder: Path) -> CampaignStatus | None:
+    """The campaign in `folder`; None if its `manifest.json` is not that of a campaign."""
+    try:
+        manifest = read_object(folder / CAMPAIGN_MARK)
+    except ConfigError:
+        return None
+    entries = manifest.get("runs")
+    if not isinstance(entries, list) or "conditions" not in manifest:
+        return None
+    runs = tuple(_campaign_run(folder, entry) for entry in entries if isinstance(entry, dict))
+    pid = process_id(manifest.get("runner_pid"))
+    is_alive = pid is not None and process_is_alive(pid)
+    max_steps, num_runs = number(manifest.get("max_steps")), number(manifest.get("num_runs"))
+    activity_s = [last_change_s(folder / CAMPAIGN_MARK), *(run.status.last_activity_s for run in runs if run.status)]
+    return CampaignStatus(
+        path=folder,
+        conditions=_labels(manifest, runs),
+        seeds=tuple(dict.fromkeys(run.seed for run in runs if run.seed is not None)),
+        max_steps=None if max_steps is None else int(max_steps),
+        num_runs=len(runs) if num_runs is None else int(num_runs),
+        runs=runs,
+        state=_state(runs, is_alive=is_alive),
+        campaign_toml=text(manifest.get("campaign_toml")),
+        timestamp=text(manifest.get("timestamp")),
+        runner_pid=pid,
+        runner_is_alive=is_alive,
+        last_activity_s=max(activity_s),
+        planned_looks=_numbers(manifest.get("plan"), "looks"),
+        looks_taken=tuple(n for look in _entries(manifest.get("looks")) for n in _numbers([look.get("seeds")], "")),
+    )
+
+
+def _entries(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _numbers(value: Any, name: str) -> tuple[int, ...]:
+    """Whole numbers of a list, or of the list of that name in an object; nothing of anything else."""
+    listed = value.get(name) if isinstance(value, dict) else value
+    return tuple(each for each in listed if type(each) is int) if isinstance(listed, list) else ()
+
+
+def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
+    name, seed = text(entry.get("run_name")), entry.get("seed")
+    candidates = [
+        folder / "runs" / name,
+        Path(text(entry.get("log_dir"))),
+    ]  # the first is right even if the campaign was moved
+    # `Path.is_file` raises for a name that is too long
+    found = next((path for path in candidates if path.name and os.path.isfile(path / MARK)), None)
+    status = read_run(found) if found else None
+    is_failed = status.state in FAILED if status else entry.get("returncode") not in (None, 0)
+    return CampaignRun(
+        condition=text(entry.get("condition")),
+        seed=seed if type(seed) is int else None,
+        name=name,
+        status=status,
+        has_failed=is_failed,
+        is_needed=found is not None or entry.get("status") != NOT_NEEDED,
+        has_ended=_has_ended(status, text(entry.get("status"))),
+    )
+
+
+def _has_ended(status: RunStatus | None, recorded: str) -> bool:
+    if status is not None and status.state == "done":
+        return True
+    return recorded == "failed" if recorded else status is not None and status.state in FAILED
+
+
+def _labels(manifest: Record, runs: Sequence[CampaignRun]) -> tuple[str, ...]:
+    listed = manifest["conditions"] if isinstance(manifest["conditions"], list) else []
+    named = [label for label in listed if isinstance(label, str)]
+    return tuple(dict.fromkeys((*named, *(run.condition for run in runs))))
+
+
+def _state(runs: Sequence[CampaignRun], *, is_alive: bool) -> str:
+    needed = [run for run in runs if run.is_needed]
+    if needed and all(_is_done(run) for run in needed):
+        return "done"
+    if is_alive or any(run.status and run.status.is_live for run in runs):
+        return "running"
+    return "partial" if any(_is_done(run) for run in runs) else "dead"
+
+
+def _is_done(run: CampaignRun) -> bool:
+    return run.status is not None and run.status.state == "done"
+
+
+def _rate(run: CampaignRun | None) -> float | None:
+    return run.status.correct_rate if run and run.status else None
+
+
+def progress_text(campaign: CampaignStatus) -> str:
+    """`3/6 runs done, 1 failed, 1 of 2 looks taken, the next after 6 seeds`."""
+    failed = sum(run.has_failed for run in campaign.runs)
+    done = f"{campaign.num_completed}/{campaign.num_runs - campaign.num_saved} runs done"
+    return ", ".join([done, *([f"{failed} failed"] if failed else []), *_looks(campaign)])
+
+
+def _looks(campaign: CampaignStatus) -> list[str]:
+    """How far the planned looks are, and what they saved; nothing without a plan of them."""
+    if not campaign.planned_looks:
+        return []
+    told = [f"{len(campaign.looks_taken)} of {len(campaign.planned_looks)} looks taken"]
+    later = [look for look in campaign.planned_looks if look > max(campaign.looks_taken, default=0)]
+    if campaign.num_saved:
+        return [*told, f"{campaign.num_saved} runs saved"]
+    return [*told, *([f"the next after {later[0]} seeds"] if later else [])]

@@ -1,0 +1,265 @@
+"""State of one run, from `run.json`, the last line of `metrics.jsonl`, its process and its heartbeat."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError
+from retrain.records import lock
+from retrain.records.identity.acceptance import accepted_changes
+from retrain.records.reading import Record, last_record, number, read_object
+from retrain.records.runs.metric import eval_sets
+
+MARK = "run.json"
+DONE = "done"
+HEARTBEAT = "heartbeat.json"
+STALE_AFTER_S = 300.0
+LIVE = ("running", "stale")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """One run; numbers that it has not written yet are None.
+
+    `state` is what `run.json` says (`running`, `done`, `failed`, `interrupted`, ...), except that a running one is
+    `dead` when its process is gone and `stale` when its metrics have not moved for five minutes, and one whose files
+    cannot be read is `unreadable`. `step` counts finished steps. Rates are those of the last line's batch,
+    `held_out_rate` is that of the last evaluation, made after `held_out_step` steps, and `health`
+    the findings of its step. `accepted` are the changes that it was resumed with by `--resume-anyway`. `phase` and the
+    fields after it are those of the heartbeat of a live run.
+    """
+
+    path: Path
+    state: str
+    condition: str = ""
+    step: int = 0
+    max_steps: int | None = None
+    correct_rate: float | None = None
+    shadow_correct_rate: float | None = None
+    health: tuple[str, ...] = ()
+    gaming_example: str = ""
+    eval_rates: Mapping[str, float] = field(default_factory=dict)
+    held_out_rate: float | None = None
+    held_out_step: int | None = None
+    loss: float | None = None
+    mean_reward: float | None = None
+    wall_time_s: float | None = None
+    pid: int | None = None
+    is_alive: bool = False
+    trainer: str = "retrain"
+    last_activity_s: float = 0.0
+    error: str = ""
+    accepted: tuple[str, ...] = ()
+    phase: str = ""
+    phase_step: float | None = None
+    phase_elapsed_s: float | None = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its process is alive, including one that hangs."""
+        return self.state in LIVE
+
+    @property
+    def left_s(self) -> float | None:
+        """As long for the steps to come as for those behind it; None before the first one."""
+        if not (self.step and self.max_steps and self.wall_time_s):
+            return None
+        return max(0, self.max_steps - self.step) * self.wall_time_s / self.step
+
+    def as_data(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        return {
+            "path": str(self.path),
+            "condition": self.condition,
+            "step": self.step,
+            "max_steps": self.max_steps,
+            "correct_rate": self.correct_rate,
+            "shadow_correct_rate": self.shadow_correct_rate,
+            "health": list(self.health),
+            "gaming_example": self.gaming_example,
+            "eval_rates": dict(self.eval_rates),
+            "held_out_rate": self.held_out_rate,
+            "held_out_step": self.held_out_step,
+            "loss": self.loss,
+            "mean_reward": self.mean_reward,
+            "wall_time_s": self.wall_time_s,
+            "completed": self.state == "done",
+            "stale": self.state == "stale",
+            "pid": self.pid,
+            "alive": self.is_alive,
+            "trainer": self.trainer,
+            "status": self.state,
+            "last_activity": iso_time(self.last_activity_s),
+            "error": self.error,
+            "accepted": list(self.accepted),
+            "phase": self.phase,
+            "phase_step": self.phase_step,
+            "phase_elapsed_s": self.phase_elapsed_s,
+            "progress": dict(self.progress),
+        }
+
+
+def read_run(folder: Path) -> RunStatus:
+    """The status of the run in `folder`; a damaged one is `unreadable` and does not hide the others."""
+    activity_s = last_change_s(folder / MARK, folder / "metrics.jsonl")
+    try:
+        manifest = read_object(folder / MARK)
+        metrics = last_record(folder / "metrics.jsonl") or {}
+    except ConfigError as error:
+        problem = error.problems[0]
+        reason = f"{problem.where.removeprefix(f'{folder}/')}: {problem.what}"
+        return RunStatus(path=folder, state="unreadable", last_activity_s=activity_s, error=reason)
+    pid = process_id(manifest.get("pid"))
+    is_alive = manifest.get("status") == "running" and _is_held(folder, pid)
+    state = _state(manifest, is_alive=is_alive, idle_s=time.time() - activity_s)
+    training = _table(_table(manifest, "config"), "training")
+    beat = _heartbeat(folder, pid) if state in LIVE else {}
+    step, max_steps = number(metrics.get("step")), number(training.get("max_steps"))
+    return RunStatus(
+        path=folder,
+        state=state,
+        condition=text(manifest.get("condition")),
+        step=0 if step is None else max(0, int(step) + 1),
+        max_steps=None if max_steps is None else int(max_steps),
+        correct_rate=number(metrics.get("correct_rate")),
+        shadow_correct_rate=number(metrics.get("shadow_correct_rate")),
+        health=_health(metrics),
+        gaming_example=text(metrics.get("gaming_example")),
+        eval_rates=_eval_rates(metrics),
+        **_held_out(folder, manifest, metrics),
+        loss=number(metrics.get("loss")),
+        mean_reward=number(metrics.get("mean_reward")),
+        wall_time_s=_wall_time_s(manifest, is_alive=is_alive, activity_s=activity_s),
+        pid=pid,
+        is_alive=is_alive,
+        trainer=text(training.get("trainer")) or "retrain",
+        last_activity_s=activity_s,
+        error=text(manifest.get("error")),
+        accepted=tuple(accepted_changes(manifest)),
+        phase=text(beat.get("phase")),
+        phase_step=number(beat.get("step")),
+        phase_elapsed_s=number(beat.get("phase_elapsed_s")),
+        progress=_table(beat, "progress"),
+    )
+
+
+def _health(metrics: Record) -> tuple[str, ...]:
+    """The states that the health monitors found at the last step."""
+    states = metrics.get("health")
+    return tuple(state for state in states if isinstance(state, str)) if isinstance(states, list) else ()
+
+
+def _eval_rates(metrics: Record) -> dict[str, float]:
+    """The correct rates of the evaluation after the last step, if there was one, by the name of the set."""
+    fields = {"held_out": "eval_correct_rate", **eval_sets(metrics)}
+    rates = {name: number(metrics.get(field)) for name, field in fields.items()}
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def _held_out(folder: Path, manifest: Record, metrics: Record) -> dict[str, Any]:
+    """Rate and step of the last evaluation; earlier lines are read only for a run that evaluates."""
+    field, found = "eval_correct_rate", metrics
+    if field not in metrics and number(_table(_table(manifest, "config"), "eval").get("examples")) != 0:
+        try:
+            found = last_record(folder / "metrics.jsonl", skip_damaged=True, field=field) or {}
+        except ConfigError:  # replaced since its last line was read
+            found = {}
+    rate, step = number(found.get(field)), number(found.get("step"))
+    if rate is None:
+        return {}
+    return {"held_out_rate": rate, "held_out_step": None if step is None else max(0, int(step) + 1)}
+
+
+def process_id(value: object) -> int | None:
+    """A valid process id: zero and negative ones stand for process groups."""
+    return value if type(value) is int and value > 0 else None
+
+
+def process_is_alive(pid: int) -> bool:
+    """Whether a process with this id exists on this machine and has not ended yet."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it belongs to another user
+        return True
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:  # no /proc on this system
+        return True
+    return status.rpartition(b")")[2].split()[:1] != [b"Z"]  # a zombie: ended, but not yet reaped by its parent
+
+
+def last_change_s(*files: Path) -> float:
+    """When the latest of the files was written, in seconds since the epoch; 0 when none exists."""
+    times_s = [0.0]
+    for file in files:
+        try:
+            times_s.append(file.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times_s)
+
+
+def iso_time(seconds: float) -> str | None:
+    """Seconds since the epoch as UTC text; None for none."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None
+
+
+def text(value: object) -> str:
+    """The value if it is text, else empty."""
+    return value if isinstance(value, str) else ""
+
+
+def _heartbeat(folder: Path, pid: int | None) -> Record:
+    """The last heartbeat of this process, or nothing: a run that writes none is as live as any other."""
+    try:
+        beat = read_object(folder / HEARTBEAT)
+    except ConfigError:
+        return {}
+    return beat if beat.get("pid") == pid else {}
+
+
+def _is_held(folder: Path, pid: int | None) -> bool:
+    """Whether a process holds the folder's lock, which is certain, whereas a process id may be reused."""
+    if (folder / lock.NAME).is_file():
+        return lock.owner_of(folder) != 0
+    return pid is not None and process_is_alive(pid)
+
+
+def _state(manifest: Record, *, is_alive: bool, idle_s: float) -> str:
+    state = text(manifest.get("status")) or "unknown"
+    if state != "running":
+        return state
+    if not is_alive:
+        return "dead"
+    return "stale" if idle_s > STALE_AFTER_S else "running"
+
+
+def _wall_time_s(manifest: Record, *, is_alive: bool, activity_s: float) -> float | None:
+    """From start to end; a live run ends now, a dead one with its last record."""
+    started_s, ended_s = _seconds(manifest.get("started")), _seconds(manifest.get("ended"))
+    if started_s is None:
+        return None
+    if ended_s is None:
+        ended_s = time.time() if is_alive else activity_s
+    return max(0.0, ended_s - started_s)
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        return datetime.fromisoformat(text(value)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = record.get(name)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,217 @@
+"""Finds the runs to compare: those of a campaign, or individual folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.reading import Record, read_object
+from retrain.records.runs.campaign_status import CAMPAIGN_MARK, read_campaign
+from retrain.records.runs.registered import Plan, read_plan
+from retrain.records.runs.run_status import MARK, read_run
+from retrain.records.runs.settings_key import FREE_KEYS, FREE_TABLES
+
+CAMPAIGN_CONTENT = "campaign.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A run by its condition and seed; `folder` is None before it has one. `problem` says why it cannot be used.
+
+    `record` is its `run.json`, empty if that cannot be read. `has_ended` is false while its campaign goes on with it.
+    """
+
+    name: str
+    condition: str
+    seed: int | None
+    folder: Path | None
+    state: str
+    started: datetime | None = None
+    problem: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    has_ended: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The requested campaign with its plan, or runs (then `campaign` is None).
+
+    `declared` are the values of each condition, as `campaign.json` has them; empty without one. `added_seeds` are those
+    that the campaign grew by, `not_needed` is how many runs its planned looks saved: they are no candidates.
+    """
+
+    campaign: Path | None
+    conditions: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    plan: Plan | None
+    declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    added_seeds: tuple[int, ...] = ()
+    not_needed: int = 0
+
+    @property
+    def first_start(self) -> datetime | None:
+        """Start time of the first run."""
+        return min((each.started for each in self.candidates if each.started), default=None)
+
+
+def find_runs(paths: Sequence[Path]) -> Source:
+    """The runs of one campaign folder, or of several run folders; ConfigError for anything else."""
+    campaigns = [path for path in paths if (path / CAMPAIGN_MARK).is_file() and not (path / MARK).is_file()]
+    if campaigns and len(paths) > 1:
+        what = "a campaign cannot be combined with other folders"
+        fix = "give one campaign, or the folders of its runs: CAMPAIGN/runs/*"
+        raise ConfigError(Problem(where=str(campaigns[0]), what=what, fix=fix))
+    if campaigns:
+        return _campaign(campaigns[0])
+    for path in paths:
+        if not (path / MARK).is_file():
+            what = "is neither a campaign (manifest.json) nor a run (run.json)" if path.is_dir() else "no such folder"
+            fix = "give the folder of a campaign, or those of runs; `retrain status` lists them"
+            raise ConfigError(Problem(where=str(path), what=what, fix=fix))
+    return _runs(list(dict.fromkeys(path.resolve() for path in paths)), dict(_spelling(paths)))
+
+
+def _spelling(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    return ((path.resolve(), str(path)) for path in reversed(paths))
+
+
+def _campaign(folder: Path) -> Source:
+    manifest = read_object(folder / CAMPAIGN_MARK)
+    status = read_campaign(folder)
+    if status is None:
+        what = "is not the manifest of a campaign"
+        raise ConfigError(Problem(where=str(folder / CAMPAIGN_MARK), what=what, fix="give a campaign's folder"))
+    candidates = []
+    for run in status.runs:
+        if not run.is_needed:
+            continue
+        state = run.status.state if run.status else ("failed" if run.has_failed else "not started")
+        record = _run_record(run.status.path) if run.status else {}
+        candidates.append(
+            Candidate(
+                name=run.name,
+                condition=run.condition,
+                seed=run.seed,
+                folder=run.status.path if run.status else None,
+                state=state,
+                started=_started(record),
+                problem=run.status.error if run.status and state == "unreadable" else _other_seed(run.seed, record),
+                record=record,
+                has_ended=run.has_ended,
+            )
+        )
+    return Source(
+        campaign=folder,
+        conditions=status.conditions,
+        candidates=tuple(candidates),
+        plan=read_plan(manifest),
+        declared=_declared(folder),
+        added_seeds=_added_seeds(manifest),
+        not_needed=sum(not run.is_needed for run in status.runs),
+    )
+
+
+def _other_seed(listed: int | None, record: Mapping[str, Any]) -> str:
+    """Why a run cannot be used under the seed that its campaign lists; empty if `run.json` has the same."""
+    if not record or record.get("seed") == listed:
+        return ""
+    return f"manifest.json says seed {listed}, run.json seed {record.get('seed')}"
+
+
+def _added_seeds(manifest: Record) -> tuple[int, ...]:
+    grown = manifest.get("grown")
+    entries = [each for each in grown if isinstance(each, dict)] if isinstance(grown, list) else []
+    listed = [each["seeds"] for each in entries if isinstance(each.get("seeds"), list)]
+    return tuple(dict.fromkeys(seed for seeds in listed for seed in seeds if type(seed) is int))
+
+
+def _declared(folder: Path) -> dict[str, dict[str, Any]]:
+    try:
+        conditions = read_object(folder / CAMPAIGN_CONTENT).get("conditions")
+    except ConfigError:  # of an early version, or damaged: the runs are held against each other
+        return {}
+    found = conditions if isinstance(conditions, dict) else {}
+    return {label: values for label, values in found.items() if isinstance(values, dict)}
+
+
+def _runs(folders: Sequence[Path], names: Mapping[Path, str]) -> Source:
+    records = {folder: _run_record(folder) for folder in folders}
+    label_of = _labels(records)
+    candidates = []
+    for folder, record in records.items():
+        status, seed = read_run(folder), record.get("seed")
+        candidates.append(
+            Candidate(
+                name=names[folder],
+                condition=label_of(folder),
+                seed=seed if type(seed) is int else None,
+                folder=folder,
+                state=status.state,
+                started=_started(record),
+                problem=status.error if status.state == "unreadable" else "",
+                record=record,
+            )
+        )
+    conditions = tuple(dict.fromkeys(each.condition for each in candidates))
+    # The anytime test depends on the order of seeds, which must not be chosen on the command line.
+    candidates.sort(key=_began)
+    return Source(campaign=None, conditions=conditions, candidates=tuple(candidates), plan=None)
+
+
+def _began(run: Candidate) -> tuple[bool, float, int, str, str]:
+    """By the time a run began; runs of one second by seed, condition and content."""
+    time_s = run.started.timestamp() if run.started else 0.0
+    return run.started is None, time_s, run.seed if run.seed is not None else -1, run.condition, str(run.folder)
+
+
+def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:
+    """Labels of individual runs: the condition, and the settings in which runs of that condition differ."""
+    settings = {folder: dict(_settings(record)) for folder, record in records.items()}
+    names = {folder: _condition(record) for folder, record in records.items()}
+    differing: dict[str, list[str]] = {}
+    for name in set(names.values()):
+        alike = [settings[folder] for folder in records if names[folder] == name]
+        keys = sorted({key for each in alike for key in each})
+        differing[name] = [key for key in keys if any(each.get(key) != alike[0].get(key) for each in alike)]
+
+    def label(folder: Path) -> str:
+        name = names[folder]
+        parts = [f"{key}={settings[folder].get(key, 'absent')}" for key in differing[name]]
+        return f"{name}~{','.join(parts)}" if parts else name
+
+    return label
+
+
+def _settings(record: Record) -> Iterator[tuple[str, str]]:
+    config = record.get("config")
+    for table, keys in (config if isinstance(config, dict) else {}).items():
+        if table in FREE_TABLES or not isinstance(keys, dict):
+            continue
+        for key, value in keys.items():
+            if (path := f"{table}.{key}") not in FREE_KEYS:
+                yield path, str(value)
+
+
+def _condition(record: Record) -> str:
+    value = record.get("condition")
+    return value if isinstance(value, str) and value else "(no condition)"
+
+
+def _run_record(folder: Path) -> Mapping[str, Any]:
+    try:
+        return read_object(folder / MARK)
+    except ConfigError:  # `read_run` reports what is wrong with it
+        return {}
+
+
+def _started(record: Record) -> datetime | None:
+    value = record.get("started")
+    try:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return time if time and time.tzinfo else None

@@ -1,0 +1,141 @@
+"""In what the compared runs differ besides what their conditions say: keys, code, data, plugins, libraries, devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from retrain.records.identity.acceptance import accepted_changes
+from retrain.records.identity.changes import ADDED, REMOVED, ChangeKind, changes_between
+from retrain.records.identity.copies import stored_identity
+from retrain.records.runs.settings_key import FREE_KEYS, FREE_TABLES
+from retrain.records.runs.source import Candidate, Source
+
+MODES = frozenset({"algorithm.advantage_mode", "algorithm.transform_mode", "training.control"})
+OF_A_PART = (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.PACKAGE)  # come and go with the parts that a condition names
+MOST_NAMES, MOST_FILES = 5, 3
+
+Finding = tuple[str, str]  # a run, or a condition as a whole, and in what it differs
+
+
+def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> tuple[str, ...]:
+    """A sentence per difference with the runs that have it: `maxrl+none: reward.py:3 changed: ...`.
+
+    Each run is held against the first of its condition, and that one against the first of the baseline. Runs that
+    recorded no code and data are not held against others.
+    """
+    firsts: dict[str, Candidate] = {}
+    for run in compared:
+        firsts.setdefault(run.condition, run)
+    reference = firsts.get(baseline) or next(iter(firsts.values()))
+    found: list[Finding] = []
+    for run in compared:
+        first, declared = firsts[run.condition], source.declared.get(run.condition)
+        against = reference if run is first else first
+        found += [(run.name, text) for text in _of_the_plan(run, declared or {})]
+        texts = [] if declared else [*_of_the_keys(run, against)]
+        texts += [*_of_the_inputs(run, against), *_of_the_machine(run, against)]
+        who = run.condition if run.condition != against.condition else run.name
+        found += [(who, text) for text in texts]
+        found += [(run.name, text) for text in accepted_changes(run.record)]
+    return tuple(_sentences(found, compared))
+
+
+def without_inputs(compared: Sequence[Candidate]) -> int:
+    """How many of the runs recorded no code and data."""
+    return sum(not isinstance(run.record.get("identity"), dict) for run in compared)
+
+
+def _of_the_plan(run: Candidate, declared: Mapping[str, Any]) -> Iterator[str]:
+    """Keys of a campaign's run that are not what `campaign.json` says about its condition."""
+    actual = _settings(run)
+    for path, value in declared.items():
+        if path in actual and _is_compared(path) and actual[path] != value:
+            yield f"{path} is {actual[path]!r}, the campaign says {value!r}"
+
+
+def _of_the_keys(run: Candidate, against: Candidate) -> Iterator[str]:
+    """Keys in which two runs differ although neither label shows them."""
+    ours, theirs = _settings(run), _settings(against)
+    for path in sorted({*ours, *theirs}):
+        is_shown = path in MODES or any(_shows(each.condition, path) for each in (run, against))
+        if _is_compared(path) and not is_shown and ours.get(path) != theirs.get(path):
+            yield f"{path} is {ours.get(path)!r}, that of {against.condition} is {theirs.get(path)!r}"
+
+
+def _of_the_inputs(run: Candidate, against: Candidate) -> Iterator[str]:
+    """Code, data, model files and plugins, `was` being those of the other run."""
+    before, now = against.record.get("identity"), run.record.get("identity")
+    if not isinstance(before, dict) or not isinstance(now, dict) or not changes_between(before, now):
+        return  # the digests agree: no file need be read
+    changes = changes_between(_stored(against), _stored(run))
+    if run.condition != against.condition:
+        changes = [each for each in changes if each.kind not in OF_A_PART or each.what not in (ADDED, REMOVED)]
+    for owner, group in groupby(changes, key=lambda change: change.owner):
+        of_owner = list(group)
+        if owner and len(of_owner) > MOST_FILES:
+            yield f"{len(of_owner)} files of {owner} changed, such as {of_owner[0].where}{_than(run, against)}"
+            continue
+        yield from (f"{each}{_than(run, against)}" for each in of_owner)
+
+
+def _of_the_machine(run: Candidate, against: Candidate) -> Iterator[str]:
+    """Versions of libraries, and CPU or GPU: they round differently."""
+    ours, theirs = (_table(each.record, "libraries") for each in (run, against))
+    for name in sorted(ours.keys() & theirs.keys()):  # versions of retrain record different libraries
+        if ours[name] != theirs[name]:
+            yield f"{name} {ours[name]}, not {theirs[name]}{_than(run, against)}"
+    kinds = [_device_kind(each) for each in (run, against)]
+    if all(kinds) and kinds[0] != kinds[1]:
+        yield f"trained on a {kinds[0]}, not on a {kinds[1]}{_than(run, against)}"
+
+
+def _sentences(found: Sequence[Finding], compared: Sequence[Candidate]) -> Iterator[str]:
+    by_text: dict[str, list[str]] = {}
+    for name, text in found:
+        by_text.setdefault(text, []).append(name)
+    for text, names in by_text.items():
+        whole = [
+            label
+            for label in dict.fromkeys(run.condition for run in compared)
+            if label in names or all(run.name in names for run in compared if run.condition == label)
+        ]
+        single = [run.name for run in compared if run.name in names and run.condition not in whole]
+        who = [*whole, *single]
+        more = f" and {len(who) - MOST_NAMES} more" if len(who) > MOST_NAMES else ""
+        yield f"{', '.join(who[:MOST_NAMES])}{more}: {text}"
+
+
+def _settings(run: Candidate) -> dict[str, Any]:
+    tables = _table(run.record, "config").items()
+    return {f"{table}.{key}": value for table, keys in tables if isinstance(keys, dict) for key, value in keys.items()}
+
+
+def _is_compared(path: str) -> bool:
+    return path not in FREE_KEYS and path.partition(".")[0] not in FREE_TABLES
+
+
+def _shows(label: str, path: str) -> bool:
+    """Whether a label `adv+transform~key=value` names a key, by its path or by its flag."""
+    table, _, name = path.partition(".")
+    return bool(re.search(rf"[~,](?:{re.escape(path)}|(?:{table}_)?{re.escape(name)})[=.]", label))
+
+
+def _stored(run: Candidate) -> Mapping[str, Any]:
+    return stored_identity(run.folder, run.record) if run.folder else {}
+
+
+def _than(run: Candidate, against: Candidate) -> str:
+    return f" (against {against.name if run.condition == against.condition else against.condition})"
+
+
+def _device_kind(run: Candidate) -> str:
+    used = str(_table(run.record, "devices").get("used", ""))
+    return ("CPU" if used.startswith("cpu") else "GPU") if used else ""
+
+
+def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}

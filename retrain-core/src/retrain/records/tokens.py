@@ -1,0 +1,127 @@
+"""Compact records of what credit needs per completion: ids, log-probabilities, entropies, planning marks, credit.
+
+One safetensors file per step, flat arrays over all action tokens in the order of `generations.jsonl`; `lengths` splits
+them into completions. Numbers are float32, which is all the precision that samplers and trainers have, but rewards of
+single tokens are float64, because credit is computed from them. `rows.py` stores the tokens around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.types import Floats, Mask, Tokens
+from retrain.records.files import new_digest
+from retrain.records.rows import RowRecord, row_arrays, rows_of
+from retrain.text.whole_file import write_bytes
+
+FOLDER = "tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenRecord:
+    """One completion's action tokens; `planning_T` is None when the run had no planning detector.
+
+    `row` is the row that they stand in, None in a run of an earlier version. The others are what `Completion` calls by
+    the same names, at the action tokens, None where the run had no such numbers.
+    """
+
+    tokens_T: Tokens
+    logprobs_T: Floats
+    advantages_T: Floats
+    entropies_T: Floats | None = None
+    planning_T: Mask | None = None
+    engine_logprobs_T: Floats | None = None
+    reference_logprobs_T: Floats | None = None
+    rewards_T: Floats | None = None
+    kl_coef: float = 0.0
+    row: RowRecord | None = None
+
+
+# the optional arrays, by the field of `TokenRecord`: stored where every completion has one
+OPTIONAL: dict[str, tuple[str, type[np.generic], type[np.generic]]] = {
+    "entropies_T": ("entropies", np.float32, np.float64),
+    "planning_T": ("planning", np.uint8, np.bool_),
+    "engine_logprobs_T": ("engine_logprobs", np.float32, np.float64),
+    "reference_logprobs_T": ("reference_logprobs", np.float32, np.float64),
+    "rewards_T": ("rewards", np.float64, np.float64),
+}
+
+
+def token_file(emergence: Path, step: int) -> Path:
+    """The file of a step's records."""
+    return emergence / FOLDER / f"step_{step:06d}.safetensors"
+
+
+def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> dict[str, Any]:
+    """Write the records of a step, completely or not at all; return the line of `token_files.jsonl` about the file."""
+    arrays: dict[str, np.ndarray] = {
+        "lengths": np.array([len(record.tokens_T) for record in records], dtype=np.int64),
+        "tokens": np.concatenate([record.tokens_T for record in records]).astype(np.int32),
+        "logprobs": np.concatenate([record.logprobs_T for record in records]).astype(np.float32),
+        "advantages": np.concatenate([record.advantages_T for record in records]).astype(np.float32),
+    }
+    for field, (name, stored, _) in OPTIONAL.items():
+        found = [values for record in records if (values := getattr(record, field)) is not None]
+        if len(found) == len(records):
+            arrays[name] = np.concatenate(found).astype(stored)
+    if any(record.kl_coef for record in records):
+        arrays["kl_coefs"] = np.array([record.kl_coef for record in records])
+    rows = [record.row for record in records if record.row is not None]
+    if len(rows) == len(records):
+        arrays |= row_arrays(rows)
+    file = token_file(emergence, step)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    from safetensors.numpy import save  # only a run needs it, and checks of a configuration import this module
+
+    content = save(arrays)
+    write_bytes(file, content)
+    digest = new_digest()
+    digest.update(content)
+    return {"step": step, "bytes": len(content), "blake2b": digest.hexdigest()}
+
+
+def read_arrays(emergence: Path, step: int, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Arrays of a step's file by name, those of `names` that it has; ConfigError when it is absent or damaged."""
+    from safetensors import safe_open
+
+    file = token_file(emergence, step)
+    try:
+        open_regular(file).close()  # a pipe would keep the library waiting
+        with safe_open(file, framework="numpy") as stream:
+            wanted = [name for name in stream.keys() if names is None or name in names]  # noqa: SIM118 (not a mapping)
+            return {name: stream.get_tensor(name) for name in wanted}
+    except Exception as error:  # the library raises exceptions of its own
+        fix = "choose another --step, or a run made by this version"
+        raise ConfigError(Problem(where=str(file), what=f"no readable token records: {error}", fix=fix)) from error
+
+
+def read_tokens(emergence: Path, step: int) -> list[TokenRecord]:
+    """The records of a step; ConfigError when there are none or the file is damaged."""
+    arrays, file = read_arrays(emergence, step), token_file(emergence, step)
+    cuts, num = np.cumsum(arrays["lengths"])[:-1], len(arrays["lengths"])
+    names = ("tokens", "logprobs", "advantages", *(name for name, _, _ in OPTIONAL.values()))
+    split = {name: np.split(arrays[name], cuts) for name in names if name in arrays}
+    try:
+        rows = rows_of(arrays, split["tokens"]) if "prompt_of" in arrays else []
+    except (ValueError, IndexError, KeyError) as error:
+        fix = "choose another --step"
+        raise ConfigError(Problem(where=str(file), what=f"rows cannot be put together: {error}", fix=fix)) from error
+    optional = {each: (name, dtype) for each, (name, _, dtype) in OPTIONAL.items() if name in split}
+    return [
+        TokenRecord(
+            tokens_T=split["tokens"][i].astype(np.int64),
+            logprobs_T=split["logprobs"][i].astype(np.float64),
+            advantages_T=split["advantages"][i].astype(np.float64),
+            kl_coef=float(arrays["kl_coefs"][i]) if "kl_coefs" in arrays else 0.0,
+            row=rows[i] if rows else None,
+            **{each: split[name][i].astype(dtype) for each, (name, dtype) in optional.items()},
+        )
+        for i in range(num)
+    ]

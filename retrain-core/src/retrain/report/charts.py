@@ -1,0 +1,199 @@
+"""Aggregates the curves of many runs to a few lines per chart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from retrain.kernel.types import Floats
+from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD
+from retrain.report.chart_specs import (
+    CHARTS,
+    GROUPS,
+    HIGH,
+    LEARNING,
+    LOW,
+    REWARD_QUANTILES,
+    ChartSpec,
+    Unit,
+    part_charts,
+    set_charts,
+)
+from retrain.report.gather import Material, ReportRun, evaluated_steps
+from retrain.report.grid import Band, Grid, band_of, grid_for
+from retrain.report.lines import PASS_PREFIX, RunLines
+
+MOST_POINTS, FEWEST_POINTS = 240, 60
+MOST_NUMBERS = 900_000  # of all curves together: 2.4 MB on the page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SeedCurve:
+    """One run's curve."""
+
+    seed: int | None
+    is_done: bool
+    y_P: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ConditionCurve:
+    """A condition's curve; `is_interval` if the band is the 95 % interval of a single run's evaluations."""
+
+    band: Band
+    is_interval: bool
+    seeds: tuple[SeedCurve, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chart:
+    """A chart; `constant` is the single value of all runs at all steps, if there is one: then nothing is drawn."""
+
+    group: str
+    spec: ChartSpec
+    title: str
+    x_P: Floats
+    curves: Mapping[str, ConditionCurve]
+    constant: float | None
+
+
+def build_charts(material: Material, *, most_points: int) -> list[Chart]:
+    """Every chart with data; single seeds only for the conditions that are shown at first."""
+    num_steps = max((run.num_steps for run in material.runs), default=0)
+    grid = grid_for(num_steps, most_points, stride=material.stride)
+    num_supervised = max((run.num_supervised for run in material.runs), default=0)
+    warm_up_grid = grid_for(num_supervised, most_points, stride=material.stride)
+    eval_steps = _eval_steps(material.runs, most_points)
+    charts = []
+    names = {name for run in material.runs for name in run.lines.columns}
+    added = [*set_charts(names), *part_charts(names)]
+    is_graded = any(_is_graded(run.lines) for run in material.runs)
+    pools = any((np.nan_to_num(run.lines.column("sepa_lambda")) != 0.0).any() for run in material.runs)
+    for group, specs in CHARTS.items():
+        for spec in (*specs, *(added if group == LEARNING else ())):
+            field, title = _field(spec, material.runs)
+            if field is None or (spec.is_eval and not eval_steps.size):
+                continue
+            if (spec.is_graded and not is_graded) or (spec.is_pooling and not pools):
+                continue
+            is_share = spec.unit is Unit.SHARE
+            dense = warm_up_grid if spec.is_warm_up else grid
+            curve = partial(_eval_curve, eval_steps) if spec.is_eval else partial(_dense_curve, dense, spec.is_warm_up)
+            curves = _conditions(material, field, curve, is_share=is_share)
+            if curves:
+                x_P = eval_steps + 1 if spec.is_eval else dense.x_P
+                chart = Chart(group=group, spec=spec, title=title, x_P=x_P, curves=curves, constant=_constant(curves))
+                charts.append(chart)
+    return charts
+
+
+def points_for(num_conditions: int, num_seed_curves: int) -> int:
+    """Points per curve such that the page stays small."""
+    num_charts = sum(map(len, CHARTS.values()))
+    wanted = MOST_NUMBERS // max(1, num_charts * (3 * num_conditions + num_seed_curves))
+    return max(FEWEST_POINTS, min(MOST_POINTS, wanted))
+
+
+def values_of(lines: RunLines, field: str) -> Floats:
+    """A run's column, or the ratio that a chart shows instead of a count."""
+    values_R = lines.column(field)
+    if field == "useful_groups":
+        total_R = np.sum([np.nan_to_num(lines.column(each)) for each in GROUPS], axis=0)
+        return _ratio(values_R, total_R)
+    if field == "trained_tokens":
+        return _ratio(values_R, lines.column("sampled_tokens"))
+    return _ratio(values_R, lines.column("sample_time_s")) if field == "sampled_tokens" else values_R
+
+
+def _ratio(values_R: Floats, total_R: Floats) -> Floats:
+    ratios_R: Floats = np.divide(values_R, total_R, out=np.full(values_R.size, math.nan), where=total_R > 0)
+    return ratios_R
+
+
+Curve = Callable[[RunLines], Floats]
+
+
+def _dense_curve(grid: Grid, is_warm_up: bool, field: str) -> Curve:
+    def curve(lines: RunLines) -> Floats:
+        first = lines.steps_R[0] if is_warm_up else 0
+        return grid.binned(lines.steps_R - first, values_of(lines, field))
+
+    return curve
+
+
+def _eval_curve(steps_P: Floats, field: str) -> Curve:
+    def curve(lines: RunLines) -> Floats:
+        values_R, found_P = lines.column(field), np.full(steps_P.size, math.nan)
+        indices_R = np.searchsorted(steps_P, lines.steps_R)
+        is_on_R = (indices_R < steps_P.size) & (steps_P[np.minimum(indices_R, steps_P.size - 1)] == lines.steps_R)
+        found_P[indices_R[is_on_R]] = values_R[is_on_R]
+        return found_P
+
+    return curve
+
+
+def _conditions(
+    material: Material, field: str, curve: Callable[[str], Curve], *, is_share: bool
+) -> dict[str, ConditionCurve]:
+    curves = {}
+    for label in material.drawable:
+        is_shown, drawn = label in material.shown, material.drawn(label)
+        runs = [run for run in (material.of(label) if is_shown else drawn) if run.lines.steps_R.size]
+        by_run = {id(run): curve(field)(run.lines) for run in runs}
+        band = band_of([by_run[id(run)] for run in drawn], is_share=is_share)
+        if band is None:
+            continue
+        is_interval = field == HELD_OUT.field and len(drawn) == 1
+        if is_interval:
+            low_P, high_P = (curve(end)(drawn[0].lines) for end in (LOW, HIGH))
+            band = replace(band, low_P=low_P, high_P=high_P)
+        seeds = tuple(
+            SeedCurve(seed=run.candidate.seed, is_done=run.is_done, y_P=by_run[id(run)])
+            for run in runs
+            if is_shown and np.isfinite(by_run[id(run)]).any()
+        )
+        curves[label] = ConditionCurve(band=band, is_interval=is_interval, seeds=seeds)
+    return curves
+
+
+def _constant(curves: Mapping[str, ConditionCurve]) -> float | None:
+    ends = [(np.nanmin(each.band.low_P), np.nanmax(each.band.high_P)) for each in curves.values()]
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    is_flat = high - low <= 1e-12 * max(1.0, abs(high)) and not any(_spread(each) for each in curves.values())
+    return float(low) if is_flat else None
+
+
+def _spread(curve: ConditionCurve) -> bool:
+    return any(float(np.nanmax(each.y_P) - np.nanmin(each.y_P)) > 1e-12 for each in curve.seeds)
+
+
+def _is_graded(lines: RunLines) -> bool:
+    """Whether some reward is neither 0 nor 1, as far as mean and quantiles tell."""
+    quantiles = np.concatenate([lines.column(field) for field in REWARD_QUANTILES])
+    rewards_R, rates_R = lines.column(HELD_OUT_REWARD.field), lines.column(HELD_OUT.field)
+    is_between = np.isfinite(quantiles) & (quantiles != 0.0) & (quantiles != 1.0)
+    return bool(is_between.any() or (np.abs(rewards_R - rates_R) > 1e-9).any())
+
+
+def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]:
+    """The field and title of a chart; for pass@k with the largest k above 1."""
+    if spec.fields != (PASS_PREFIX,):
+        found = (field for field in spec.fields if any(field in run.lines.columns for run in runs))
+        return next(found, None), spec.title
+    names = {name for run in runs for name in run.lines.columns if name.startswith(PASS_PREFIX)}
+    sizes = [int(size) for name in names if (size := name.removeprefix(PASS_PREFIX)).isdigit() and len(size) < 6]
+    if max(sizes, default=1) < 2:
+        return None, spec.title
+    return f"{PASS_PREFIX}{max(sizes)}", f"Held-out pass@{max(sizes)}"
+
+
+def _eval_steps(runs: Sequence[ReportRun], most: int) -> Floats:
+    """Every step after which a run was evaluated, or an even selection."""
+    steps = sorted({step for run in runs for step in evaluated_steps(run)})
+    if len(steps) > most:
+        steps = [steps[round(index * (len(steps) - 1) / (most - 1))] for index in range(most)]
+    return np.array(steps, dtype=np.float64)

@@ -1,0 +1,131 @@
+"""Credit as colours: the data of each completion, the colour scale, and the terminal view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from retrain.kernel.types import Floats, Mask
+from retrain.text.terminal_text import printable
+
+GAMMA = 0.6  # keeps completions with little credit visible beside those with much
+FLOOR = 0.25  # keeps the weakest token of a completion visible
+OUTLIERS_AT = (2, 98)  # percent: a few extreme tokens must not wash out the others
+EVEN = 1e-6  # shares closer than this count as equal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShadedCompletion:
+    """One completion under several flows: `credits[f]` is its token credit under flow f."""
+
+    group: int
+    index: int
+    example_id: str
+    prompt: str
+    reference: str
+    reward: float
+    trained: bool
+    token_texts: Sequence[str]
+    logprobs_T: Floats
+    planning_T: Mask
+    entropies_T: Floats | None
+    credits: Sequence[Floats]
+    is_right: bool = False  # its reward is above `[scoring] correct_above`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShadedStep:
+    """A step's completions under several flows, one label each."""
+
+    run: str
+    step: int
+    sepa_lambda: float
+    labels: Sequence[str]
+    completions: Sequence[ShadedCompletion]
+
+    def groups(self) -> list[list[ShadedCompletion]]:
+        """The completions of each prompt; groups that were trained on come first."""
+        by_group: dict[int, list[ShadedCompletion]] = {}
+        for completion in self.completions:
+            by_group.setdefault(completion.group, []).append(completion)
+        return sorted(by_group.values(), key=lambda group: not any(each.trained for each in group))
+
+    def scale(self) -> Scale:
+        """The colour scale, over everything shown."""
+        credited = [c for row in self.completions for c in row.credits if c.size and abs(c).max() > 0.0]
+        sizes = [float(abs(c).mean()) for c in credited]
+        shares = np.concatenate([abs(c) / abs(c).mean() for c in credited]) if credited else np.ones(1)
+        low, high = np.percentile(shares, OUTLIERS_AT)
+        return Scale(largest=max(sizes, default=1.0), low=float(low), high=float(high))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Maps credit to colour depth.
+
+    depth = sign * (m / largest)^0.6 * (0.25 + 0.75 r): m is the completion's mean absolute credit, where r
+    is 0 if the token's share of it, |credit| / m, is at the 2nd percentile of all shares shown, 1 at the 98th. The
+    colours thus show both how much a completion counts and which of its tokens count most.
+    """
+
+    largest: float
+    low: float
+    high: float
+
+    def depths(self, credit_T: Floats) -> Floats:
+        """Depth in [-1, 1] of each token of one completion."""
+        mean = float(np.abs(credit_T).mean()) if credit_T.size else 0.0
+        if mean == 0.0:
+            return np.zeros(credit_T.shape)
+        spread = self.high - self.low
+        shares_T = np.abs(credit_T) / mean
+        rank_T = np.clip((shares_T - self.low) / spread, 0.0, 1.0) if spread > EVEN else np.full(shares_T.shape, 0.5)
+        depths_T: Floats = np.sign(credit_T) * (mean / self.largest) ** GAMMA * (FLOOR + (1.0 - FLOOR) * rank_T)
+        return depths_T
+
+
+def show(step: ShadedStep, console: Console, *, most: int) -> None:
+    """Print up to `most` completions, trained groups first, each under its prompt.
+
+    Text stands on green (credit) or red (blame), and planning tokens are underlined.
+    """
+    scale = step.scale()
+    console.print(Text(f"{step.run} step {step.step}, lambda = {step.sepa_lambda:g}", style="bold"))
+    shown = [completion for group in step.groups() for completion in group][:most]
+    for number, completion in enumerate(shown):
+        if number == 0 or completion.group != shown[number - 1].group:
+            console.print(Text(f"\n{group_title(completion)} | answer {printable(completion.reference)}", style="bold"))
+            console.print(Text(printable(completion.prompt), style="dim"))
+        console.print(Text(f"\ncompletion {completion.index} | reward {completion.reward:g}", style="bold"))
+        for label, credit_T in zip(step.labels, completion.credits, strict=True):
+            total = (
+                f"sum {credit_T.sum():+.3f}, from {credit_T.min():+.3f} to {credit_T.max():+.3f}"
+                if credit_T.size
+                else ""
+            )
+            console.print(Text(f"{label}  ({total})", style="magenta"))
+            line = Text()
+            for piece, style in _styled(completion, credit_T, scale):
+                line.append(piece, style=style)
+            console.print(line)
+    hidden = len(step.completions) - most
+    if hidden > 0:
+        console.print(Text(f"\n{hidden} more completions: --most N shows more, --html FILE all of them", style="dim"))
+
+
+def group_title(completion: ShadedCompletion) -> str:
+    """What stands above a group's completions."""
+    return f"group {completion.group}" + ("" if completion.trained else " | not trained")
+
+
+def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Iterator[tuple[str, str]]:
+    depths_T = scale.depths(credit_T).tolist()
+    for text, depth, is_planning in zip(completion.token_texts, depths_T, completion.planning_T, strict=True):
+        level = round(255 - 165 * abs(depth))
+        background = f"rgb({level},255,{level})" if depth > 0 else f"rgb(255,{level},{level})"
+        colour = f"black on {background}" if depth else "default"
+        yield printable(text.replace("\n", "⏎")), colour + (" underline" if is_planning else "")

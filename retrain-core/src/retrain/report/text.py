@@ -1,0 +1,72 @@
+"""Untrusted text as HTML: escaped, of bounded length, with control and bidirectional characters made visible."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from html import escape
+
+from retrain.report.sample import Excerpt
+
+JOINERS = frozenset("\u200c\u200d")  # part of letters in many languages, and of emoji
+LOST = "\N{REPLACEMENT CHARACTER}"
+
+
+def text(value: object, most_chars: int = 400) -> str:
+    """A name or a short text; the rest of a longer one is dropped, and an ellipsis says so."""
+    shown = str(value)
+    return _marked(shown[:most_chars]) + ("…" if len(shown) > most_chars else "")
+
+
+def long_text(value: Excerpt) -> str:
+    """Beginning and end, and the number of characters left out between them."""
+    if not value.left_out:
+        return _marked(value.head)
+    gap = f'<span class="cut">[{value.left_out:,} characters left out]</span>'
+    return f"{_marked(value.head)}\n{gap}\n{_marked(value.tail)}"
+
+
+def plain(value: object, most_chars: int = 400, *, kept: str = "") -> str:
+    """Text without markup, for a script to insert as text; control characters are made visible, except those `kept`."""
+    shown = str(value)[:most_chars]
+    return "".join(c if _is_harmless(c) or c in kept else _name(c) for c in shown)
+
+
+def joined(parts: Iterable[object], separator: str = ", ") -> str:
+    """Several names, escaped and joined."""
+    return separator.join(text(part) for part in parts)
+
+
+def amount(value: float) -> str:
+    """A count in three digits: `12.3 million`."""
+    for size, name in ((1e9, "billion"), (1e6, "million")):
+        if value >= size:
+            return f"{value / size:.3g} {name}"
+    return f"{value:,.0f}"
+
+
+def plural(count: int, name: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def _marked(shown: str) -> str:
+    if shown.isprintable():
+        return escape(shown, quote=True)
+    escaped = (
+        escape(c, quote=True) if _is_harmless(c) or c in "\n\t" else f'<span class="ctl">{_name(c)}</span>'
+        for c in shown.replace("\r\n", "\n")
+    )
+    return "".join(escaped)
+
+
+def _is_harmless(char: str) -> bool:
+    return char.isprintable() or char in JOINERS or unicodedata.category(char) in ("Zs", "Co", "Cn")
+
+
+def _name(char: str) -> str:
+    """Visible replacement of a character that would act instead of being shown."""
+    code = ord(char)
+    if 0xD800 <= code <= 0xDFFF:  # a lone surrogate cannot be encoded
+        return LOST
+    return f"[U+{code:04X}]"

@@ -1,1 +1,0 @@
-"""Plugins that ship with the kernel: each stands on `retrain.kernel` and registers through the hooks."""

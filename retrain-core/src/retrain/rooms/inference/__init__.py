@@ -1,1 +1,0 @@
-"""Inference engines: their table and the engines that are servers; `pytorch` lives in retrain-local."""

@@ -1,1 +1,0 @@
-"""Inspects flows and runs: preflight, credit of stored completions, status, comparison, report."""

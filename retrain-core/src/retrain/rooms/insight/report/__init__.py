@@ -1,1 +1,0 @@
-"""`retrain report`: a campaign, or runs, as one page that needs no network."""

@@ -1,1 +1,0 @@
-"""Runs the kernel in a process: assembly of parts, run folder, checkpoints, resume, signals."""

@@ -1,1 +1,0 @@
-"""What a run writes to disk: run folder, manifest, metrics, completions, adapter checkpoints."""

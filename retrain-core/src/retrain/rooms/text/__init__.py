@@ -1,1 +1,0 @@
-"""Text and token ids: tokenizer, chat template, the transcript of an episode."""

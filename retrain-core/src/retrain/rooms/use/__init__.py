@@ -1,1 +1,0 @@
-"""What was trained, used: talked to, served, merged, exported, published."""

@@ -1,0 +1,252 @@
+"""Builds the parts of a run from its configuration, in the order in which users want faults reported."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from retrain.credit.algorithm import build_algorithm
+from retrain.credit.check_loss import check_clips, check_loss
+from retrain.credit.flow import CreditFlow, build_flow
+from retrain.credit.recipes import mode_problems, with_owner
+from retrain.credit.trial import group_problem, try_flow
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.pacing import Pacer, PaceView
+from retrain.kernel.contracts.tasks import Rollouts
+from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.parts import Parts
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.capabilities import declared_capabilities
+from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.registry import Plugins
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Kind, SamplingParams
+from retrain.run.backend import build_backend
+from retrain.run.check import check_names, check_options, check_schedule
+from retrain.run.interrupts import Interrupts
+from retrain.run.public_package import missing_name
+from retrain.run.savepoint import restore_credit
+from retrain.run.selected import CREDIT
+from retrain.run.steps.controls import controlled_algorithm, controlled_sampling
+from retrain.run.steps.sampling_order import sampling_order
+from retrain.run.steps.selection import selection
+from retrain.run.steps.shaping import NamedShaper
+from retrain.run.steps.staleness import arrangement, staleness_problems, steps_ahead
+from retrain.run.steps.updates import Updates
+from retrain.tasks.child.process_copy import in_copy
+from retrain.tasks.scoring.trial import refuse_broken_rewards
+from retrain.tasks.tasks import Tasks, closed_on_error, load_tasks
+from retrain.text.tokenizer.load import load_tokenizer
+
+LOG = logging.getLogger("retrain")
+TRIAL_S = 5.0  # for a trial of milliseconds: a part may load a library first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assembled:
+    """The parts of a run, and the objects that watch it: a shaper may implement their hooks too."""
+
+    parts: Parts
+    watchers: tuple[object, ...]
+
+
+class FixedBatch:
+    """The null pacer: every step takes `[training] batch_size` prompts, so that a seed reproduces its run."""
+
+    is_repeatable = True
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def batch_size(self, step: int) -> int:
+        """The configured size."""
+        return self._size
+
+    def observe(self, view: PaceView) -> None:
+        """Nothing to learn."""
+
+    def metrics(self) -> Mapping[str, float | str | bool]:
+        """No fields."""
+        return {}
+
+    def state(self) -> Mapping[str, Any]:
+        """No state."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+def check(
+    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], *, will_run: bool = True
+) -> tuple[CreditFlow | None, list[Problem]]:
+    """The credit flow, if it can be built, and every problem found without data, model or heavy imports.
+
+    Unless it `will_run`, libraries that only a run needs may be missing.
+    """
+    problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config, plugins)
+    problems += mode_problems(config, plugins) + _check_trained(config, plugins)
+    problems += check_loss(config, plugins)
+    problems += check_schedule(config)
+    problems += staleness_problems(config, declared_capabilities(config, plugins))
+    for found in plugins.notify("retrain_check_config", config=config, plugins=plugins, will_run=will_run):
+        problems += found or ()
+    try:
+        flow = build_flow(config, plugins)
+    except RetrainError as error:
+        return None, with_owner([*problems, *_with_notes(error.problems, config, plugins)], config, plugins)
+    return flow, with_owner(problems + _check_entropy(config, plugins, flow), config, plugins)
+
+
+def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
+    """Problems that matter only when training starts: groups too small for the advantage, parts of credit that fail."""
+    if flow.is_custom:
+        return []
+    if problem := group_problem(config, flow):
+        return [problem]
+    capabilities = declared_capabilities(config, plugins)
+    provides_entropy = capabilities is None or capabilities.provides_entropy
+
+    def tried() -> list[dict[str, str]]:
+        return [asdict(problem) for problem in try_flow(config, flow, provides_entropy=provides_entropy)]
+
+    found = in_copy(tried, timeout_s=TRIAL_S)
+    if found is None:
+        LOG.warning("%s could not be tried on synthetic groups: the trial did not end by itself", flow.condition)
+    return [Problem(**fields) for fields in found or ()]
+
+
+def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
+    """Problems of the credit flow; a name of the public package comes with a note on what replaced it."""
+    kinds = {**CREDIT, "algorithm.algorithm_mode": Kind.ALGORITHM}
+    found = (missing_name(plugins, kind, config.value(path, ""), config.place(path)) for path, kind in kinds.items())
+    known = {(problem.where, problem.what): problem for problem in found if problem}
+    return [known.get((problem.where, problem.what), problem) for problem in problems]
+
+
+def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
+    capabilities = declared_capabilities(config, plugins)
+    if not flow.needs_entropy or capabilities is None or capabilities.provides_entropy:
+        return []
+    sampler = f"backend {config.backend.backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
+    what = f"{flow.uncertainty.name!r} needs entropies, which {sampler} cannot provide"
+    fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
+    return [Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)]
+
+
+def _check_trained(config: Config, plugins: Plugins) -> list[Problem]:
+    capabilities = declared_capabilities(config, plugins)
+    if config.model.lora_rank or capabilities is None or capabilities.all_weights:
+        return []
+    what = f"lora_rank = 0 asks for all weights, and backend {config.backend.backend!r} trains adapters only"
+    fix = 'set a rank, such as 32, or use backend = "local"'
+    return [Problem(where=config.place("model.lora_rank"), what=what, fix=fix)]
+
+
+def assemble(
+    config: Config,
+    plugins: Plugins,
+    flow: CreditFlow,
+    seeds: Seeds,
+    interrupts: Interrupts | None = None,
+    *,
+    saved: Mapping[str, Any] | None = None,
+    check_tasks: Callable[[Tasks], None] | None = None,
+) -> Assembled:
+    """Load tokenizer, data and model, in this order, and build every other part that the configuration names.
+
+    With the `saved` state of a checkpoint, algorithm and pacer are restored before the model loads, because they may
+    refuse it; so may `check_tasks` refuse the tasks.
+    """
+    stops = interrupts or Interrupts(grace_s=config.training.grace_s)
+    if config.training.group_size == 1 and not flow.is_custom:
+        LOG.warning("group_size = 1: a group of one has nothing to compare, so no step will train")
+    tokenizer = load_tokenizer(config, plugins)
+    context = PluginContext(
+        config=config,
+        seeds=seeds,
+        plugins=plugins,
+        tokenizer=tokenizer,
+        check_stop=stops.check,
+        fail_run=stops.fail,
+    )
+    # A recorder that is not installed is told before anything slow happens.
+    watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
+    tasks = load_tasks(context)
+    with closed_on_error(tasks.verifier):
+        if check_tasks:
+            check_tasks(tasks)
+        order = sampling_order(tasks.pool, context)
+        control = controlled_sampling(config, seeds, tasks.verifier)
+        refuse_broken_rewards(tasks.verifier, tasks.prompts, config)
+        import_backend(config, plugins)  # the slowest import
+        tasks.verifier.start()
+        plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
+        warm_up = plugins.notify("retrain_warm_up", context=context, tasks=tasks)
+        evaluation = plugins.notify("retrain_evaluation", context=context, tasks=tasks)
+        if evaluation is None and config.eval.examples:
+            LOG.warning("Nothing evaluates: the part of retrain-core that does is missing; reinstall retrain-core")
+        algorithm = controlled_algorithm(build_algorithm(flow, context), config)
+        pacer = _pacer(context)
+        restore_credit(algorithm, pacer, saved or {})
+        backend = build_backend(context)
+        order.draw_ahead(steps_ahead(config, backend))
+        given = plugins.notify("retrain_shape_rewards", context=context, backend=backend)
+        shapers = [shaper for found in given for shaper in found or ()]
+    select = selection(config)
+    parts = Parts(
+        config=config,
+        plugins=plugins,
+        seeds=seeds,
+        tokenizer=context.tokenizer,
+        prompts=order,
+        rollouts=_rollouts(tasks, backend, context),
+        algorithm=algorithm,
+        backend=backend,
+        pacer=pacer,
+        train=Updates(config, backend, seeds, stops).train,
+        overlap=arrangement(config, backend),
+        select=lambda sample: select(control(sample)),
+        shapers=tuple(map(NamedShaper, shapers)),
+        warm_up=warm_up,
+        evaluation=evaluation,
+    )
+    watching = (shaper for shaper in shapers if any(name.startswith("retrain_") for name in dir(shaper)))
+    return Assembled(parts=parts, watchers=(*watchers, *watching, order))
+
+
+def _pacer(context: PluginContext) -> Pacer:
+    """The pacer of `[backpressure]` if that is enabled, else the configured batch size."""
+    config = context.config
+    if not config.value("backpressure.enabled", False):
+        return FixedBatch(config.training.batch_size)
+    pacer: Pacer = build_part(Kind.PACER, config.value("backpressure.pacer", "usl"), "backpressure.pacer", context)
+    return pacer
+
+
+def import_backend(config: Config, plugins: Plugins) -> None:
+    """Import the backend without building it; `assemble` reports its faults when it builds it."""
+    with suppress(RetrainError):
+        resolve(
+            plugins,
+            Kind.BACKEND,
+            config.backend.backend,
+            where=config.place("backend.backend"),
+            search_paths=config.plugins.search_paths,
+        )
+
+
+def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollouts:
+    training = context.config.training
+    params = SamplingParams(
+        max_tokens=training.max_tokens,
+        temperature=training.temperature,
+        entropy=backend.capabilities.provides_entropy,
+    )
+    return tasks.verifier.rollouts(backend, context, params, tasks.context_length)

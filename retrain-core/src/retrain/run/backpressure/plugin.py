@@ -1,0 +1,32 @@
+"""Registers `[backpressure]` and the pacer `usl`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The table of adaptive batch sizing."""
+    traits = TableTraits(flag_prefix="bp_")
+    factory = "retrain.run.backpressure.table:BackpressureTable"
+    register(PluginSpec(name="backpressure", summary="Adaptive batch sizing.", factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_register_pacers(register: Callable[[PluginSpec], None]) -> None:
+    """The one built-in pacer."""
+    summary = "Steers to a fraction of the peak of the fitted Universal Scalability Law."
+    register(PluginSpec(name="usl", summary=summary, factory="retrain.run.backpressure.controller:build"))
+
+
+@hookimpl
+def retrain_describe_metrics() -> Iterable[MetricSpec]:
+    """The `bp_*` fields."""
+    from retrain.run.backpressure.metric_names import METRICS
+
+    return METRICS

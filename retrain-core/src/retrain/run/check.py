@@ -1,0 +1,196 @@
+"""Checks the names and parameters of a configuration against the installed plugins, without importing any part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from retrain.kernel.config.keys import TableTraits, keys_of
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import Problem
+from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.first_party import promised_default
+from retrain.kernel.plugins.resolve import ambiguity, problem_with
+from retrain.kernel.registry import Plugins
+from retrain.records.identity.inputs import CODE, declared_sorts
+from retrain.run.promised_options import PROMISED_OPTIONS
+from retrain.run.public_package import missing_name, note_on
+from retrain.run.steps.learning_rate import Course
+from retrain.run.tables import read_config as read_config
+from retrain.run.tables import registered_tables as registered_tables
+from retrain.run.tables import table_hint as table_hint
+from retrain.tasks.reward_params import PARAMS as REWARD_PARAMS
+from retrain.tasks.reward_params import reward_params
+
+# Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
+ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
+# Keys of options, with kind and key of the part that they are for.
+OPTIONS = {
+    "data.sampler_params": (Kind.SAMPLER, "data.sampler"),
+    "inference.options": (Kind.INFERENCE_ENGINE, "inference.engine"),
+    "planning.params": (Kind.PLANNING_DETECTOR, "planning.detector"),
+}
+# Other kinds may read options that they do not declare; a part of these that declares none has none.
+DECLARES_ALL = (Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR, Kind.REWARD)
+CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
+CHECKED_ELSEWHERE = (*CREDIT_KINDS, Kind.LOSS)
+
+
+def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:
+    """Kind and name of each part that the configuration selects, by its key, except loss and credit flow."""
+    wanted: dict[str, tuple[Kind, str]] = {}
+    for path, kind in ALWAYS.items():
+        wanted[path] = (kind, chosen_name(config, path, kind))
+    for table, entry in tables.items():
+        for key in keys_of(table, entry.model, entry.traits):
+            value = config.value(key.path, "")
+            named = value or key.default  # empty is a choice only where the default is empty too
+            is_set = isinstance(value, list) or config.origin(key.path) != DEFAULT_ORIGIN  # a list is all used
+            if key.names and key.names not in CHECKED_ELSEWHERE and named and is_set:
+                for name in [value] if isinstance(value, str) else value:  # one name, or names with their weights
+                    wanted[key.path if name is value else f"{key.path} {name}"] = (key.names, name)
+            if key.selects and value:
+                wanted[key.path] = key.selects
+    return wanted
+
+
+def chosen_name(config: Config, path: str, kind: Kind) -> str:
+    """The name under a key; the documented default if the distribution that supplies it is not installed."""
+    value = config.value(path, "")
+    return value or (promised_default(kind) if config.origin(path) == DEFAULT_ORIGIN else "")
+
+
+def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
+    """A problem for every name that no plugin provides, except loss and credit flow, and for a module in two files."""
+    wanted = wanted_names(config, tables)
+    for table in {path.partition(".")[0] for path in config.origins}:
+        wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
+    search_paths = config.plugins.search_paths
+    found = [
+        missing_name(plugins, kind, name, where=place_of(config, path))
+        or problem_with(plugins, kind, name, where=place_of(config, path), search_paths=search_paths)
+        for path, (kind, name) in wanted.items()
+    ]
+    for table, entry in tables.items():
+        for path in (f"{table}.{name}" for name, sort in declared_sorts(entry.model).items() if sort == CODE):
+            module = str(config.value(path, ""))
+            if module and not module.endswith(".py"):
+                found.append(ambiguity(f"module {module!r}", module, where=config.place(path)))
+    return [problem for problem in found if problem is not None]
+
+
+def place_of(config: Config, path: str) -> str:
+    """Place of a key, or of one name under a key that holds several: `reward.weights math`."""
+    key, _, entry = path.partition(" ")
+    return f"{config.place(key)} {entry}".rstrip()
+
+
+def check_options(config: Config, plugins: Plugins) -> list[Problem]:
+    """Problems with the options of parts outside the flow of credit, judged by the models that these declare."""
+    problems = []
+    for name, (backend, default) in sorted(_options_of_others(config, plugins).items()):
+        if config.backend.options[name] != default:
+            where = f"{config.place('backend.options')}.{name}"
+            what = f"belongs to backend {backend!r}, not to {config.backend.backend!r}"
+            problems.append(Problem(where=where, what=what, fix="remove it, or keep the default " + repr(default)))
+    weights: Mapping[str, float] = config.value("reward.weights", {})
+    rewards = list(weights) or [config.value("reward.type", "")]
+    given: Mapping[str, Any] = config.value(REWARD_PARAMS, {}) if weights else {}
+    for name in (name for name, own in given.items() if name not in weights or not isinstance(own, Mapping)):
+        fix = "with weights, params holds a table for each reward's name: remove it, or correct the name"
+        where = f"{config.place(REWARD_PARAMS)}.{name}"
+        problems.append(Problem(where=where, what="is not a table for a reward in weights", fix=fix))
+    for kind, name, path, options in (
+        (Kind.BACKEND, config.backend.backend, "backend.options", backend_options(config, plugins)),
+        (Kind.DATA_SOURCE, config.data.source, "data.options", config.data.options),
+        *((kind, config.value(key, ""), path, config.value(path, {})) for path, (kind, key) in OPTIONS.items()),
+        *((Kind.REWARD, name, REWARD_PARAMS, reward_params(config, name)) for name in rewards),
+    ):
+        entries = plugins.find(kind, name)
+        try:
+            model = entries[0].spec.load_params() if len(entries) == 1 else None
+        except Exception as error:  # a fault of that plugin, reported with its owner
+            what = f"the parameters of {kind} {name!r} failed to load: {type(error).__name__}: {error}"
+            fix = f"repair or reinstall {entries[0].owner.distribution}"
+            problems.append(Problem(where=config.place(path), what=what, fix=fix))
+            continue
+        if options and entries and model is None and kind in DECLARES_ALL:
+            what, fix = f"{kind} {name!r} takes no parameters", f"remove {', '.join(options)}"
+            problems.append(Problem(where=config.place(path), what=what, fix=fix))
+        unknown = [name for name in options if model and name not in model.model_fields]
+        former = {name: note for name in unknown if (note := note_on(f"{path}.{name}"))}
+        problems += [
+            Problem(where=f"{config.place(path)}.{name}", what=f"unknown option {name!r}", fix=note)
+            for name, note in former.items()
+        ]
+        options = {name: value for name, value in options.items() if name not in former}
+        problems += validated_params(model, options, where=config.place(path))[1]
+    return problems
+
+
+def check_schedule(config: Config) -> list[Problem]:
+    """A problem with `min_lr_ratio` under a constant learning rate, which never falls to that floor."""
+    course, path = Course.of(config), "optimizer.min_lr_ratio"
+    if not course.min_lr_ratio or not course.is_constant:
+        return []
+    what = "has no effect: the learning rate is constant, without warm-up"
+    return [Problem(where=config.place(path), what=what, fix='write schedule = "cosine" beside it, or remove it')]
+
+
+def with_plugin_rows(content: Mapping[str, Any], config: Config, plugins: Plugins) -> dict[str, Any]:
+    """The content of an explanation and the rows that plugins add; a name that is there already keeps its value."""
+    found = dict(content)
+    for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
+        found |= {name: value for name, value in (rows or {}).items() if name not in found}
+    return found
+
+
+def backend_options(config: Config, plugins: Plugins) -> dict[str, Any]:
+    """`[backend.options]` without the options of other backends.
+
+    The documented full configuration holds some at their defaults, whichever backend it selects; other values are
+    refused.
+    """
+    foreign = _options_of_others(config, plugins)
+    return {name: value for name, value in config.backend.options.items() if name not in foreign}
+
+
+def free_options(config: Config, plugins: Plugins) -> frozenset[str]:
+    """The options of the backend that a resumed run may have otherwise: `free_on_resume` in the model it declares."""
+    entries = plugins.find(Kind.BACKEND, config.backend.backend)
+    model = entries[0].spec.load_params() if len(entries) == 1 else None
+    keys = keys_of("backend.options", model, TableTraits()) if model else ()
+    return frozenset(key.name for key in keys if key.free_on_resume)
+
+
+def _options_of_others(config: Config, plugins: Plugins) -> dict[str, tuple[str, Any]]:
+    """The given options that another backend declares and the selected one does not: that backend and its default."""
+    chosen = config.backend.backend
+    own = _declared_options(plugins, chosen)
+    if not set(config.backend.options) - set(own or ()):
+        return {}
+    declared: dict[str, Mapping[str, Any]] = dict(PROMISED_OPTIONS)
+    if own is not None:  # a backend that declares nothing may take options of any name
+        others = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
+        declared |= {name: found for name in others if (found := _declared_options(plugins, name)) is not None}
+    return {
+        option: (backend, defaults[option])
+        for backend, defaults in declared.items()
+        if backend != chosen
+        for option in config.backend.options
+        if option in defaults and option not in (own or ())
+    }
+
+
+def _declared_options(plugins: Plugins, backend: str) -> Mapping[str, Any] | None:
+    """The options that a backend declares, with their defaults; None when it declares no model, or a broken one."""
+    entries = plugins.find(Kind.BACKEND, backend)
+    try:
+        model: type[BaseModel] | None = entries[0].spec.load_params() if len(entries) == 1 else None
+    except Exception:  # reported when that backend is selected
+        return None
+    return None if model is None else {name: info.default for name, info in model.model_fields.items()}

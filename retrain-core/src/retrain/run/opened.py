@@ -1,0 +1,122 @@
+"""Loads a subject so that it samples: outside a run, without data, rewards or records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.load import all_keys
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.registry import Plugins
+from retrain.run.backend import build_backend, use_weights
+from retrain.run.check import registered_tables
+from retrain.run.configure import Checked, load_file
+from retrain.run.devices import settle_devices
+from retrain.run.seed_sources import run_seeds
+from retrain.run.subject import Subject, SubjectKind, adapter_shape
+from retrain.text.progress_bar import progress_bar
+from retrain.text.tokenizer.load import load_tokenizer
+
+CONFIG_FILE = "config.toml"
+SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # using a policy is not part of its run
+SMALLEST_RANK = 1  # of the adapter beside a model that is only used: its B is 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Shown:
+    """What a backend samples from: shared by everything that is made from one `Opened` by `dataclasses.replace`."""
+
+    folder: Path | None = None  # a backend that was just built has the base
+    is_known: bool = True
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Opened:
+    """A policy that samples.
+
+    `backend.sample` draws from the subject with the configured engine, and `backend.logprobs`, where the backend has
+    it, is of the same policy.
+    """
+
+    subject: Subject
+    config: Config
+    plugins: Plugins
+    context: PluginContext
+    backend: Backend
+    _shown: _Shown = field(default_factory=_Shown, repr=False)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The subject's tokenizer, with the chat template of its configuration."""
+        return self.context.tokenizer
+
+    def use(self, folder: Path | None) -> None:
+        """Sample from another checkpoint or adapter of the same shape, without loading the base again; None = the base.
+
+        BackendError when it does not fit the base, or the backend cannot change what it samples from.
+        """
+        shown = self._shown
+        if shown.is_known and folder == shown.folder:
+            return
+        shown.is_known = False  # what a failure leaves is the backend's own affair
+        use_weights(self.backend, folder, self.config)
+        shown.folder, shown.is_known = folder, True
+
+
+def subject_config(
+    subject: Subject, plugins: Plugins, overrides: Sequence[str] = (), *, file: Path | None = None
+) -> Checked:
+    """The configuration in which a subject is used: its run's, or else `file` or the defaults, with its base.
+
+    `overrides` are flags as of `retrain`, and beat everything. No recorder is on.
+    """
+    known = {key.path for key in all_keys(registered_tables(plugins))}
+    own: dict[str, Any] = {path: value for path, value in SILENT.items() if path in known}
+    if subject.kind is SubjectKind.RUN:
+        file = file or (subject.run / CONFIG_FILE if subject.run else None)
+        own["model.adapter"] = ""  # what training began with: the checkpoint has it all
+    else:
+        own |= {"model.model": subject.model, "model.lora_rank": SMALLEST_RANK}
+    if subject.kind is SubjectKind.ADAPTER and subject.folder:
+        own |= adapter_shape(subject.folder)
+    given = [f"--set={path}={_text(value)}" for path, value in own.items() if path in known]
+    return load_file(file, [*given, *overrides], plugins)
+
+
+@contextmanager
+def opened(
+    subject: Subject,
+    plugins: Plugins,
+    overrides: Sequence[str] = (),
+    *,
+    file: Path | None = None,
+    before_model: Callable[[PluginContext], None] | None = None,
+) -> Iterator[Opened]:
+    """Within the block, a policy that samples from the subject; see `subject_config` for the configuration.
+
+    `before_model` is called with the tokenizer and before the model loads, so that it may refuse what is to be done.
+    """
+    devices = settle_devices(subject_config(subject, plugins, overrides, file=file).config, plugins)
+    devices.log()
+    config = devices.config
+    seeds = run_seeds(config, max(config.training.seed, 0))
+    context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
+    if before_model:
+        before_model(context)
+    with progress_bar(f"loading {config.model.model}", context.training_progress):
+        backend = build_backend(context)
+    try:
+        policy = Opened(subject=subject, config=config, plugins=plugins, context=context, backend=backend)
+        policy.use(subject.folder)
+        yield policy
+    finally:
+        backend.close()
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,112 @@
+"""Registers `[resume]`, the sampler `uniform`, and keys about what a step samples, updates, loss and controls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.algorithm import Shaper
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.errors import Problem
+
+TABLES = "retrain.run.table"
+OVERLONG = {"mask": "left out of the loss", "drop": "left out of the loss and of the baseline"}
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The table that continues an earlier run, and the keys of a step's selection and of the loss."""
+    traits, extends = TableTraits(flag_prefix="resume_"), TableTraits(extends=True)
+    summary = "Continue an earlier run."
+    register(PluginSpec(name="resume", summary=summary, factory=f"{TABLES}:ResumeTable", traits=traits))
+    summary = "Truncated completions, and further rounds of prompts."
+    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:SelectionKeys", traits=extends))
+    summary = "What chooses the prompts."
+    register(PluginSpec(name="data", summary=summary, factory=f"{TABLES}:SamplerKeys", traits=extends))
+    summary = "Several optimizer steps per step."
+    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:UpdateKeys", traits=extends))
+    summary = "Sampling ahead of training."
+    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:StalenessKeys", traits=extends))
+    summary = "The course of the learning rate."
+    register(PluginSpec(name="optimizer", summary=summary, factory=f"{TABLES}:ScheduleKeys", traits=extends))
+    summary = "Runs that show what a gain is worth."
+    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:ControlKeys", traits=extends))
+    keys, summary = "retrain.run.steps.loss_keys:LossKeys", "How the loss averages and weighs."
+    register(PluginSpec(name="algorithm", summary=summary, factory=keys, traits=extends))
+
+
+@hookimpl
+def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
+    """The order in which every prompt is drawn once per pass."""
+    summary = "Every prompt once per pass, in a seeded order that is new in each."
+    register(PluginSpec(name="uniform", summary=summary, factory="retrain.tasks.sampling:uniform"))
+
+
+@hookimpl
+def retrain_describe_metrics() -> Iterable[MetricSpec]:
+    """The fields about the prompts that a sampler chose."""
+    from retrain.run.steps.sampling_order import METRICS
+
+    return METRICS
+
+
+@hookimpl
+def retrain_check_config(config: Config) -> list[Problem]:
+    """A control that the configuration does not allow, or a soft zone that is longer than a completion."""
+    zone, limit = config.value("training.soft_overlong", 0), config.training.max_tokens
+    problems = _of_control(config)
+    if zone <= limit:
+        return problems
+    from retrain.kernel.errors import Problem  # only a faulty configuration needs it
+
+    what = f"{zone} tokens, but a completion has at most max_tokens = {limit}"
+    fix = f"lower it, for example to {limit // 5}"
+    return [*problems, Problem(where=config.place("training.soft_overlong"), what=what, fix=fix)]
+
+
+def _of_control(config: Config) -> list[Problem]:
+    if not config.value("training.control", ""):
+        return []
+    from retrain.run.steps.controls import control_problems  # only a control needs it
+
+    return control_problems(config)
+
+
+@hookimpl
+def retrain_explain(config: Config) -> dict[str, str]:
+    """What becomes of truncated completions, how many prompts a step may draw, and a control; nothing at defaults."""
+    overlong, refill = config.value("training.overlong", "keep"), config.value("training.refill", 0)
+    zone, size = config.value("training.soft_overlong", 0), config.training.batch_size
+    rows = {"truncated": OVERLONG[overlong]} if overlong != "keep" else {}
+    rows |= (
+        {"soft_overlong": f"the reward falls by up to 1 over the last {zone} of {config.training.max_tokens} tokens"}
+        if zone
+        else {}
+    )
+    if config.value("training.max_staleness", -1) != -1:
+        from retrain.run.steps.staleness import meaning
+
+        rows |= {"staleness": meaning(config)}
+    if control := config.value("training.control", ""):
+        from retrain.records.controls import Control
+        from retrain.run.steps.controls import MEANINGS
+
+        rows |= {"control": f"{control}: {MEANINGS[Control(control)]}; evaluation is as in any run"}
+    rounds = f"{refill} further round{'s' if refill > 1 else ''}"
+    return rows | ({"refill": f"up to {rounds} of {size} prompts until {size} groups can teach"} if refill else {})
+
+
+@hookimpl
+def retrain_shape_rewards(context: PluginContext) -> Sequence[Shaper]:
+    """The soft punishment of long completions, where it is on."""
+    if not (zone := context.config.value("training.soft_overlong", 0)):
+        return ()
+    from retrain.credit.overlong import SoftPunishment  # only a run that punishes needs it
+
+    return (SoftPunishment(limit=context.config.training.max_tokens, zone=zone),)

@@ -1,0 +1,209 @@
+"""Decides how an interrupted run continues: from which checkpoint, and whether it is still the same run."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from retrain.credit.check_loss import FORMER_CLIP
+from retrain.kernel.config.keys import Key
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import Problem, ResumeError
+from retrain.kernel.plugins.installed import versions_of
+from retrain.kernel.registry import Plugins
+from retrain.records.checkpoints import FINAL, Checkpoint, newest_valid, valid_states
+from retrain.records.identity.acceptance import recorded_resume
+from retrain.records.identity.changes import Change, changes_between
+from retrain.records.identity.collect import Identity
+from retrain.records.identity.copies import FOLDER, stored_identity
+from retrain.records.integrity import RecordCheck, check_records
+from retrain.records.manifest import LIBRARIES, public_values
+from retrain.records.places import adapters_of as adapters_of
+from retrain.records.rewind import check_sizes, read_manifest
+from retrain.run.check import free_options
+from retrain.run.interchangeable import interchangeable
+from retrain.run.steps.learning_rate import Course
+from retrain.text.terminal_text import printable
+
+STEPS, OPTIONS = "training.max_steps", "backend.options"
+COURSE = "with schedule = {!r} the learning rate of every step depends on it, including the steps already taken"
+NOT_THE_SAME = "the run would not be the one that was stopped"
+NO_IDENTITY = "run.json has no hashes of code and data, which earlier versions did not record: changes go unnoticed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A key whose value differs from the one the run was started with."""
+
+    path: str
+    before: Any
+    now: Any
+    place: str = ""
+    why: str = ""  # if it is not plain
+
+    def __str__(self) -> str:
+        return f"{self.path} was {self.before!r} and is now {self.now!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePlan:
+    """What a resume would do. Without a valid checkpoint the run restarts from the beginning, with its own seed."""
+
+    run: Path
+    adapters: Path
+    manifest: Mapping[str, Any]
+    checkpoint: Checkpoint | None
+    damaged: tuple[Problem, ...]
+    differences: tuple[Difference, ...]
+    changes: tuple[Change, ...] = ()
+    libraries: tuple[str, ...] = ()
+    has_identity: bool = True
+    has_files: bool = True
+    records: RecordCheck = field(default_factory=RecordCheck)
+
+    @property
+    def next_step(self) -> int:
+        """The step to continue with."""
+        return self.checkpoint.next_step if self.checkpoint else 0
+
+    def is_complete(self, max_steps: int) -> bool:
+        """Whether the run ended normally and its last checkpoint contains at least `max_steps` steps."""
+        last = self.checkpoint
+        is_whole = last is not None and last.path.name == FINAL and self.manifest.get("status") == "done"
+        return is_whole and self.next_step >= max_steps
+
+    @property
+    def refused(self) -> list[Change]:
+        """The changes of code, data, model and plugins that make it a different run."""
+        return [change for change in self.changes if change.refuses]
+
+    @property
+    def accepted(self) -> list[str]:
+        """What `--resume-anyway` accepts, one line each."""
+        return [*(str(each) for each in (*self.differences, *self.refused)), *self.records.damaged]
+
+    @property
+    def input_notices(self) -> list[str]:
+        """Changes of code and libraries that stop no run from resuming."""
+        told = [*(str(change) for change in self.changes if not change.refuses), *self.libraries]
+        return [*([] if self.has_identity else [NO_IDENTITY]), *told]
+
+    @property
+    def notices(self) -> list[str]:
+        """Everything that is reported and recorded but stops no run from resuming."""
+        return [*self.input_notices, *self.records.notices]
+
+    @property
+    def has_new_inputs(self) -> bool:
+        """Whether code, data or plugins are not those that the run recorded, or their list is missing."""
+        return bool(self.changes) or not self.has_files
+
+    def recorded(self, accepted: Sequence[str] = ()) -> dict[str, Any]:
+        """What `run.json` keeps about this resume, with what else was accepted, and about earlier ones."""
+        time, accepted = datetime.now(UTC).isoformat(timespec="seconds"), [*self.accepted, *accepted]
+        resumes = recorded_resume(
+            self.manifest, step=self.next_step, time=time, accepted=accepted, noticed=self.notices
+        )
+        return {"started": self.manifest["started"], "resumed_at_step": self.next_step, "resumes": resumes}
+
+    @property
+    def seed(self) -> int:
+        """Root seed of the run, regardless of the configuration."""
+        return int(self.manifest["seed"])
+
+
+def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity, plugins: Plugins) -> ResumePlan:
+    """Inspect a run folder without changing it; ResumeError when it is not a run, or its records are truncated."""
+    manifest = read_manifest(run)
+    adapters = adapters_of(run, manifest)
+    stored = stored_identity(run, manifest)
+    checkpoint, damaged = newest_valid(adapters)
+    if checkpoint is not None:
+        _refuse_stranger(checkpoint, manifest)
+        check_sizes(run, checkpoint.state["record_sizes"])
+    records = check_records(run, checkpoint.state, valid_states(adapters)) if checkpoint else RecordCheck()
+    return ResumePlan(
+        run=run,
+        adapters=adapters,
+        manifest=manifest,
+        checkpoint=checkpoint,
+        damaged=tuple(damaged),
+        differences=tuple(_differences(manifest, config, keys, plugins)),
+        changes=tuple(changes_between(stored, identity.as_data())),
+        libraries=tuple(_library_changes(manifest)),
+        has_identity=bool(stored),
+        has_files=FOLDER in stored,
+        records=records,
+    )
+
+
+def _refuse_stranger(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> None:
+    theirs, ours = checkpoint.state.get("run_started"), manifest.get("started")
+    if theirs != ours:
+        what = f"is a checkpoint of the run that started at {theirs}, not of this one ({ours})"
+        fix = "its own checkpoints were moved aside when that run began: move them back to [backend] adapter_path"
+        raise ResumeError(Problem(where=str(checkpoint.path), what=what, fix=fix))
+
+
+def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
+    """ResumeError naming what would make it a different run, and every damaged record, unless one insists.
+
+    A different run: the change of a key, of code, data, model or plugin.
+    """
+    if anyway or not plan.accepted:
+        return
+    why, fix = NOT_THE_SAME, "take it back, or insist with --resume-anyway"
+    found = [
+        Problem(where=f"[resume] {plan.run}", what=f"{each} ({each.place})", why=each.why or why, fix=fix)
+        for each in plan.differences
+    ]
+    found += [
+        Problem(where=f"[resume] {plan.run}", what=printable(str(change)), why=why, fix=fix) for change in plan.refused
+    ]
+    why, fix = "it would be kept as part of the run", "restore the file, or accept it with --resume-anyway"
+    found += [
+        Problem(where=f"[resume] {plan.run}", what=printable(what), why=why, fix=fix) for what in plan.records.damaged
+    ]
+    raise ResumeError(*found)
+
+
+def _library_changes(manifest: Mapping[str, Any]) -> list[str]:
+    """Python and libraries of another version: numbers may differ in their last digits."""
+    before = {"Python": manifest.get("python"), **dict(manifest.get("libraries") or {})}
+    now = {"Python": platform.python_version(), **versions_of(LIBRARIES)}
+    return [
+        f"{name} was {before[name]} and is now {version}"
+        for name, version in now.items()
+        if before.get(name) not in (None, version)
+    ]
+
+
+def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key], plugins: Plugins) -> list[Difference]:
+    before, now = manifest.get("config", {}), public_values(config)
+    found, course = [], Course.of(config)
+    free, free_names = interchangeable(config, manifest, plugins), free_options(config, plugins)
+    for key in keys:
+        # a falling rate depends on the number of steps, so another number contradicts the steps already taken
+        is_course = key.path == STEPS and course.falls
+        if (key.free_on_resume and not is_course) or key.path in free or key.table not in now:
+            continue
+        old = before.get(key.table, {}).get(key.name, key.default)
+        new = manifest["seed"] if _keeps_seed(key, config) else now[key.table].get(key.name, key.default)
+        old = manifest["seed"] if key.path == "training.seed" else old
+        if key.path == OPTIONS:
+            old, new = ({name: each[name] for name in each if name not in free_names} for each in (old, new))
+        is_former = key.path == "algorithm.clip_eps" and "aggregation" not in before.get(key.table, {})
+        if is_former and (old, new) == (FORMER_CLIP, key.default):
+            continue  # for every loss that existed then, the default now means the former default
+        if old != new:
+            why = COURSE.format(course.schedule) if is_course else ""
+            found.append(Difference(path=key.path, before=old, now=new, place=config.place(key.path), why=why))
+    return found
+
+
+def _keeps_seed(key: Key, config: Config) -> bool:
+    return key.path == "training.seed" and config.training.seed < 0

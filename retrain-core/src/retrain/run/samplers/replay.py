@@ -1,0 +1,81 @@
+"""Sampler `replay`: puts prompts back that taught nothing when they were seen, and are forecast to teach now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from retrain.kernel.config.keys import Table, key
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Example
+from retrain.tasks.prompts import order_from
+from retrain.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest
+from retrain.verdicts.stats.teaching import RateBook, TeachingForecast
+
+
+class Params(Table):
+    """`[data.sampler_params]` of `replay`."""
+
+    share: float = key(0.25, "Share of the prompts that may be put back.", ge=0.0, le=1.0)
+    least_chance: float = key(0.3, "Forecast of teaching from which a prompt is put back.", ge=0.0, le=1.0)
+    decay: float = key(TeachingForecast().decay, "What evidence keeps with each step.", gt=0.0, le=1.0)
+
+
+class Replay:
+    """The order of `uniform`, of which up to a share of each step's places goes to prompts that are put back.
+
+    These are prompts whose latest group taught nothing, by falling forecast. What they displace comes in another pass.
+    """
+
+    def __init__(self, examples: Sequence[Example], params: Params, group_size: int, seeds: Seeds) -> None:
+        self._ids, self._params, self._group_size, self._seeds = [e.id for e in examples], params, group_size, seeds
+        self._book = RateBook(settings=TeachingForecast(decay=params.decay))
+        self._idle: set[str] = set()  # prompts whose latest group taught nothing
+
+    def choose(self, request: PromptRequest) -> list[PromptChoice]:
+        """`count` prompts that are not taken, with their forecasts."""
+        places = int((request.cursor + request.count) * self._params.share) - int(request.cursor * self._params.share)
+        idle = sorted(self._idle.difference(request.taken))
+        chances_N = self._book.chances(idle, request.step, self._group_size)
+        useful = sorted(zip(-chances_N, idle, strict=True))[:places]
+        back = [each for chance, each in useful if -chance >= self._params.least_chance]
+        rest = list(islice(self._others(request, {*back, *request.taken}), request.count - len(back)))
+        chances = self._book.chances(chosen := back + rest, request.step, self._group_size).tolist()
+        return [
+            PromptChoice(example_id=each, chance=min(1.0, chance), is_uniform=at >= len(back))
+            for at, (each, chance) in enumerate(zip(chosen, chances, strict=True))
+        ]
+
+    def observe(self, step: int, outcomes: Sequence[GroupOutcome]) -> None:
+        """Count the groups that have a verdict."""
+        for outcome in outcomes:
+            self._book.observe(outcome.example_id, step, outcome.correct, outcome.judged)
+            if outcome.is_informative:
+                self._idle.discard(outcome.example_id)
+            elif outcome.judged:
+                self._idle.add(outcome.example_id)
+
+    def state(self) -> dict[str, Any]:
+        """Evidence, and the prompts whose latest group taught nothing."""
+        return {"book": self._book.state(), "idle": sorted(self._idle)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
+        self._book.restore(state["book"])
+        self._idle = set(state["idle"])
+
+    def _others(self, request: PromptRequest, without: set[str]) -> Iterator[str]:
+        """Prompts from the request's position of the order of `uniform`, each once."""
+        size, seen = len(self._ids), set(without)
+        for index, _ in order_from(self._seeds, size, request.cursor, 2 * size):  # holds every prompt at least once
+            if (each := self._ids[index]) not in seen:
+                seen.add(each)
+                yield each
+
+
+def create(context: PluginContext, examples: Sequence[Example]) -> Replay:
+    """The sampler `replay`."""
+    params = context.params if isinstance(context.params, Params) else Params()
+    return Replay(examples, params, context.config.training.group_size, context.seeds)

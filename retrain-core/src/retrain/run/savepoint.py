@@ -1,0 +1,162 @@
+"""Writes the records of a run, saves its complete state in checkpoints, and restores that state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.algorithm import Algorithm, Credit
+from retrain.kernel.contracts.pacing import Pacer
+from retrain.kernel.contracts.tasks import Prompt
+from retrain.kernel.contracts.views import RunView
+from retrain.kernel.errors import RetrainError
+from retrain.kernel.parts import Parts
+from retrain.kernel.progress import Progress
+from retrain.kernel.types import Group
+from retrain.records.checkpoints import Checkpoint, prune, save_checkpoint
+from retrain.records.completions import generation_records, step_summary, token_records
+from retrain.records.folder import RunFolder
+
+FORMER_PLUGIN_STATES = ("recorders", "health")  # top-level keys of checkpoints from before these were plugins
+FULL_KEPT = 2  # checkpoints of all weights, unless [training] keep_last says more
+CONTROLLER = "controller"
+
+
+class RunRecords:
+    """Writes the records of a run to its folder; see `retrain.kernel.parts.Records`."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        parts: Parts,
+        progress: Progress,
+        view: RunView,
+        give_up: Callable[[RetrainError], None],
+    ) -> None:
+        """`give_up` ends the run, with a checkpoint, when its folder is gone."""
+        self.path = folder.path
+        self._folder = folder
+        self._give_up = give_up
+        self._parts = parts
+        self._progress = progress
+        self._view = view
+
+    def write_completions(
+        self,
+        step: int,
+        prompts: Sequence[Prompt],
+        groups: Sequence[Group],
+        credit: Credit,
+        *,
+        is_trained: bool,
+        metrics: Mapping[str, Any],
+    ) -> None:
+        """Write texts, tokens and summary of a step."""
+        self._notice_loss()
+        tokenizer = self._parts.tokenizer
+        generations = generation_records(step, prompts, groups, credit, tokenizer, is_trained=is_trained)
+        self._folder.write_completions(step, step_summary(metrics, groups), generations, token_records(groups, credit))
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Append one line to `metrics.jsonl`, after those of its evaluation to `eval.jsonl`."""
+        self._notice_loss()
+        if self._parts.evaluation and (records := self._parts.evaluation.records()):
+            self._folder.write_evaluation(records)
+        self._folder.write_metrics(metrics)
+
+    def save(self, name: str, metrics: Mapping[str, Any]) -> Path:
+        """Save policy, optimizer, algorithm, pacer, plugins, counters and the sizes of the record files.
+
+        Then update `trainer_state.json` and prune older checkpoints.
+        """
+        self._notice_loss(for_checkpoint=True)
+        parts, training = self._parts, self._parts.config.training
+        state = self._state(metrics)
+        path = save_checkpoint(self._folder.adapters, name, parts.backend.save, state)
+        self._folder.hold_adapters()
+        self._folder.write_state(self._summary(name, state))
+        prune(
+            self._folder.adapters,
+            keep_last=kept_checkpoints(parts.config),
+            keep_best=training.keep_best,
+            metric=training.keep_best_metric,
+        )
+        return path
+
+    def _notice_loss(self, *, for_checkpoint: bool = False) -> None:
+        if failure := self._folder.leave_if_lost(for_checkpoint=for_checkpoint):
+            self.path = self._folder.path
+            self._give_up(failure)
+
+    def _state(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for added in self._parts.plugins.notify("retrain_save_state", run=self._view):
+            merged |= added or {}
+        return {
+            "run_started": self._folder.started,
+            "next_step": self._progress.step,
+            "seed": self._parts.seeds.root,
+            "progress": self._progress.as_state(),
+            "algorithm": dict(self._parts.algorithm.state()),
+            "pacer": dict(self._parts.pacer.state()),
+            "plugins": merged,
+            **self._folder.sync(),
+            "metrics": {key: value for key, value in metrics.items() if isinstance(value, int | float)},
+        }
+
+    def _summary(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of `trainer_state.json`: what other tools may read about the last checkpoint."""
+        progress, training = self._progress, self._parts.config.training
+        return {
+            "step": progress.step - 1,
+            "example_idx": progress.example_idx,
+            "total_correct": progress.total_correct,
+            "total_completions": progress.total_completions,
+            "current_batch_size": self._parts.pacer.batch_size(progress.step),
+            "current_group_size": training.group_size,
+            "checkpoint_name": name,
+            "sepa": state["algorithm"].get(CONTROLLER) or {},
+        }
+
+
+def restore_credit(algorithm: Algorithm, pacer: Pacer, state: Mapping[str, Any]) -> None:
+    """Restore algorithm and pacer from a checkpoint's state; ResumeError when they cannot continue from it."""
+    if saved := algorithm_state(state):
+        algorithm.restore(saved)
+    if paced := state.get("pacer"):
+        pacer.restore(paced)
+
+
+def restore_run(parts: Parts, checkpoint: Checkpoint, view: RunView) -> None:
+    """Restore policy, optimizer and plugins; algorithm and pacer are restored already, counters and records are not.
+
+    The run publishes the policy later, once it has resampled what had been sampled before an update.
+    """
+    parts.backend.load(checkpoint.path)
+    parts.plugins.notify("retrain_load_state", run=view, state=plugin_state(checkpoint.state))
+
+
+def algorithm_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """State of the algorithm in a checkpoint, even in an older one in which the run itself owned the controller."""
+    if "algorithm" in state:
+        found: Mapping[str, Any] = state["algorithm"]
+        return found
+    return {CONTROLLER: state[CONTROLLER]} if state.get(CONTROLLER) is not None else {}
+
+
+def plugin_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """State of plugins by name in a checkpoint, even in an older one in which some of them were parts of the run."""
+    former = {name: state[name] for name in FORMER_PLUGIN_STATES if state.get(name)}
+    return former | dict(state["plugins"])
+
+
+def progress_of(checkpoint: Checkpoint | None, first_step: int = 0) -> Progress:
+    """The counters of a checkpoint; without one, those of a new run, which begins with `first_step`."""
+    return Progress.of_state(checkpoint.state["progress"]) if checkpoint else Progress(step=first_step)
+
+
+def kept_checkpoints(config: Config) -> int:
+    """`[training] keep_last`; two if it is 0 and each holds all weights with their moments, 14 bytes a parameter."""
+    return config.training.keep_last or (0 if config.model.lora_rank else FULL_KEPT)

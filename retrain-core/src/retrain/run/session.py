@@ -1,0 +1,244 @@
+"""One training session: checks folders, builds parts, opens records, runs the loop, and records how it ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.contracts.views import RunView
+from retrain.kernel.errors import PluginError, Problem, RecordError, ResumeError, RetrainError, StopRequested
+from retrain.kernel.parts import Parts, Run
+from retrain.kernel.registry import Plugins, refuse_faulty_hooks
+from retrain.kernel.run import Trainer
+from retrain.kernel.types import Determinism
+from retrain.records.checkpoints import clear_unfinished, set_newer_aside
+from retrain.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
+from retrain.records.identity.collect import Identity
+from retrain.records.identity.copies import write_inputs
+from retrain.records.identity.recorded import places_entry
+from retrain.records.manifest import build_manifest, config_toml
+from retrain.records.places import ENTRY as PATHS
+from retrain.records.rewind import read_manifest
+from retrain.run.assemble import assemble
+from retrain.run.collector import resume_collector
+from retrain.run.configure import Checked
+from retrain.run.devices import SettledDevices, settle_devices
+from retrain.run.interrupts import Interrupts
+from retrain.run.notices import credit_notices, unclipped, without_effect
+from retrain.run.restorable import restore_obstacles
+from retrain.run.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
+from retrain.run.same_examples import ExampleCheck
+from retrain.run.savepoint import RunRecords, progress_of, restore_run
+from retrain.run.seed_sources import run_seeds
+from retrain.run.selected import identity_of
+from retrain.text.secrets import hide_text
+from retrain.text.terminal_text import OUTCOME_LEVEL, printable
+
+LOG = logging.getLogger("retrain")
+SAME_SEED = {
+    Determinism.EXACT: "the same seed gives the same run anywhere",
+    Determinism.SAME_MACHINE: "the same seed gives the same run on this machine",
+    Determinism.NONE: "with this backend or engine the same seed does not give the same run",
+}
+PACED = "the same seed does not give the same run: measured times set the batch size ([backpressure])"
+
+
+def train(checked: Checked, plugins: Plugins, interrupts: Interrupts | None = None) -> None:
+    """Run a valid configuration to its end, from the beginning or from where it was stopped.
+
+    `run.json` always records how it ended. StopRequested when a signal ended it; its checkpoint is saved.
+    """
+    config = checked.config
+    interrupts = interrupts or Interrupts(grace_s=config.training.grace_s)
+    if resume := config.value("resume.from_", ""):
+        with _reopened(Path(resume).expanduser()) as folder:
+            devices = settle_devices(config, plugins, read_manifest(folder.path))
+            identity = identity_of(config, plugins, checked.tables)
+            plan = _plan(folder, replace(checked, config=devices.compared), plugins, identity)
+            if plan.is_complete(config.training.max_steps):
+                message = "Already complete: %d steps are done. A larger `--max-steps` continues it."
+                LOG.log(OUTCOME_LEVEL, message, plan.next_step)
+                return
+            _session(checked, devices, plugins, identity, interrupts, plan=plan, folder=folder)
+    else:
+        check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=config.place("logging.log_dir"))
+        devices = settle_devices(config, plugins)
+        identity = identity_of(config, plugins, checked.tables)  # hashes gigabytes of weights
+        _session(checked, devices, plugins, identity, interrupts)
+
+
+def _session(
+    checked: Checked,
+    devices: SettledDevices,
+    plugins: Plugins,
+    identity: Identity,
+    interrupts: Interrupts,
+    *,
+    plan: ResumePlan | None = None,
+    folder: RunFolder | None = None,
+) -> None:
+    config = devices.config
+    devices.log()
+    if clipping := unclipped(config, plugins, checked.flow):
+        LOG.info("%s", printable(clipping[0].upper() + clipping[1:]))
+    for notice in credit_notices(config, plugins, checked.flow):
+        LOG.warning("%s", printable(notice))
+    for line in without_effect(config, plugins, checked.flow, checked.tables):
+        LOG.info("%s", printable(line))
+    seeds = run_seeds(config, plan.seed if plan else None)
+    saved = plan.checkpoint.state if plan and plan.checkpoint else None
+    examples = ExampleCheck(before=plan.manifest if plan else {}, anyway=config.value("resume.anyway", False))
+    assembled = assemble(config, plugins, checked.flow, seeds, interrupts, saved=saved, check_tasks=examples)
+    parts = assembled.parts
+    try:
+        apart = "".join(f", {source} {seed}" for source, seed in config.training.seeds.items())
+        LOG.info("Seed %d%s: %s", seeds.root, apart, _same_seed(parts))
+        folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
+        condition = parts.algorithm.labels["condition"]
+        manifest = build_manifest(config, plugins, seed=seeds.root, condition=condition) | devices.entry
+        manifest |= {"identity": identity.summary(), **examples.entry}
+        manifest[PATHS] = places_entry(config, checked.tables, plugins, folder.path)
+        if plan:
+            manifest |= plan.recorded(examples.accepted)
+        first_step = parts.warm_up.first_step if parts.warm_up else 0
+        progress = progress_of(plan.checkpoint if plan else None, first_step)
+        view = RunView(
+            config=config,
+            condition=condition,
+            folder=folder.path,
+            seed=seeds.root,
+            first_step=progress.step,
+            capabilities=parts.backend.capabilities,
+            manifest=manifest,
+        )
+        leave = partial(_leave, interrupts, view, folder, identity)
+        records = RunRecords(folder, parts, progress, view, leave)
+        run = Run(parts=parts, records=records, stops=interrupts, progress=progress, view=view)
+        with watching(plugins, assembled.watchers):
+            if plan:
+                _restore(parts, plan, view, interrupts, folder)
+            if plan is None or plan.has_new_inputs:
+                write_inputs(folder.path, identity, kept_as=f"until_step_{progress.step}")
+            folder.write_manifest(_described(run) | manifest, config_toml(config, seed=seeds.root))
+            resume_collector()
+            with folder, interrupts.installed():
+                is_restored = bool(plan and plan.checkpoint)
+                _train(run, folder, manifest, is_restored=is_restored)
+    finally:
+        if folder:
+            folder.close()
+        parts.close()
+
+
+def _leave(interrupts: Interrupts, view: RunView, folder: RunFolder, identity: Identity, failure: RetrainError) -> None:
+    """End the run with a checkpoint because its folder is gone; the rescue folder gets copies of code and data too."""
+    interrupts.give_up(failure)
+    if folder.path != view.folder:
+        with suppress(RecordError):
+            write_inputs(folder.path, identity)
+
+
+def _same_seed(parts: Parts) -> str:
+    """Where the same seed reproduces this run."""
+    is_paced = not getattr(parts.pacer, "is_repeatable", False)
+    return PACED if is_paced else SAME_SEED[parts.backend.capabilities.determinism]
+
+
+@contextmanager
+def watching(plugins: Plugins, watchers: Sequence[object]) -> Iterator[None]:
+    """Call the hooks of `watchers` during the block; when one is refused, none stays registered."""
+    with ExitStack() as registered:
+        for watcher in watchers:
+            kind = type(watcher)
+            try:
+                refuse_faulty_hooks(watcher, plugins.pluggy)
+            except TypeError as error:
+                what = f"the watcher {kind.__module__}.{kind.__qualname__} cannot be used: {error}"
+                fix = "correct the object that retrain_watch_run returns"
+                raise PluginError(Problem(what=what, fix=fix)) from error
+            plugins.pluggy.register(watcher, name=f"{kind.__module__}.{kind.__qualname__}#{id(watcher)}")
+            registered.callback(plugins.pluggy.unregister, watcher)
+        yield
+
+
+def _reopened(run: Path) -> RunFolder:
+    """The folder of an interrupted run, locked from now on, so that no other process continues it too."""
+    adapters = adapters_of(run, read_manifest(run))
+    refuse_unwritable(run, adapters, place="[resume] from")
+    folder = RunFolder(run, adapters)
+    clear_unfinished(adapters)
+    return folder
+
+
+def _plan(folder: RunFolder, checked: Checked, plugins: Plugins, identity: Identity) -> ResumePlan:
+    """Decide and log how to continue; ResumeError when it would not be the same run."""
+    plan = plan_resume(folder.path, checked.config, checked.keys, identity, plugins)
+    refuse_changes(plan, anyway=checked.config.value("resume.anyway", False))
+    if obstacles := restore_obstacles(plan.checkpoint, checked, plugins):
+        raise ResumeError(*obstacles)
+    for change in plan.accepted:
+        LOG.warning("Resuming although %s", printable(change))
+    for notice in plan.notices:
+        LOG.warning("%s", printable(notice))
+    for problem in plan.damaged:
+        LOG.warning("Damaged checkpoint passed over: %s", problem)
+    source = plan.checkpoint.path if plan.checkpoint else "the beginning: there is no valid checkpoint"
+    LOG.info("Resuming %s at step %d from %s", plan.run, plan.next_step, source)
+    return plan
+
+
+def _restore(parts: Parts, plan: ResumePlan, view: RunView, interrupts: Interrupts, folder: RunFolder) -> None:
+    """Restore the parts to the checkpoint; if they fit, rewind the records too."""
+    checkpoint = plan.checkpoint
+    if checkpoint:
+        restore_run(parts, checkpoint, view)
+        interrupts.may_resume()
+    set_newer_aside(plan.adapters, checkpoint)
+    sizes = checkpoint.state["record_sizes"] if checkpoint else {}
+    folder.rewind(sizes, checkpoint.first_unwritten_step if checkpoint else 0, plan.records.digests)
+
+
+def _train(run: Run, folder: RunFolder, manifest: dict[str, Any], *, is_restored: bool) -> None:
+    ending = {"status": "failed"}
+    try:
+        Trainer(run).train(is_restored=is_restored)
+        if lost := folder.leave_if_lost(for_checkpoint=True):
+            raise lost
+        ending = {"status": "done"}
+    except StopRequested as stop:
+        if failure := stop.failure or folder.failure:
+            ending["error"] = _shown(failure)
+            raise failure from stop
+        ending = {"status": "stopped", "reason": stop.reason}
+        stop.folder = folder.path
+        raise
+    except BaseException as error:
+        ending = {"status": "failed", "error": _shown(error)}
+        raise
+    finally:
+        ended = datetime.now(UTC).isoformat(timespec="seconds")
+        folder.rewrite_manifest(_described(run) | manifest | {"ended": ended} | ending)
+
+
+def _described(run: Run) -> dict[str, Any]:
+    """What plugins add to `run.json`; a faulty plugin is logged, and only these entries are lost."""
+    entries: dict[str, Any] = {}
+    try:
+        for added in run.notify("retrain_describe_run", plugins=run.parts.plugins):
+            entries |= added or {}
+        json.dumps(entries, allow_nan=False)
+    except (RetrainError, TypeError, ValueError) as error:
+        LOG.warning("run.json lacks what plugins would add: %s", error)
+        return {}
+    return entries
+
+
+def _shown(error: BaseException) -> str:
+    return hide_text(f"{type(error).__name__}: {error}")

@@ -1,0 +1,183 @@
+"""Controls: runs that differ from a condition in one thing, so that what they gain is not learnt from the answers.
+
+Random rewards raised held-out rates by up to 21 points (Shao et al. 2025, arXiv:2506.10947), and a reward that can be
+earned by the form of an answer alone teaches the form. What a condition gains counts beyond its own controls only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs
+from retrain.kernel.contracts.tasks import Prompt, Streams
+from retrain.kernel.contracts.verifier import Verifier
+from retrain.kernel.errors import ConfigError, PluginError, Problem
+from retrain.kernel.overlap import Planned, Sample, Sampled
+from retrain.kernel.progress import Clock
+from retrain.kernel.seeding import Seeds, generator
+from retrain.kernel.types import Completion, Group, Outcome, Score
+from retrain.records.controls import Control, control_label
+
+KEY = "training.control"
+OF_A_TEACHER = {"teacher.model": "", "teacher.adapter": "", "teacher.engine": "pytorch"}  # its keys that switch it on
+RANDOM_RATE = 0.5  # chance that a completion of the control is rewarded, as in arXiv:2506.10947
+
+
+MEANINGS = {
+    Control.RANDOM_REWARD: f"training rewards every completion by a coin that pays {RANDOM_RATE:.0%} of the time",
+    Control.FORMAT_ONLY: "training rewards every answer that the verifier can read, right or wrong",
+    Control.NO_UPDATE: "no optimizer step is made",
+}
+
+
+def control_of(config: Config) -> Control | None:
+    """The control that `[training] control` makes of a run; None for an ordinary run."""
+    name = config.value(KEY, "")
+    return Control(name) if name else None
+
+
+def control_problems(config: Config) -> list[Problem]:
+    """A control of rewards where something else than the reward of whole answers teaches."""
+    control, where = control_of(config), config.place(KEY)
+    if control is None or control is Control.NO_UPDATE:
+        return []
+    names = [*config.value("reward.weights", {})] or [config.value("reward.type", "")]
+    fix = 'use control = "no_update"'
+    if any(config.value(path, own) != own for path, own in OF_A_TEACHER.items()):
+        what = f"{control} replaces the reward, and here a [teacher] teaches as well"
+        return [Problem(where=where, what=what, fix=fix)]
+    if "none" in names and not config.value("environment.provider", ""):
+        return [Problem(where=where, what=f"{control} replaces the reward, and reward 'none' gives none", fix=fix)]
+    if control is Control.FORMAT_ONLY and (provider := config.value("environment.provider", "")):
+        what = f"environment {provider!r} does not say which answers it can read, so form alone cannot be rewarded"
+        return [Problem(where=where, what=what, fix='use control = "random_reward", or "no_update"')]
+    return []
+
+
+def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Callable[[Sample], Sample]:
+    """How a step is sampled and scored under `[training] control`: unchanged in an ordinary run.
+
+    Training then sees the control's scores wherever it looks: in credit, in the choice of informative groups, in its
+    records. `verifier_correct_rate` keeps what the true verifier said. ConfigError when a reward cannot be controlled.
+    """
+    control = control_of(config)
+    if control is None or control is Control.NO_UPDATE:
+        return lambda sample: sample
+    weights: dict[str, float] = dict(config.value("reward.weights", {})) or dict.fromkeys(verifier.names, 1.0)
+    pays = (
+        _coins(seeds, tuple(weights)) if control is Control.RANDOM_REWARD else _forms(verifier, where=config.place(KEY))
+    )
+
+    def select(sample: Sample) -> Sample:
+        def controlled(planned: Planned, clock: Clock) -> Sampled:
+            sampled = sample(planned, clock)
+            groups = tuple(map(_with_scores, sampled.prompts, sampled.groups)) if sampled.groups else ()
+            return replace(sampled, groups=groups, metrics={**sampled.metrics, **_true_rate(sampled.groups)})
+
+        return controlled
+
+    def _with_scores(prompt: Prompt, group: Group) -> Group:
+        found = zip(group.completions, group.raw_scores, strict=True)
+        scores = tuple(
+            replace(_score(pays(prompt, number, completion), weights), shadow=score.shadow)
+            for number, (completion, score) in enumerate(found)
+        )
+        return replace(group, scores=scores, raw_scores=scores)
+
+    return select
+
+
+def controlled_algorithm(algorithm: Algorithm, config: Config) -> Algorithm:
+    """The algorithm under `[training] control`: its lines say so, and with `no_update` nothing is trained."""
+    control = control_of(config)
+    return algorithm if control is None else _Controlled(algorithm, control)
+
+
+def as_reader(reward: object, name: str) -> Callable[[str], bool]:
+    """Whether a reward can read an answer out of a completion; PluginError when the reward's `answer_in` fails."""
+    answer_in = getattr(reward, "answer_in", None)
+    assert answer_in is not None, "the caller checks"
+
+    def reads(text: str) -> bool:
+        try:
+            return bool(answer_in(text))
+        except Exception as error:  # a plugin may raise anything
+            what = f"answer_in of reward {name!r} raised {type(error).__name__}: {error}"
+            raise PluginError(Problem(where="[reward]", what=what, fix="repair that reward")) from error
+
+    return reads
+
+
+_Pays = Callable[[Prompt, int, Completion], Sequence[bool]]  # one answer per reward
+
+
+def _coins(seeds: Seeds, names: Sequence[str]) -> _Pays:
+    """A coin per completion and reward, from a stream of its own: the same after a resume, whatever the batch size."""
+    streams = Streams(seeds=seeds, purpose=Control.RANDOM_REWARD)
+
+    def pays(prompt: Prompt, number: int, completion: Completion) -> list[bool]:
+        tosses = generator(streams.of(prompt, number)).random(len(names))
+        return [bool(toss < RANDOM_RATE) for toss in tosses]
+
+    return pays
+
+
+def _forms(verifier: Verifier, *, where: str) -> _Pays:
+    named = list(zip(verifier.names, verifier.rewards, strict=True)) if verifier.rewards else []
+    unable = [name for name, reward in named if not hasattr(reward, "answer_in")] or [*verifier.names[len(named) :]]
+    if unable:
+        what = f"reward {unable[0]!r} does not say which answers it can read, so form alone cannot be rewarded"
+        why = "format_only needs the optional method answer_in(text) -> str | None of a reward"
+        fix = 'use control = "random_reward" or "no_update", or give the reward that method'
+        raise ConfigError(Problem(where=where, what=what, why=why, fix=fix))
+    readers = [as_reader(reward, name) for name, reward in named]
+    return lambda prompt, number, completion: [reads(completion.text) for reads in readers]
+
+
+def _score(paid: Sequence[bool], weights: Mapping[str, float]) -> Score:
+    """The weighted sum of what each reward pays; the parts only where there are several, as in `ScoringBatch`."""
+    parts = {name: float(pays) for name, pays in zip(weights, paid, strict=True)}
+    score = Score.of(sum(weights[name] * part for name, part in parts.items()))
+    return replace(score, parts=parts) if len(parts) > 1 else score
+
+
+def _true_rate(groups: Sequence[Group]) -> dict[str, float]:
+    """The share of verdicts that are correct to the true verifier; nothing without verdicts."""
+    rights = [
+        score.value is not None and score.value > group.correct_above
+        for group in groups
+        for score in group.raw_scores
+        if score.outcome is Outcome.SCORED
+    ]
+    return {"verifier_correct_rate": sum(rights) / len(rights)} if rights else {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Controlled:
+    algorithm: Algorithm
+    control: Control
+
+    @property
+    def needs(self) -> Needs:
+        return self.algorithm.needs
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        labels = self.algorithm.labels
+        return {**labels, "condition": control_label(labels["condition"], self.control)}
+
+    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
+        credit = self.algorithm.assign(step, groups)
+        return replace(credit, rows=()) if self.control is Control.NO_UPDATE else credit
+
+    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        self.algorithm.observe(step, groups, credit)
+
+    def state(self) -> Mapping[str, Any]:
+        return self.algorithm.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.algorithm.restore(state)

@@ -1,0 +1,131 @@
+"""Several optimizer steps per batch of samples, all at the learning rate of their step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import TrainBatch, TrainReport, TrainRow
+from retrain.run.interrupts import Interrupts
+from retrain.run.steps.learning_rate import Course
+
+LOG = logging.getLogger("retrain")
+
+
+class Updates:
+    """Trains a step: `[training] epochs` passes over its groups, in `minibatches` optimizer steps each.
+
+    A group stays in one minibatch; which groups share one is drawn anew for every step and epoch, and within a
+    minibatch rows keep the order of the step. With one update nothing is drawn, and the backend gets the step as it is.
+    """
+
+    def __init__(self, config: Config, backend: Backend, seeds: Seeds, stops: Interrupts) -> None:
+        self._config, self._backend, self._seeds, self._stops = config, backend, seeds, stops
+        self._course, self._is_told = Course.of(config), False
+        self._wanted, self._epochs = config.value("training.minibatches", 1), config.value("training.epochs", 1)
+        if self._course.warning:
+            LOG.warning("%s", self._course.warning)
+
+    def train(self, batch: TrainBatch) -> TrainReport:
+        """Make all updates of the step. An error of the first one is raised: it has left everything as it was.
+
+        A later update that is not finite ends the step there. From the second one on no stop interrupts the step.
+        """
+        first, *others = self._minibatches(batch)
+        done, rejected = [self._backend.train(first)], ""
+        self._refuse_other_rate(first, done[0])
+        with self._stops.held():
+            for minibatch in others:
+                try:
+                    done.append(self._backend.train(minibatch))
+                except NonFiniteError as error:
+                    rejected = f"update {minibatch.update + 1} of {minibatch.updates}: {error.problems[0].what}"
+                    break
+                except OutOfMemoryError as error:
+                    raise BackendError(*error.problems) from error  # too late to try the step again with less
+        minibatches = first.updates // self._epochs
+        return combined(done, minibatches, rejected=rejected) if others else done[0]
+
+    def _minibatches(self, batch: TrainBatch) -> list[TrainBatch]:
+        batch = replace(batch, lr=None if self._course.is_constant else self._course.rate(batch.step))
+        groups = sorted({row.group for row in batch.rows if row.action_T.any()})
+        parts = max(1, min(self._wanted, len(groups)))
+        if parts < self._wanted and not self._is_told:
+            self._is_told = True
+            told = (
+                "minibatches = %d, but step %d trains only %s: a step with fewer groups takes one minibatch per group"
+            )
+            LOG.warning(told, self._wanted, batch.step, f"{parts} group{'s' * (parts > 1)}")
+        updates = parts * self._epochs
+        if updates == 1:
+            return [batch]
+        batch = replace(batch, rows=self._with_trainer_logprobs(batch), updates=updates)
+        found: list[TrainBatch] = []
+        elsewhere = batch.num_masked - sum(group in groups for group in batch.masked_groups)  # spread evenly
+        for epoch in range(self._epochs):
+            order = self._seeds.stream("minibatches", batch.step, epoch).permutation(groups)
+            for part, chosen in enumerate(np.array_split(order, parts)):
+                rows = tuple(row for row in batch.rows if row.group in chosen)
+                masked = tuple(group for group in batch.masked_groups if group in chosen)
+                num_masked = len(masked) + elsewhere // parts + (part < elsewhere % parts)
+                given = replace(batch, rows=rows, num_masked=num_masked, masked_groups=masked)
+                found.append(replace(given, update=len(found)))
+        return found
+
+    def _with_trainer_logprobs(self, batch: TrainBatch) -> tuple[TrainRow, ...]:
+        """With an importance weight, the rows with the trainer's log-probabilities before the first update.
+
+        The loss's ratio is relative to those, and the weight compares them with the sampler's.
+        """
+        if not self._config.algorithm.tis_cap and not self._config.value("algorithm.is_bounds", []):
+            return batch.rows
+        measure = getattr(self._backend, "logprobs", None)
+        found = measure(batch.rows, batch.temperature) if measure else None
+        if found is None:
+            name = self._config.backend.backend
+            what = f"backend {name!r} gives no log-probabilities, which tis_cap needs with several updates per step"
+            fix = "set tis_cap = 0, or minibatches = 1 and epochs = 1"
+            raise BackendError(Problem(where=self._config.place("algorithm.tis_cap"), what=what, fix=fix))
+        return tuple(
+            replace(
+                row,
+                logprobs_T=logprobs_T,
+                engine_logprobs_T=row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T,
+            )
+            for row, logprobs_T in zip(batch.rows, found, strict=True)
+        )
+
+    def _refuse_other_rate(self, batch: TrainBatch, report: TrainReport) -> None:
+        if batch.lr in (None, report.lr):
+            return
+        what = f"backend {self._config.backend.backend!r} does not train at the learning rate of [optimizer] schedule"
+        fix = 'remove schedule and warmup_steps, or use backend = "local"'
+        raise BackendError(Problem(where=self._config.place("optimizer.schedule"), what=what, fix=fix))
+
+
+def combined(reports: Sequence[TrainReport], minibatches: int, *, rejected: str = "") -> TrainReport:
+    """The report of a step from those of its updates, `minibatches` of which see each token once.
+
+    Loss and clip fraction are means over the action tokens of all updates, the gradient norm over the updates.
+    """
+    tokens = [report.num_tokens for report in reports]
+    clips = tuple(each.clip_fraction for each in reports if each.clip_fraction is not None)
+    norms = [each.grad_norm for each in reports if each.grad_norm is not None]
+    is_clipped = len(clips) == len(reports)
+    return replace(
+        reports[0],
+        loss=float(np.average([each.loss for each in reports], weights=tokens)),
+        grad_norm=float(np.mean(norms)) if norms else None,
+        num_tokens=sum(tokens[:minibatches]),
+        clip_fraction=float(np.average(clips, weights=tokens)) if is_clipped else None,
+        updates=len(reports),
+        clip_fractions=clips if is_clipped else (),
+        rejected=rejected,
+    )

@@ -1,0 +1,209 @@
+"""What a user names in order to use it: a run, one of its checkpoints, an adapter, or a model."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.checkpoints import (
+    ADAPTER_CONFIG,
+    FINAL,
+    MODEL_FILE,
+    STATE,
+    Checkpoint,
+    best_of,
+    checkpoint_folders,
+    read_checkpoint,
+    steps_of,
+)
+from retrain.records.folder import MARK
+from retrain.records.rewind import read_manifest
+from retrain.run.resume import adapters_of
+from retrain.text.terminal_text import printable
+
+BASE, BEST = "base", "best"
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+class SubjectKind(StrEnum):
+    """What the name turned out to be."""
+
+    RUN = "run"
+    ADAPTER = "adapter"
+    MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Weights by the name that a user gave.
+
+    `model` is the base: a folder, a hub id or `builtin:NAME`. `folder` holds what was trained on it, a checkpoint or a
+    PEFT adapter; None is the base itself. `run` is the run that trained it, None where no run is known. `checkpoint`
+    names it within the run (`final`, `checkpoint_step_20`, `base`), and `steps` counts its optimizer steps.
+    """
+
+    named: str
+    kind: SubjectKind
+    model: str
+    folder: Path | None = None
+    run: Path | None = None
+    checkpoint: str = ""
+    steps: int | None = None
+
+    @property
+    def label(self) -> str:
+        """How messages and tables call it."""
+        of_run = f"{self.run} ({self.checkpoint})" if self.run else self.named
+        return printable(of_run)
+
+
+def find_subject(named: str | Path, checkpoint: str = "") -> Subject:
+    """The weights that `named` means; ConfigError when there are none.
+
+    `named` is a run folder, a checkpoint of a run, a folder with a PEFT adapter, a folder with a model, a hub id or
+    `builtin:NAME`. Of a run, `checkpoint` chooses: `final`, `best` (the highest `[training] keep_best_metric`), a
+    number of steps, the name of a checkpoint folder, or `base`, the model that training began with; by default it is
+    the newest.
+    """
+    name = str(named)
+    folder = Path(name).expanduser()
+    if folder.is_dir() and (run := _run_of(folder)):
+        return _of_run(name, run, folder, checkpoint)
+    if checkpoint:
+        what, fix = f"--checkpoint {checkpoint} chooses among the checkpoints of a run", "give the folder of a run"
+        raise ConfigError(Problem(where=printable(name), what=f"{what}, and this is none", fix=fix))
+    if not folder.is_dir():
+        _refuse_lost_path(name, folder)
+        return Subject(named=name, kind=SubjectKind.MODEL, model=name)
+    if (folder / ADAPTER_CONFIG).is_file():
+        base = str(_adapter_document(folder).get("base_model_name_or_path") or "")
+        if not base:
+            what = f"{ADAPTER_CONFIG} names no base model"
+            raise ConfigError(Problem(where=printable(name), what=what, fix="add base_model_name_or_path to it"))
+        return Subject(named=name, kind=SubjectKind.ADAPTER, model=base, folder=folder)
+    if (folder / "config.json").is_file():
+        return Subject(named=name, kind=SubjectKind.MODEL, model=str(folder))
+    raise _unusable(name, folder)
+
+
+def checkpoints_of(run: Path) -> list[Subject]:
+    """Every intact checkpoint of a run, oldest first; CheckpointError names one that is damaged."""
+    manifest = read_manifest(run)
+    found = map(read_checkpoint, reversed(checkpoint_folders(adapters_of(run, manifest))))
+    return [_of_checkpoint(str(run), run, checkpoint, _model_of(manifest)) for checkpoint in found]
+
+
+def adapter_shape(folder: Path) -> dict[str, Any]:
+    """`rank`, `alpha`, `rslora` and `dora` of a PEFT adapter, as `[model]` and `[lora]` name them."""
+    document = _adapter_document(folder)
+    return {
+        "model.lora_rank": int(document.get("r", 1)),
+        "lora.alpha": int(document.get("lora_alpha", 0)),
+        "lora.rslora": bool(document.get("use_rslora", False)),
+        "lora.dora": bool(document.get("use_dora", False)),
+    }
+
+
+def _of_run(name: str, run: Path, folder: Path, checkpoint: str) -> Subject:
+    """A checkpoint of a run, chosen by `checkpoint` or because `folder` is one."""
+    manifest = read_manifest(run)
+    if checkpoint == BASE:
+        return Subject(named=name, kind=SubjectKind.RUN, model=_model_of(manifest), run=run, checkpoint=BASE, steps=0)
+    adapters = adapters_of(run, manifest)
+    if (folder / STATE).is_file() and not checkpoint:
+        chosen: Path | None = folder
+    else:
+        chosen = _chosen(adapters, checkpoint, manifest)
+    if chosen is None:
+        known = ", ".join(path.name for path in reversed(checkpoint_folders(adapters))) or "none"
+        what = f"there is no checkpoint {checkpoint!r}" if checkpoint else "this run has no checkpoint yet"
+        fix = f"give one of its own, {BEST} or {BASE}" if checkpoint else f"give `--checkpoint {BASE}`, or train on"
+        raise ConfigError(Problem(where=printable(name), what=what, why=f"there are: {known}", fix=fix))
+    return _of_checkpoint(name, run, read_checkpoint(chosen), _model_of(manifest))
+
+
+def _chosen(adapters: Path, checkpoint: str, manifest: Any) -> Path | None:
+    """The folder of the checkpoint that was asked for; None if there is none."""
+    found = checkpoint_folders(adapters)
+    if checkpoint == BEST:
+        metric = manifest.get("config", {}).get("training", {}).get("keep_best_metric", "eval_correct_rate")
+        if (best := best_of(found, metric)) is None and found:
+            what = f"no checkpoint was saved with {metric}, so none is the best"
+            fix = "give a number of steps, or train with [eval] every equal to [training] save_every"
+            raise ConfigError(Problem(where=printable(str(adapters)), what=what, fix=fix))
+        return best
+    if checkpoint.isdecimal():
+        named = [path for path in found if path.name == f"checkpoint_step_{int(checkpoint)}"]
+        final = [path for path in found if path.name == FINAL and steps_of(path) == int(checkpoint)]
+        return next(iter(named + final), None)
+    return next((path for path in found if not checkpoint or path.name == checkpoint), None)
+
+
+def _of_checkpoint(name: str, run: Path, checkpoint: Checkpoint, model: str) -> Subject:
+    return Subject(
+        named=name,
+        kind=SubjectKind.RUN,
+        model=model,
+        folder=checkpoint.path,
+        run=run,
+        checkpoint=checkpoint.path.name,
+        steps=checkpoint.first_unwritten_step,
+    )
+
+
+def _run_of(folder: Path) -> Path | None:
+    """The run whose folder, `adapter` folder or checkpoint this is."""
+    if (folder / MARK).is_file():
+        return folder
+    is_checkpoint = (folder / STATE).is_file()
+    parents = folder.resolve().parents
+    near = parents[1:2] if is_checkpoint else parents[:1]
+    if is_checkpoint or folder.name == "adapter":
+        return next((parent for parent in near if (parent / MARK).is_file()), None)
+    return None
+
+
+def _model_of(manifest: Any) -> str:
+    return str(manifest.get("config", {}).get("model", {}).get("model", ""))
+
+
+def _adapter_document(folder: Path) -> dict[str, Any]:
+    file = folder / ADAPTER_CONFIG
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError, RecursionError) as error:
+        what = f"cannot be read: {type(error).__name__}: {error}"
+        raise ConfigError(Problem(where=printable(str(file)), what=what, fix="give a complete adapter")) from error
+    return document
+
+
+def _refuse_lost_path(name: str, folder: Path) -> None:
+    """ConfigError for a path that does not exist: what looks like a hub id, or names a built-in model, may be one."""
+    is_builtin = name.startswith("builtin:")
+    if folder.exists():
+        what, fix = "is a file", "give the folder of a run, an adapter or a model"
+    elif not is_builtin and not HUB_ID.fullmatch(name):
+        what, fix = "there is no such folder", "give the folder of a run, an adapter or a model, or the id of a model"
+    elif not is_builtin and "/" in name and Path(name).parent.is_dir():
+        what, fix = f"there is no such folder in {Path(name).parent}", "correct the name"
+    else:
+        return
+    raise ConfigError(Problem(where=printable(name), what=what, fix=fix))
+
+
+def _unusable(name: str, folder: Path) -> ConfigError:
+    runs = sorted(str(file.parent.relative_to(folder)) for file in folder.glob(f"*/{MARK}"))[:5]
+    if (folder / MODEL_FILE).is_file():
+        what, fix = "has weights and no config.json", "give a complete model folder"
+    elif runs:
+        what, fix = f"holds runs and is none: {', '.join(runs)}", f"give one of them: {Path(name) / runs[0]}"
+    else:
+        what, fix = "is neither a run nor an adapter nor a model", "give a folder with run.json, or a model's"
+    return ConfigError(Problem(where=printable(name), what=what, fix=fix))

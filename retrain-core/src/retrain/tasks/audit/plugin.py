@@ -1,0 +1,19 @@
+"""Audits the verifier of every run before its model loads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from retrain.kernel.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.verifier import LoadedTasks
+
+
+@hookimpl
+def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
+    """Refuse a run whose verifier fails the audit."""
+    from retrain.tasks.audit.start import refuse_unfit_verifier
+
+    refuse_unfit_verifier(context, tasks)

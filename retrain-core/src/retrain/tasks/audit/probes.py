@@ -1,0 +1,188 @@
+r"""The texts that no reward may score as correct, for one example.
+
+Each is something that a policy finds when it looks for reward without solving the task. A text that happens to be the
+right answer, because it says what the reference says, is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+from retrain.kernel.types import Example
+from retrain.tasks.audit.gold import Gold, boxed
+from retrain.tasks.prompt_expressions import expressions
+
+Severity = Literal["error", "warning"]
+REPEATS = 64
+AFFIRMATIVE = ("VERDICT: yes", "True", "correct", "1")  # a judge's verdict, and what a comparison returns
+HACKS = (*AFFIRMATIVE, r"\boxed{}", r"\boxed{\boxed{}}")
+YES = frozenset({"true", "yes", "correct", "1", "y", "t"})
+MOST_PLAUSIBLE = 16  # answers in one list
+_NUMBER = re.compile(r"-?\d{1,30}(?:\.\d{1,30})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A text to try, and the finding if it scores as correct.
+
+    `partial` is the severity where the text scores clearly less than the right answer, as graded rewards do: None is no
+    finding, since only who knows the right answer could write it.
+    """
+
+    example: Example
+    check: str
+    text: str
+    severity: Severity = "error"
+    message: str = ""
+    fix: str = ""
+    partial: Severity | None = "error"
+
+
+def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str], plausible: Sequence[str] = ()) -> Iterator[Probe]:
+    """Every text that must not score as correct.
+
+    `echoes` are the prompt as a policy would repeat it, `plausible` the references of other examples.
+    """
+    yield Probe(
+        example=example,
+        check="empty",
+        text="",
+        message="an empty answer is correct",
+        fix="make an answer that says nothing wrong; look for an empty reference",
+    )
+    yield Probe(
+        example=example,
+        check="repeated",
+        text=repeated(example.reference),
+        message="one word, repeated, is correct",
+        fix="compare the answer, not the length or the form of the text",
+    )
+    for text in echoes:
+        message, fix = _echo(example, text)
+        yield Probe(example=example, check="echo", text=text, message=message, fix=fix)
+    yield from _misplaced(example, gold)
+    yield from _disguised(example, gold, echoes[0] if echoes else "", plausible)
+    for text in HACKS:
+        if not says_the_same(text, example.reference):
+            yield Probe(
+                example=example,
+                check="hack",
+                text=text,
+                message="a text without an answer is correct",
+                fix="do not read a verdict, a truth value or an empty box as an answer",
+            )
+
+
+def repeated(reference: str) -> str:
+    """A word that is not in the reference, many times; a digit if possible, since most rewards read numbers."""
+    word = next((digit for digit in "0123456789" if digit not in reference), "the")
+    return " ".join([word] * REPEATS)
+
+
+def says_the_same(text: str, reference: str) -> bool:
+    """Whether a text may score as this reference: it has all its words, equals its number, or both affirm."""
+    words = set(re.findall(r"\w+", reference.casefold()))
+    if words and words <= set(re.findall(r"\w+", text.casefold())):
+        return True
+    if text in AFFIRMATIVE and words & YES:
+        return True
+    try:
+        return float(text) == float(reference)
+    except ValueError:
+        return False
+
+
+def _echo(example: Example, text: str) -> tuple[str, str]:
+    """The finding when the prompt scores as correct, and the fix."""
+    reference = example.reference.strip()
+    if reference and reference in text:
+        message = "repeating the prompt is correct: it holds its own answer where the reward looks for one"
+        return message, "take the answer out of the prompt, or let the reward read the final answer only"
+    return "repeating the prompt is correct", "let the reward read the final answer only"
+
+
+def _misplaced(example: Example, gold: Gold) -> Iterator[Probe]:
+    """The right answer where it is not the final one.
+
+    A reward that declares a boxed answer reads boxes: another box after it, or no box at all, must be wrong. With any
+    other reward a sentence that contains the answer may count, so that is only a warning.
+    """
+    reference = example.reference.strip()
+    severity: Severity = "error" if gold.is_boxed else "warning"
+    box = gold.texts[0] if gold.is_boxed else boxed(reference)
+    fix = "let the last box alone count" if gold.is_boxed else "let the final answer alone count, as a whole"
+    if gold.is_boxed or reference:
+        yield Probe(
+            example=example,
+            check="misplaced",
+            text=f"At first I took {box} for the answer, but that is wrong. My final answer is \\boxed{{}}.",
+            severity=severity,
+            message="the right answer counts although a different one, an empty box, follows it",
+            fix=fix,
+        )
+    if reference:
+        yield Probe(
+            example=example,
+            check="misplaced",
+            text=f"The answer is certainly not {reference}, so I do not know it.",
+            severity=severity,
+            message="a sentence that denies the right answer is correct",
+            fix=fix,
+        )
+
+
+def _disguised(example: Example, gold: Gold, prompt: str, plausible: Sequence[str]) -> Iterator[Probe]:
+    """Texts in the form of an answer that give none: the question itself, several answers, a denied one."""
+    reference = example.reference.strip()
+    form = next((text for text in gold.texts if reference and reference in text), "")
+    if not form:
+        return
+    head, _, tail = form.rpartition(reference)
+    # a free-form reward may read one number out of a sentence on purpose
+    traits = {"severity": "error" if gold.is_boxed else "warning", "partial": None}
+
+    def probes(check: str, contents: Sequence[str], message: str, fix: str, **traits: Any) -> Iterator[Probe]:
+        for content in contents:
+            text, given = f"{head}{content}{tail}", {"partial": "warning"} | traits
+            yield Probe(example=example, check=check, text=text, message=message, fix=fix, **given)
+
+    fix = "compare the answer as it stands: what still has to be computed is no answer"
+    message = "an expression of the prompt counts as its answer"
+    yield from probes("restated", expressions(prompt, reference), message, fix)
+    if gold.is_boxed and "".join(prompt.split()) != "".join(reference.split()):
+        message = "the prompt in a box is correct"
+        yield from probes("echo", [prompt], message, "compare the whole box with the reference")
+    before, after = _neighbours(reference, plausible)
+    lists = [f"{before}, {reference}, {after}", _all_plausible(reference, plausible)]
+    message, fix = "several answers are correct if the right one is among them", "accept one answer, as a whole"
+    yield from probes("listed", [text for text in lists if text], message, fix)
+    hedges = [f"{before} or {reference} or {after}"]
+    if gold.is_boxed:
+        hedges += [rf"{reference}\text{{ or }}{after}", rf"{reference}\text{{, but maybe {after}}}"]
+    yield from probes("hedged", hedges, "a hedge is correct", fix)
+    is_number = bool(_NUMBER.fullmatch(reference) and Decimal(reference))
+    negations = [rf"\neq {reference}", f"not {reference}", *([f"{before} = {reference}"] if is_number else [])]
+    message, fix = "a negation or a falsehood with the right answer in it is correct", "let words and signs count"
+    yield from probes("negated", negations, message, fix, **traits)
+    message, fix = "a million times the right answer is correct", "let scale words count, or refuse them"
+    yield from probes("scaled", [rf"{reference}\text{{ million}}"] * is_number, message, fix, **traits)
+
+
+def _neighbours(reference: str, plausible: Sequence[str]) -> tuple[str, str]:
+    """Two wrong answers that are as plausible as possible, to stand before and after the right one in a list."""
+    if _NUMBER.fullmatch(reference):
+        return str(Decimal(reference) - 1), str(Decimal(reference) + 1)
+    words = [text for text in plausible if not (text in reference or reference in text)]
+    words += [digit for digit in "0123456789" if digit not in reference] + ["X", "Y"]
+    return words[0], words[1]
+
+
+def _all_plausible(reference: str, plausible: Sequence[str]) -> str:
+    """All answers of the examples in one list, the right one in the middle; empty for fewer than three."""
+    others = [text for text in plausible if text != reference][: MOST_PLAUSIBLE - 1]
+    middle = len(others) // 2
+    return ", ".join([*others[:middle], reference, *others[middle:]]) if middle else ""

@@ -1,0 +1,275 @@
+"""The run's side of a child process: start it, call it within a time limit, kill it with all it has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from retrain.kernel import errors
+from retrain.kernel.errors import PluginError, Problem, RetrainError
+from retrain.tasks.child import wire
+
+START_TIMEOUT_S = 120.0
+HANDOVER_S = (1.0, 60.0)  # an idle worker takes a call at once, but the machine may be very busy
+LAST_WORDS_S = 5.0
+KILL_S = 2.0
+AHEAD_BYTES = 2**15  # of a target that is sent at the launch: less than a socket holds, so that nobody waits
+BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from retrain.tasks.child.main import main; main()"
+
+
+class ChildFailure(Exception):  # noqa: N818 - not always an error of ours
+    """A call, or the start, ended without a value; the text says why, fit for a record."""
+
+
+class ChildTimeout(ChildFailure):
+    """The method, or the start, took longer than it may; the process was killed."""
+
+
+class ChildDied(ChildFailure):
+    """The process ended by itself, or was killed from outside.
+
+    `has_started` says whether the method had begun: if not, the call is not to blame. `output` is the last output of
+    the process.
+    """
+
+    def __init__(self, text: str, *, has_started: bool = False, output: str = "") -> None:
+        super().__init__(text)
+        self.has_started = has_started
+        self.output = output
+
+
+class ChildError(ChildFailure):
+    """The method raised: class name and text of the exception, the user's line, and the traceback as text."""
+
+    def __init__(self, name: str, text: str, traceback: str = "", place: str = "") -> None:
+        super().__init__((f"{name}: {text}" if text else name) + place)
+        self.name = name
+        self.traceback = traceback
+
+
+class Child:
+    """A process that holds `target` and answers calls of its methods, one at a time.
+
+    `target` is pickled once, from this process to its child; nothing that a child sends is unpickled, since all else
+    travels as JSON (`wire.py`). The child has our import paths, folder and environment, and a session of its own; it
+    may use `memory_gb` (2**30 bytes) of address space, 0 = unlimited. Its last output goes into the message about its
+    death. It dies, with all the processes it has started, when it is killed and when this process dies in any way.
+    `name` is used in messages: "the scoring process died with signal 9". A child that is gone can be started again.
+    """
+
+    def __init__(self, target: object, *, memory_gb: float = 0.0, name: str = "child") -> None:
+        self.name = name
+        self.seconds = 0.0  # that the last call, or preparing, took in the child
+        self._target = target
+        self._memory_bytes = int(memory_gb * 2**30)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._life_line: socket.socket | None = None
+        self._is_launched = False  # the process runs, and nobody has waited for it yet
+        self._is_sent = False  # it has its target
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not killed; it may have died since."""
+        return self._process is not None and not self._is_launched
+
+    @property
+    def pid(self) -> int:
+        """Process group of the child, for tests and messages; 0 when it is not running."""
+        process = self._process
+        return process.pid if process else 0
+
+    def launch(self) -> None:
+        """Start the process and return at once, so that `start` takes less time; `start` reports any fault.
+
+        A small target is sent, too: the process imports what it needs and prepares it while the run goes on.
+        """
+        with suppress(OSError, ChildFailure, PluginError):
+            self._boot()
+            content = self._pickled()
+            if len(content) <= AHEAD_BYTES:
+                self._send(content, START_TIMEOUT_S)
+                self._is_sent = True
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start the process unless it was launched, send the target, and let it prepare.
+
+        PluginError when the target cannot be pickled; ChildTimeout, ChildDied; exceptions of `prepare` as in `call`.
+        """
+        if not self._is_launched:
+            self._boot()
+        self._is_launched = False
+        try:
+            deadline = time.monotonic() + timeout_s
+            if not self._is_sent:
+                self._send(self._pickled(), timeout_s)
+            self._value(self._receive(deadline - time.monotonic(), f"did not start within {timeout_s:g} s"))
+        except BaseException:
+            self.kill()
+            raise
+
+    def _boot(self) -> None:
+        self.kill()
+        connection, theirs = socket.socketpair()
+        life_line, far_end = socket.socketpair()
+        try:
+            arguments = [json.dumps([path for path in sys.path if isinstance(path, str)])]
+            arguments += [str(os.getpid()), str(theirs.fileno()), str(far_end.fileno()), str(self._memory_bytes)]
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", BOOT, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), far_end.fileno()),
+                start_new_session=True,
+                env={"PYTHONHASHSEED": "0", **os.environ},  # sets have the same order in every run
+            )
+        except BaseException:
+            connection.close()
+            life_line.close()
+            raise
+        finally:
+            theirs.close()
+            far_end.close()
+        with self._lock:
+            self._process, self._connection, self._life_line = process, connection, life_line
+        self._is_launched, self._is_sent = True, False
+
+    def call(self, method: str, *arguments: object, timeout_s: float) -> Any:
+        """The value of `target.method(*arguments)`; the clock starts when the method does.
+
+        After ChildTimeout (past `timeout_s`) and ChildDied the process is gone. A process that does not take the call
+        within about `timeout_s` either, because it is stopped, counts as dead before the method had begun. ChildError
+        when the method raised; an error meant for users (`RetrainError`) is raised as itself. TypeError for arguments
+        that cannot be sent.
+        """
+        content = wire.dumps({"method": method, "arguments": list(arguments)})
+        if self._process is None:
+            raise ChildDied(f"the {self.name} process is not running")
+        try:
+            self._hand_over(content, min(max(timeout_s, HANDOVER_S[0]), HANDOVER_S[1]))
+            frame = self._receive(timeout_s, f"timed out after {timeout_s:g} s", has_started=True)
+        except BaseException:  # an interrupt too: a late answer would be read as that of the next call
+            self.kill()
+            raise
+        return self._value(frame)
+
+    def kill(self) -> None:
+        """End the process and everything below it at once; safe to call twice, and from any thread."""
+        with self._lock:
+            process, connection, life_line = self._process, self._connection, self._life_line
+            self._process = self._connection = self._life_line = None
+            self._is_launched = False
+        if process is None or connection is None or life_line is None:
+            return
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)  # wakes a call in another thread
+        life_line.close()  # the guard kills all processes below it, even those that left the group
+        try:
+            process.wait(KILL_S)
+        except BaseException as error:  # the guard does not react, or a signal handler raised
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+
+    close = kill
+
+    def __enter__(self) -> Child:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _pickled(self) -> bytes:
+        try:
+            return pickle.dumps(self._target)
+        except Exception as error:  # pickle raises many kinds
+            kind = type(self._target).__name__
+            what = f"{self.name}: a {kind} cannot be sent to another process: {type(error).__name__}: {error}"
+            fix = "hold plain data in it, and make what is heavy or open (files, locks, models) in `prepare`"
+            raise PluginError(Problem(what=what, fix=fix)) from error
+
+    def _send(self, content: bytes, timeout_s: float) -> None:
+        connection = self._connection
+        try:
+            if connection is not None:
+                wire.send(connection, content, timeout_s=timeout_s)
+        except TimeoutError:
+            raise ChildDied(f"the {self.name} process accepted no call for {timeout_s:g} s") from None
+        except OSError:
+            raise self._death(has_started=False) from None
+
+    def _hand_over(self, content: bytes, timeout_s: float) -> None:
+        """Send a call, and wait until the method starts."""
+        try:
+            self._send(content, timeout_s)
+            self._receive(timeout_s, f"the {self.name} process did not take a call within {timeout_s:g} s")
+        except ChildTimeout as error:
+            raise ChildDied(str(error)) from None
+
+    def _receive(self, timeout_s: float, late: str, *, has_started: bool = False) -> Any:
+        connection = self._connection
+        try:
+            content = wire.receive(connection, timeout_s=timeout_s) if connection is not None else None
+            frame = None if content is None else wire.loads(content)
+        except TimeoutError:
+            raise ChildTimeout(late) from None
+        except wire.WireError as error:
+            text = f"the {self.name} process sent an invalid answer: {error}"
+            raise ChildDied(text, has_started=has_started) from error
+        except OSError:
+            frame = None
+        if frame is None:
+            raise self._death(has_started=has_started)
+        return frame
+
+    def _value(self, frame: Any) -> Any:
+        if "error" not in frame:
+            self.seconds = frame["seconds"]
+            return frame.get("value")
+        self.seconds = frame.get("seconds", 0.0)
+        kind = getattr(errors, frame.get("kind", ""), None)
+        if isinstance(kind, type) and issubclass(kind, RetrainError):
+            raise kind(*(Problem(**problem) for problem in frame["problems"]))
+        raise ChildError(frame["error"], frame["text"], frame["traceback"], frame["place"])
+
+    def _death(self, *, has_started: bool) -> ChildDied:
+        """How the process ended, as its guard reports; the guard may be gone as well."""
+        process, life_line = self._process, self._life_line
+        if process is None or life_line is None:
+            return ChildDied(f"the {self.name} process was killed", has_started=has_started)
+        report = _last_words(life_line)
+        status = report.get("status")
+        if status is None:
+            with suppress(subprocess.TimeoutExpired):
+                status = process.wait(KILL_S)
+        if status is None:
+            text = "closed its connection"
+        else:
+            text = f"died with signal {-status}" if status < 0 else f"exited with code {status}"
+        return ChildDied(f"the {self.name} process {text}", has_started=has_started, output=report.get("output", ""))
+
+
+def _last_words(life_line: socket.socket) -> dict[str, Any]:
+    content = b""
+    life_line.settimeout(LAST_WORDS_S)
+    with suppress(OSError):
+        while chunk := life_line.recv(wire.CHUNK_BYTES):
+            content += chunk
+    try:
+        report = json.loads(content)
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}

@@ -1,0 +1,112 @@
+"""The worker: receives one object from the run, and answers calls of its methods one at a time."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from retrain.kernel import errors
+from retrain.tasks.child import wire
+from retrain.tasks.child.orphans import descendants, has_children, kill_descendants
+from retrain.text.raised_at import raised_at
+
+MAX_TEXT = 2000  # characters of an exception's text
+MAX_FRAMES = 8  # of a traceback: user code may have recursed
+MAX_TRACEBACK = 4000
+SETS_UP = "load"  # of an environment: what this call starts, such as tool servers, serves the later ones
+
+
+def serve(descriptor: int) -> NoReturn:
+    """Unpickle the object, prepare it, and answer calls until the run is gone.
+
+    Unpickling is safe here: the bytes come from the process that started this one, which controls it anyway. Nothing is
+    pickled the other way.
+    """
+    own = os.getpid()
+    connection = socket.socket(fileno=descriptor)
+    content = wire.receive(connection, timeout_s=None)
+    if content is None:
+        os._exit(0)
+    started = time.perf_counter()
+    try:
+        target = pickle.loads(content)
+        prepare = getattr(target, "prepare", None)
+        if prepare is not None:
+            prepare()
+        reply: dict[str, Any] = {"seconds": time.perf_counter() - started}
+    except BaseException as error:
+        target, reply = None, failure(error)
+    _stay_alone(own)
+    _answer(connection, wire.dumps(reply))
+    helpers = frozenset(descendants(own)) if has_children() else frozenset()
+    while True:
+        frame = wire.receive(connection, timeout_s=None)
+        if frame is None:
+            os._exit(0)
+        call = wire.loads(frame)
+        _answer(connection, b'"started"')
+        answer = _call(target, call["method"], call["arguments"])
+        _stay_alone(own)
+        with suppress(OSError):
+            signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm set by this call must not end the next
+        if has_children():
+            if call["method"] == SETS_UP:
+                helpers = frozenset(descendants(own))
+            with suppress(OSError):
+                kill_descendants(but=helpers)
+        _answer(connection, answer)
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """An exception as plain data of limited size, even if its own methods raise."""
+    try:
+        text = str(error)[:MAX_TEXT]
+    except BaseException:  # user code again
+        text = "(its text cannot be shown)"
+    try:
+        trace = "".join(traceback.format_exception(error, limit=-MAX_FRAMES))[-MAX_TRACEBACK:]
+    except BaseException:
+        trace = ""
+    place = ""
+    with suppress(BaseException):
+        place = raised_at(error)
+    report: dict[str, Any] = {"error": type(error).__name__, "text": text, "place": place, "traceback": trace}
+    if isinstance(error, errors.RetrainError):
+        own_kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+        report["kind"] = next(own_kinds)
+        report["problems"] = [asdict(problem) for problem in error.problems]
+    return report
+
+
+def _call(target: Any, method: str, arguments: list[Any]) -> bytes:
+    """The frame to answer with; user code may raise anything, even SystemExit."""
+    started = time.perf_counter()
+    try:
+        value = getattr(target, method)(*arguments)
+        seconds = time.perf_counter() - started
+        return wire.dumps({"value": value, "seconds": seconds})
+    except BaseException as error:
+        return wire.dumps(failure(error) | {"seconds": time.perf_counter() - started})
+
+
+def _stay_alone(own: int) -> None:
+    """End a copy of this process that user code forked and that returned here: it must not answer for us."""
+    if os.getpid() != own:
+        os._exit(0)
+
+
+def _answer(connection: socket.socket, content: bytes) -> None:
+    try:
+        wire.send(connection, content, timeout_s=None)
+    except BaseException as error:  # user code may have closed the connection
+        with suppress(BaseException):
+            print(f"no answer could be sent: {error}", file=sys.stderr)
+        os._exit(1)

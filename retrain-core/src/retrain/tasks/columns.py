@@ -1,0 +1,40 @@
+"""Columns of a row by name, nested by dots, and what to say about a name that no row has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from retrain.kernel.errors import Problem
+from retrain.text.terminal_text import printable
+
+MOST_SHOWN = 40
+
+
+def value_at(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a column, or of a field inside one (`reward_model.ground_truth`); None when it is not there."""
+    if key in values:
+        return values[key]
+    found: Any = values
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def column_names(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Every column, and every field of an object in one, as `column.field`."""
+    for name, value in values.items():
+        yield f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from column_names(value, f"{above}{name}.")
+
+
+def unknown_column(key: str, columns: Collection[str], *, where: str, named_by: str) -> Problem:
+    """The problem with a key that is none of `columns`: it lists them, and proposes the nearest."""
+    near = get_close_matches(key, columns, n=1)
+    shown = [*columns][:MOST_SHOWN]
+    more = f", and {len(columns) - MOST_SHOWN} more" if len(columns) > MOST_SHOWN else ""
+    known = printable(", ".join(shown)) + more if columns else "none"
+    fix = f"use {near[0]!r}" if near else "name a column that exists"
+    return Problem(where=where, what=f"no column {key!r}", why=f"named by {named_by}; columns: {known}", fix=fix)

@@ -1,0 +1,211 @@
+"""Rollouts of many turns: each turn, all episodes that wait for the policy are sampled together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.backend import Backend, Deliver
+from retrain.kernel.contracts.context import PhaseProgress
+from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
+from retrain.kernel.contracts.verifier import Action, EpisodeResult, Observation
+from retrain.kernel.errors import BackendError, Problem, RewardError
+from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
+from retrain.tasks.environment_process import EnvironmentProcess
+from retrain.tasks.rollout import draw_samples
+from retrain.tasks.scoring.batch import ScoringBatch
+from retrain.tasks.scoring.service import ScoringService
+from retrain.tasks.scoring.verdict import part_means
+from retrain.text.terminal_text import printable
+from retrain.text.transcript import Transcript
+
+CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """Rollouts that are episodes of an environment, scored by it, or by `scoring` where it gives answers instead."""
+
+    backend: Backend
+    tokenizer: Any
+    environment: EnvironmentProcess
+    scoring: ScoringService | None = None
+    params: SamplingParams
+    config: Config
+    context_length: int | None = None
+    progress: PhaseProgress = field(default_factory=PhaseProgress)
+
+    @contextmanager
+    def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
+        """See `Rollouts.batch`; episodes that are left open are dropped by the next batch."""
+        if self.scoring is None:
+            yield _EpisodeBatch(self)
+            return
+        with self.scoring.batch(label, failures) as answers:
+            yield _EpisodeBatch(self, answers)
+
+    def close(self) -> None:
+        """End the environment's process, and those of the rewards."""
+        self.environment.close()
+        if self.scoring is not None:
+            self.scoring.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Episode:
+    """One episode: its tokens, and where its randomness comes from."""
+
+    prompt: Prompt
+    number: int  # within its group
+    transcript: Transcript
+    is_full: bool = False  # the environment has its empty action: the context has no room for another answer
+
+    def stop_reason(self, result: EpisodeResult) -> StopReason:
+        if result.hit_turn_limit:
+            return StopReason.TURNS
+        cut = self.is_full or StopReason.LENGTH in self.transcript.stops
+        return StopReason.LENGTH if cut else StopReason.EOS
+
+
+class _EpisodeBatch:
+    def __init__(self, owner: Episodes, answers: ScoringBatch | None = None) -> None:
+        self._owner = owner
+        self._answers = answers
+        self._groups: list[list[_Episode]] = []
+        self._results: list[EpisodeResult] = []
+        self._scores: list[Score] = []
+
+    def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
+        owner = self._owner
+        self._groups = [[_Episode(p, i, self._transcript()) for i in range(group_size)] for p in prompts]
+        episodes = [episode for group in self._groups for episode in group]
+        owner.progress.begin("episodes", len(episodes))
+        observations = owner.environment.reset([episode.prompt.example for episode in episodes])
+        while observations:
+            owner.progress.add(len(episodes) - len(observations) - owner.progress.done)
+            waiting, actions = self._take_in(episodes, observations)
+            actions |= self._turn(waiting, streams)
+            if not actions:
+                break
+            observations = owner.environment.step(actions)
+        owner.progress.add(owner.progress.total - owner.progress.done)
+        self._results = list(owner.environment.results())
+        self._scores = [result.score for result in self._results]
+        self._check_results(episodes)
+        for episode in episodes:
+            if not episode.transcript.tokens_T:  # it failed before its first observation
+                self._observe(episode, Observation(prompt=episode.prompt.example.prompt))
+        results = iter(self._results)
+        return [tuple(e.transcript.completion(e.stop_reason(next(results))) for e in group) for group in self._groups]
+
+    def scores(self) -> list[tuple[Score, ...]]:
+        answered = {n: r.answer for n, r in enumerate(self._results) if self._answers and r.answer is not None}
+        self._check_budget([score for n, score in enumerate(self._scores) if n not in answered])
+        if self._answers is not None:
+            self._score_answers(self._answers, answered)
+        scores = iter(self._scores)
+        return [tuple(next(scores) for _ in group) for group in self._groups]
+
+    def metrics(self) -> Mapping[str, float]:
+        episodes = [episode for group in self._groups for episode in group]
+        total = max(len(episodes), 1)
+        return {
+            "turns_mean": sum(len(e.transcript.stops) for e in episodes) / total,
+            "turn_limit_rate": sum(result.hit_turn_limit for result in self._results) / total,
+            "rewritten_history_count": sum(len(e.transcript.starts) - 1 for e in episodes),
+            **(part_means(self._scores) if self._answers is None else self._answers.metrics()),
+        }
+
+    def _score_answers(self, batch: ScoringBatch, answered: Mapping[int, str]) -> None:
+        """Have the rewards judge every answer; an episode that failed has none."""
+        episodes = [episode for group in self._groups for episode in group]
+        tickets = {number: batch.submit(episodes[number].prompt.example, text) for number, text in answered.items()}
+        found = batch.collect()
+        for number, ticket in tickets.items():
+            self._scores[number] = found[ticket]
+
+    def _take_in(
+        self, episodes: Sequence[_Episode], observations: Mapping[int, Observation]
+    ) -> tuple[list[tuple[int, _Episode]], dict[int, Action]]:
+        """The episodes that the policy continues, and an empty action for those whose context has no room left.
+
+        An episode that stays open after that action gets no other, and is dropped by the next `reset`.
+        """
+        waiting: list[tuple[int, _Episode]] = []
+        actions: dict[int, Action] = {}
+        for number in sorted(observations):
+            episode, seen = episodes[number], observations[number]
+            if episode.is_full:
+                continue
+            if self._observe(episode, seen):
+                waiting.append((number, episode))
+            else:
+                episode.is_full = True
+                actions[number] = CONTEXT_IS_FULL
+        return waiting, actions
+
+    def _observe(self, episode: _Episode, seen: Observation) -> bool:
+        """Show the policy what comes next; RewardError for messages that the chat template refuses."""
+        try:
+            return episode.transcript.observe(seen.prompt, seen.tools, limit=self._owner.context_length)
+        except Exception as error:  # templates and tokenizers raise what they like
+            where = f"[environment], example {printable(episode.prompt.example.id)}"
+            what = f"the chat template refuses its messages: {type(error).__name__}: {printable(str(error))[:300]}"
+            fix = "repair the messages that the environment gives, or choose another chat template"
+            raise RewardError(Problem(where=where, what=what, fix=fix)) from error
+
+    def _turn(self, waiting: Sequence[tuple[int, _Episode]], streams: Streams) -> dict[int, Action]:
+        """One action for every episode that waits, sampled together; equal contexts of a group share a request."""
+        shared: dict[tuple[int, bytes], list[tuple[int, _Episode]]] = {}
+        for number, episode in waiting:
+            context_T = episode.transcript.context_T
+            shared.setdefault((id(episode.prompt), context_T.tobytes()), []).append((number, episode))
+        requests = [
+            SampleRequest(
+                prompt_T=members[0][1].transcript.context_T,
+                seeds_G=tuple(streams.of(e.prompt, e.number, turn=len(e.transcript.stops)) for _, e in members),
+            )
+            for members in shared.values()
+        ]
+        if not requests:
+            return {}
+        names = [f"example {members[0][1].prompt.example.id}" for members in shared.values()]
+        progress, before = self._owner.progress, self._owner.progress.tokens
+        drawn = draw_samples(self._owner.backend, requests, self._owner.params, names, _counting_into(progress))
+        tokens = sum(len(sample.tokens_T) for samples in drawn for sample in samples)
+        progress.add(tokens=before + tokens - progress.tokens)  # those that were not delivered early
+        return {
+            number: _action(episode, sample)
+            for members, samples in zip(shared.values(), drawn, strict=True)
+            for (number, episode), sample in zip(members, samples, strict=True)
+        }
+
+    def _check_budget(self, scores: Sequence[Score]) -> None:
+        failed = [score for score in scores if score.outcome is Outcome.FAILED]
+        allowed = self._owner.config.scoring.max_failed_frac
+        if len(failed) > allowed * len(self._results):
+            what = (
+                f"the environment failed on {len(failed)} of {len(self._results)} episodes; first: {failed[0].detail}"
+            )
+            why = f"more than [scoring] max_failed_frac = {allowed:g} of them"
+            raise RewardError(Problem(where="[environment]", what=what, why=why, fix="repair the environment"))
+
+    def _transcript(self) -> Transcript:
+        return Transcript(tokenizer=self._owner.tokenizer, template_args=self._owner.config.data.template_args)
+
+    def _check_results(self, episodes: Sequence[_Episode]) -> None:
+        if len(self._results) != len(episodes):
+            what = f"the environment gave {len(self._results)} results for {len(episodes)} episodes"
+            raise BackendError(Problem(where="[environment]", what=what, fix="repair the environment's plugin"))
+
+
+def _action(episode: _Episode, sample: Sample) -> Action:
+    return Action(text=episode.transcript.take(sample), stop_reason=sample.stop_reason)
+
+
+def _counting_into(progress: PhaseProgress) -> Deliver:
+    return lambda group, index, sample: progress.add(tokens=len(sample.tokens_T))

@@ -1,0 +1,144 @@
+"""Tasks become prompts: their tokens, the held-out split, and the seeded order of training."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.tasks import Prompt
+from retrain.kernel.contracts.verifier import LoadedData
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Example, Tokens
+from retrain.tasks.examples import usable_examples
+from retrain.text.chat import check_template_args, encode, prompt_text
+from retrain.text.context import fit_context
+
+
+@dataclass(slots=True)
+class PromptPool:
+    """Training prompts, shuffled anew in each epoch, and the held-out ones."""
+
+    train: Sequence[Prompt]
+    held_out: Sequence[Prompt]
+    seeds: Seeds
+
+    def draw(self, cursor: int, count: int) -> list[Prompt]:
+        """The `count` training prompts from position `cursor` of the order that `order_from` describes."""
+        order = order_from(self.seeds, len(self.train), cursor, count)
+        return [replace(self.train[index], epoch=epoch) for index, epoch in order]
+
+
+def order_from(seeds: Seeds, size: int, cursor: int, count: int) -> Iterator[tuple[int, int]]:
+    """Index and epoch of the `count` prompts from position `cursor` of an endless sequence over a pool of `size`.
+
+    The order depends on the seed and the epoch only, so a position is the same prompt whatever the batch size. A step
+    goes through a pool smaller than its batch more than once.
+    """
+    for epoch in range(cursor // size, (cursor + count - 1) // size + 1):
+        order = seeds.stream("shuffle", epoch).permutation(size)
+        start, end = max(cursor - epoch * size, 0), min(cursor + count - epoch * size, size)
+        yield from ((int(index), epoch) for index in order[start:end])
+
+
+def build_pool(
+    data: LoadedData,
+    config: Config,
+    tokenizer: Any,
+    seeds: Seeds,
+    *,
+    context_length: int | None = None,
+    comparing: Collection[str] = (),
+    is_environment: bool = False,
+) -> tuple[PromptPool, tuple[str, ...]]:
+    """The prompts of a run, and notes on what was left out and why.
+
+    First the unusable examples go (see `usable_examples`), then the prompts that leave no room for an answer in
+    `context_length` tokens; some of the rest are held out, so that exactly `[eval] examples` are. `is_environment`: the
+    tasks bring their own scoring, which may need no reference. ConfigError when nothing is left.
+    """
+    examples, notes = usable_examples(data, config, comparing=comparing, is_environment=is_environment)
+    notes += check_template_args(tokenizer, config)
+    chats = sum(not isinstance(example.prompt, str) for example in examples)
+    if chats and not is_environment and (config.data.system_prompt or config.data.instruction):
+        notes += (f"{chats} prompts are whole chats: [data] system_prompt and instruction are not added to them",)
+    encoded = encode_prompts(examples, tokenizer, config)
+    kept, more = fit_context([len(tokens_T) for tokens_T in encoded], config, context_length)
+    tokens_of = {examples[index].id: encoded[index] for index in kept}
+    usable = [examples[index] for index in kept]
+    train, held_out = split_examples(usable, config, seeds, by_text=not is_environment)
+    pool = PromptPool(
+        train=tuple(Prompt(example=e, tokens_T=tokens_of[e.id]) for e in train),
+        held_out=tuple(Prompt(example=e, tokens_T=tokens_of[e.id]) for e in held_out),
+        seeds=seeds,
+    )
+    return pool, (*notes, *more, *_split_notes(len(usable), train, held_out, config))
+
+
+def split_examples(
+    examples: Sequence[Example], config: Config, seeds: Seeds, *, by_text: bool = True
+) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """Training and held-out examples: no example, and no prompt text, is on both sides.
+
+    Without `by_text` prompts may repeat: an environment often opens all its episodes with the same words. The held-out
+    examples are those with the smallest keyed hash of their id, so the split depends on `[eval] seed` and the ids
+    alone, not on their order or the run's seed. `max_examples` then keeps a seeded sample of the training side.
+    """
+    unique = {example.id: example for example in examples}
+    if not unique:
+        raise ConfigError(
+            Problem(where=config.place("data.source"), what="the data source gave no examples", fix="check its options")
+        )
+    wanted = config.eval.examples
+    if wanted >= len(unique):
+        what = f"{wanted} held-out examples wanted, but the data source has {len(unique)}"
+        raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix="lower it, or use more data"))
+    split = Seeds(config.eval.seed)
+    ranked = sorted(unique.values(), key=lambda example: split.derive("held-out", example.id)) if wanted else []
+    held_out = tuple(ranked[:wanted])
+    held_ids = {example.id for example in held_out}
+    held_texts = {prompt_text(example) for example in held_out} if by_text else set()
+    train = [e for e in unique.values() if e.id not in held_ids and prompt_text(e) not in held_texts]
+    if not train:
+        what = "no training example is left beside the held-out ones"
+        raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix="lower it, or use more data"))
+    limit = config.training.max_examples
+    if 0 < limit < len(train):
+        order = seeds.stream("max_examples").permutation(len(train))[:limit]
+        train = [train[index] for index in sorted(order)]
+    return tuple(train), held_out
+
+
+def _split_notes(total: int, train: Sequence[Example], held_out: Sequence[Example], config: Config) -> list[str]:
+    notes = []
+    limit, batch_size = config.training.max_examples, config.training.batch_size
+    if limit == 0 and (twins := total - len(train) - len(held_out)):
+        notes.append(f"{twins} training examples left out: a held-out one has the same prompt")
+    if len(train) < batch_size:
+        notes.append(f"{len(train)} training examples for batch_size = {batch_size}: a step uses some more than once")
+    return notes
+
+
+def encode_prompts(examples: Sequence[Example], tokenizer: Any, config: Config) -> list[Tokens]:
+    """Token ids of the prompts, through the chat template where the tokenizer has one.
+
+    A plain prompt gets the system prompt and the instruction of `[data]`; a chat is used as it is. ConfigError names
+    the example whose prompt the template or the tokenizer refuses.
+    """
+    chats = [chat_of(example, config) for example in examples]
+    ids = encode(chats, tokenizer, config, names=[example.id for example in examples])
+    return [np.asarray(row, dtype=np.int64) for row in ids]
+
+
+def chat_of(example: Example, config: Config) -> list[Mapping[str, Any]]:
+    """The prompt as a chat: a plain one with the system prompt and the instruction of `[data]`, others as they are."""
+    if not isinstance(example.prompt, str):
+        return [dict(message) for message in example.prompt]
+    parts = [example.prompt, config.data.instruction]
+    user = {"role": "user", "content": "\n".join(part for part in parts if part)}
+    system = config.data.system_prompt
+    return [{"role": "system", "content": system}, user] if system else [user]

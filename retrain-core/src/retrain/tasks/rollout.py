@@ -1,0 +1,151 @@
+"""Rollouts of one answer each: groups are sampled, and each completion is scored while others are being sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly
+from retrain.kernel.contracts.context import PhaseProgress
+from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
+from retrain.kernel.errors import BackendError, NonFiniteError, Problem
+from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
+from retrain.tasks.scoring.batch import ScoringBatch
+from retrain.tasks.scoring.service import ScoringService
+from retrain.text.phase_progress import SCORES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleTurn:
+    """Rollouts of one answer each, scored by the rewards of the run, unless `has_verifier` says that nothing is."""
+
+    backend: Backend
+    tokenizer: Any
+    scoring: ScoringService
+    params: SamplingParams
+    progress: PhaseProgress = field(default_factory=PhaseProgress)
+    has_verifier: bool = True
+
+    @contextmanager
+    def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
+        """See `Rollouts.batch`."""
+        with self.scoring.batch(label, failures) as scores:
+            yield _SingleTurnBatch(self, scores)
+
+    def close(self) -> None:
+        """Stop the scoring processes."""
+        self.scoring.close()
+
+
+class _SingleTurnBatch:
+    def __init__(self, owner: SingleTurn, scores: ScoringBatch) -> None:
+        self._owner = owner
+        self._scores = scores
+        self._tickets: list[list[int]] = []
+
+    def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
+        tokenizer, progress = self._owner.tokenizer, self._owner.progress
+        requests = [
+            SampleRequest(prompt_T=prompt.tokens_T, seeds_G=tuple(streams.of(prompt, i) for i in range(group_size)))
+            for prompt in prompts
+        ]
+        submitted: dict[tuple[int, int], tuple[int, str]] = {}  # (ticket, text)
+
+        def deliver(group: int, index: int, sample: Sample) -> None:
+            progress.add(1, tokens=len(sample.tokens_T))
+            text = str(tokenizer.decode(sample.tokens_T, skip_special_tokens=True))
+            submitted[group, index] = self._scores.submit(prompts[group].example, text), text
+
+        of_examples = f" of {len(prompts)} examples" if streams.purpose == "eval" else ""
+        progress.begin(f"completions{of_examples}", len(prompts) * group_size, limit=self._owner.params.max_tokens)
+        names = [f"example {prompt.example.id}" for prompt in prompts]
+        samples = draw_samples(self._owner.backend, requests, self._owner.params, names, deliver)
+        for group, index in _indices(samples):
+            if (group, index) not in submitted:
+                deliver(group, index, samples[group][index])
+        self._tickets = [[submitted[group, i][0] for i in range(group_size)] for group in range(len(prompts))]
+        return [
+            tuple(_completion(prompt, sample, submitted[group, i][1]) for i, sample in enumerate(samples[group]))
+            for group, prompt in enumerate(prompts)
+        ]
+
+    def scores(self) -> list[tuple[Score, ...]]:
+        progress, waiting = self._owner.progress, self._scores.num_outstanding
+        if waiting:  # while completions were sampled, others were scored already
+            progress.begin(SCORES, waiting)
+        found = self._scores.collect(count=progress.add)
+        return [tuple(found[ticket] for ticket in group) for group in self._tickets]
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._scores.metrics()
+
+
+def draw_samples(
+    backend: Backend,
+    requests: Sequence[SampleRequest],
+    params: SamplingParams,
+    names: Sequence[str],
+    deliver: Deliver | None = None,
+) -> list[list[Sample]]:
+    """The backend's samples, checked; `deliver` gets each sample early where the backend can do that.
+
+    `names` label the requests in messages. BackendError on a wrong number of samples, NonFiniteError on
+    log-probabilities or entropies that are not finite.
+    """
+
+    def take(group: int, index: int, sample: Sample) -> None:
+        check_sample(sample, names[group])
+        if deliver is not None:
+            deliver(group, index, sample)
+
+    if deliver is not None and isinstance(backend, DeliversEarly) and backend.delivers_early:
+        samples = backend.sample(requests, params, take)
+    else:
+        samples = backend.sample(requests, params)
+    counts = [len(request.seeds_G) for request in requests]
+    if [len(group) for group in samples] != counts:
+        what = f"asked for groups of {counts} completions, got groups of {[len(group) for group in samples]}"
+        raise BackendError(Problem(where="sampling", what=what, fix="the backend must return one sample per seed"))
+    for group, index in _indices(samples):
+        check_sample(samples[group][index], names[group])
+    return samples
+
+
+def check_sample(sample: Sample, name: str) -> None:
+    """NonFiniteError unless log-probabilities and entropies are finite and one per token."""
+    for kind, values in (
+        ("log-probability", sample.logprobs_T),
+        ("entropy", sample.entropies_T),
+        ("log-probability of the engine itself", sample.engine_logprobs_T),
+    ):
+        if values is not None and (len(values) != len(sample.tokens_T) or not np.isfinite(values).all()):
+            what = f"sampler returned a {kind} that is not finite, or not one per token, for {name}"
+            raise NonFiniteError(Problem(where="sampling", what=what, fix="check the model's weights and dtype"))
+
+
+def _indices(samples: Sequence[Sequence[Sample]]) -> list[tuple[int, int]]:
+    return [(group, index) for group, drawn in enumerate(samples) for index in range(len(drawn))]
+
+
+def _completion(prompt: Prompt, sample: Sample, text: str) -> Completion:
+    """Prompt and sampled tokens as one row."""
+    prompt_len, sampled_len = len(prompt.tokens_T), len(sample.tokens_T)
+
+    def after_prompt(values_T: Floats | None) -> Floats | None:
+        return None if values_T is None else np.concatenate([np.zeros(prompt_len), values_T])
+
+    return Completion(
+        tokens_T=np.concatenate([prompt.tokens_T, sample.tokens_T]),
+        action_T=np.concatenate([np.zeros(prompt_len, np.bool_), np.ones(sampled_len, np.bool_)]),
+        logprobs_T=np.concatenate([np.zeros(prompt_len), sample.logprobs_T]),
+        entropies_T=after_prompt(sample.entropies_T),
+        engine_logprobs_T=after_prompt(sample.engine_logprobs_T),
+        text=text,
+        stop_reason=sample.stop_reason,
+        policy_version=sample.policy_version,
+    )

@@ -1,0 +1,151 @@
+"""Rewards with `async def score`: one event loop in a thread of the run, at most `concurrency` calls of each at a time.
+
+A call is cancelled at its time limit and not waited for, since it may ignore the cancellation. A reward that blocks the
+loop instead of awaiting cannot be cancelled; a heartbeat that stops shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from retrain.kernel.types import Score
+from retrain.tasks.child.worker import failure
+from retrain.tasks.scoring.task import Attempt, Task
+from retrain.tasks.scoring.verdict import verdict
+
+CONCURRENCY = 16
+BEAT_S = 0.2
+JOIN_S = 2.0
+STRAY = Attempt(score=Score.failed("the reward cancelled its own call"))
+
+
+class AsyncScorers:
+    """The asynchronous rewards of a run, by number."""
+
+    def __init__(self, rewards: Mapping[int, Any]) -> None:
+        self._rewards = dict(rewards)
+        self._loop = asyncio.new_event_loop()
+        self._slots = {n: asyncio.Semaphore(getattr(r, "concurrency", CONCURRENCY)) for n, r in rewards.items()}
+        self._calls: dict[Task, asyncio.Task[None]] = {}
+        self._beat = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="async-scoring", daemon=True)
+
+    def start(self) -> None:
+        """Start the loop's thread."""
+        self._beat = time.monotonic()
+        self._thread.start()
+
+    @property
+    def standstill_s(self) -> float:
+        """Seconds for which nothing in the loop could run; about 0 in a healthy loop."""
+        return max(0.0, time.monotonic() - self._beat - BEAT_S)
+
+    def submit(self, task: Task) -> None:
+        """Queue a task."""
+        self._soon(self._begin, task)
+
+    def drop_cancelled(self) -> None:
+        """End the calls of cancelled tasks."""
+        self._soon(self._cancel)
+
+    def where(self) -> str:
+        """The line of the reward that the loop's thread is in."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is None:
+            return ""
+        places = [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_stack(frame)]
+        own = ("/asyncio/", "/threading.py", __file__)
+        theirs = [place for place in places if not any(part in place for part in own)]
+        return (theirs or places)[0]
+
+    def close(self) -> None:
+        """Cancel all calls and end the thread; a blocked thread is left behind and ends with the process."""
+        self._soon(self._stop)
+        if self._thread.is_alive():
+            self._thread.join(JOIN_S)
+        if not self._thread.is_alive() and not self._loop.is_running():
+            self._loop.close()
+
+    def _soon(self, work: Any, *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(work, *arguments)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._pulse()
+        self._loop.run_forever()
+        rest = asyncio.all_tasks(self._loop)
+        for each in rest:
+            each.cancel()
+        if rest:
+            with suppress(RuntimeError):
+                self._loop.run_until_complete(asyncio.wait(rest, timeout=JOIN_S / 2))
+
+    def _pulse(self) -> None:
+        self._beat = time.monotonic()
+        self._loop.call_later(BEAT_S, self._pulse)  # not a task: a reward may cancel all of those
+
+    def _begin(self, task: Task) -> None:
+        if task.is_cancelled:
+            return
+        call = self._loop.create_task(self._score(task))
+        self._calls[task] = call
+        call.add_done_callback(lambda done: self._end(task, done))
+
+    def _end(self, task: Task, call: asyncio.Task[None]) -> None:
+        self._calls.pop(task, None)
+        if not task.is_cancelled and (call.cancelled() or call.exception() is not None):
+            while not task.settle(STRAY):  # user code cancelled our call: the batch must not wait for it for ever
+                pass
+
+    def _cancel(self) -> None:
+        for task, call in list(self._calls.items()):
+            if task.is_cancelled:
+                call.cancel()
+
+    def _stop(self) -> None:
+        for call in list(self._calls.values()):
+            call.cancel()
+        self._loop.stop()
+
+    async def _score(self, task: Task) -> None:
+        is_final = False
+        while not is_final:
+            async with self._slots[task.reward]:  # the clock starts when the call does
+                attempt = await self._attempt(task)
+            is_final = task.settle(attempt)
+
+    async def _attempt(self, task: Task) -> Attempt:
+        started = time.perf_counter()
+        limit_s = task.limits.timeout_s
+        call = self._loop.create_task(_guarded(self._rewards[task.reward], task))
+        try:
+            await asyncio.wait({call}, timeout=limit_s)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if not call.done():
+            call.cancel()
+            return Attempt(score=Score.failed(f"timed out after {limit_s:g} s"), seconds=limit_s, is_timeout=True)
+        if call.cancelled():
+            return STRAY
+        score, report = call.result()
+        return Attempt(score=score, seconds=time.perf_counter() - started, report=report)
+
+
+async def _guarded(reward: Any, task: Task) -> tuple[Score, str]:
+    """The verdict, and the traceback of an exception. `sys.exit` in user code must not end the loop."""
+    try:
+        return verdict(await reward.score(task.example, task.text)), ""
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        report = failure(error)
+        return Score.failed(f"{report['error']}: {report['text']}{report['place']}"), report["traceback"]

@@ -1,0 +1,146 @@
+"""Files with the texts on which a reward failed, one each, so that they can be scored again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.types import Example
+from retrain.tasks.child import wire
+from retrain.text.secrets import hide_text, redacted
+from retrain.text.whole_file import write_bytes
+
+LOG = logging.getLogger("retrain")
+FOLDER = "failures"
+MAX_FILES = 1000
+MAX_REPR = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecord:
+    """A score that failed on every attempt.
+
+    `weight` is the reward's; `attempts` counts the tries, and the last one took `seconds`; `count` equal completions
+    share the record; `report` is a traceback, or the output of the scoring process.
+    """
+
+    reward: str
+    weight: float
+    example: Example
+    text: str
+    detail: str
+    attempts: int
+    seconds: float
+    count: int = 1
+    report: str = ""
+
+
+class FailureWriter:
+    """Writes failed scores, and warns once when a folder is full."""
+
+    def __init__(self) -> None:
+        self._has_told_full = False
+
+    def write(self, folder: Path, label: str, records: Sequence[FailureRecord]) -> None:
+        """See `write_failures`."""
+        if not write_failures(folder, label, records) and not self._has_told_full:
+            self._has_told_full = True
+            LOG.warning("%s holds %d failed scores; no more are kept", folder, MAX_FILES)
+
+
+def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -> bool:
+    """Write `<folder>/<label>_<n>.json`, replacing the files of an earlier attempt with the same label.
+
+    A folder holds at most `MAX_FILES`: False when there was no room for all. An error of the disk is logged, and stops
+    nothing.
+    """
+    label = re.sub(r"[^\w.-]", "_", label) or "scores"
+    try:
+        for old in _of_label(folder, label):
+            old.unlink()
+        room = MAX_FILES - sum(1 for _ in folder.glob("*.json"))
+        for number, record in enumerate(records[:room]):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / f"{label}_{number}.json", _as_json(record))
+    except OSError as error:
+        LOG.warning("Failed scores cannot be kept in %s: %s", folder, error.strerror or error)
+        return True
+    return len(records) <= room
+
+
+def read_failures(path: Path) -> list[tuple[Path, FailureRecord]]:
+    """The record of a file, or all of a folder in order; ConfigError names a file that is not a record."""
+    if not path.exists():
+        raise ConfigError(Problem(where=str(path), what="does not exist", fix="give a file or folder of failed scores"))
+    files = sorted(path.glob("*.json"), key=_order) if path.is_dir() else [path]
+    if not files:
+        raise ConfigError(Problem(where=str(path), what="no failed scores in this folder", fix="give another"))
+    return [(file, _read(file)) for file in files]
+
+
+def _read(file: Path) -> FailureRecord:
+    try:
+        with open_regular(file) as stream:
+            content = json.load(stream)
+        example, text = _example(content["example"]), wire.decode(content["text"])
+        if not isinstance(text, str):
+            raise TypeError("text must be text")
+        return FailureRecord(
+            reward=str(content["reward"]),
+            weight=float(content["weight"]),
+            example=example,
+            text=text,
+            detail=str(content["detail"]),
+            attempts=int(content["attempts"]),
+            seconds=float(content["seconds"]),
+            count=int(content.get("count", 1)),
+            report=str(content.get("report", "")),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = f"is not a record of a failed score: {type(error).__name__}: {error}"
+        raise ConfigError(Problem(where=str(file), what=what, fix="give a file that a run wrote")) from error
+
+
+def _example(content: Any) -> Example:
+    names = ("id", "prompt", "reference", "task")
+    values = {name: wire.decode(content[name]) for name in names}
+    return Example(**values, info=wire.decode(content["info"]))
+
+
+def _as_json(record: FailureRecord) -> bytes:
+    example = record.example
+    parts = {name: getattr(example, name) for name in ("id", "prompt", "reference", "task", "info")}
+    own = {name: getattr(record, name) for name in record.__slots__ if name not in ("example", "text")}
+    own |= {"detail": hide_text(record.detail), "report": hide_text(record.report)}  # an exception may quote a key
+    content = {**own, "example": {name: _sendable(part) for name, part in parts.items()}, "text": record.text}
+    text = json.dumps(redacted(content), indent=2)  # escapes, for a text may hold lone surrogates
+    return text.encode("ascii") + b"\n"
+
+
+def _sendable(part: Any) -> Any:
+    try:
+        return wire.encode(part)
+    except (TypeError, RecursionError):  # perhaps the reason why it failed
+        if isinstance(part, Mapping):
+            return {str(name): _sendable(each) for name, each in part.items()}
+        return repr(part)[:MAX_REPR]
+
+
+def _of_label(folder: Path, label: str) -> list[Path]:
+    pattern = re.compile(rf"{re.escape(label)}_\d+\.json")
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return [file for file in folder.iterdir() if pattern.fullmatch(file.name)]
+    return []
+
+
+def _order(file: Path) -> list[Any]:
+    """`step_10_2.json` after `step_9_11.json`."""
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d+)", file.name)]

@@ -1,0 +1,125 @@
+"""Scoring processes: a thread of the run drives each, kills it at the time limit, and replaces it when it is gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from queue import SimpleQueue
+
+from retrain.kernel.contracts.verifier import Reward
+from retrain.kernel.errors import RetrainError
+from retrain.kernel.types import Score
+from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
+from retrain.tasks.scoring.task import NOT_TRIED, Attempt, Task
+from retrain.tasks.scoring.verdict import Scorers
+
+MAX_WORKERS = 8
+JOIN_S = 10.0
+
+
+def default_workers() -> int:
+    """One less than the cores that this process may use, between 1 and 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MAX_WORKERS, max(1, cores - 1))
+
+
+class ScoringPool:
+    """Processes that hold all synchronous rewards of a run; tasks start in order, and finish in any order."""
+
+    def __init__(self, rewards: Mapping[int, Reward], *, workers: int, memory_gb: float) -> None:
+        scorers = Scorers(rewards)
+        count = workers or default_workers()
+        self._children = [Child(scorers, memory_gb=memory_gb, name="scoring") for _ in range(count)]
+        self._running: list[Task | None] = [None] * count
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._is_closing = False
+
+    def launch(self) -> None:
+        """Start the first process and return at once; `start` waits for it."""
+        self._children[0].launch()
+
+    def start(self) -> None:
+        """Start the first process, which shows any fault of a reward at once; the others start when needed."""
+        if self._threads:
+            return
+        self._is_closing = False
+        self._tasks = SimpleQueue()
+        self._children[0].start()
+        for number in range(len(self._children)):
+            thread = threading.Thread(target=self._drive, args=(number,), name=f"scoring-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def submit(self, task: Task) -> None:
+        """Queue a task."""
+        self._tasks.put(task)
+
+    def drop_cancelled(self) -> None:
+        """End the processes that work on a cancelled task; queued tasks are skipped when their turn comes."""
+        for child, task in zip(self._children, self._running, strict=True):
+            if task is not None and task.is_cancelled:
+                child.kill()
+
+    def close(self) -> None:
+        """End all threads and processes; safe to call twice."""
+        threads, self._threads = self._threads, []
+        self._is_closing = True
+        for _ in threads:
+            self._tasks.put(None)
+        for task in self._running:
+            if task is not None:
+                task.is_cancelled = True
+        for child in self._children:
+            child.kill()
+        for thread in threads:
+            thread.join(JOIN_S)
+        for child in self._children:
+            child.kill()  # it may have been started anew meanwhile
+
+    def _drive(self, number: int) -> None:
+        child = self._children[number]
+        while (task := self._tasks.get()) is not None and not self._is_closing:
+            self._running[number] = task
+            if not task.is_cancelled and not task.settle(_attempt(child, task)):
+                self._tasks.put(task)
+            self._running[number] = None
+
+
+def _attempt(child: Child, task: Task) -> Attempt:
+    """One try. A process that was gone before the try began is replaced once more, for the text is not to blame."""
+    attempt = _try(child, task)
+    return attempt if attempt is not None else _try(child, task, is_last=True) or _not_started("it died at once")
+
+
+def _try(child: Child, task: Task, *, is_last: bool = False) -> Attempt | None:
+    timeout_s = task.limits.timeout_s
+    try:
+        if not child.is_running:
+            child.start()
+    except (ChildFailure, RetrainError, OSError) as error:
+        return _not_started(str(error), report=_report(error))
+    if task.is_cancelled:  # while the process started
+        return NOT_TRIED
+    try:
+        score = child.call("score", task.reward, task.example, task.text, timeout_s=timeout_s)
+        return Attempt(score=score, seconds=child.seconds)
+    except ChildTimeout as error:
+        return Attempt(score=Score.failed(str(error)), seconds=timeout_s, is_timeout=True)
+    except ChildDied as error:
+        if not error.has_started and not is_last:
+            return None
+        return Attempt(score=Score.failed(str(error)), report=error.output)
+    except ChildError as error:
+        return Attempt(score=Score.failed(str(error)), seconds=child.seconds, report=error.traceback)
+    except Exception as error:  # an error meant for users, or an example that cannot be sent
+        return Attempt(score=Score.failed(f"{type(error).__name__}: {error}"), seconds=child.seconds)
+
+
+def _not_started(why: str, report: str = "") -> Attempt:
+    return Attempt(score=Score.failed(f"the scoring process could not be started: {why}"), report=report)
+
+
+def _report(error: BaseException) -> str:
+    return getattr(error, "output", "") or getattr(error, "traceback", "")

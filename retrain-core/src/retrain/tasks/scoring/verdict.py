@@ -1,0 +1,139 @@
+"""Turns whatever a reward returns into one of the three outcomes of a score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from retrain.kernel.contracts.verifier import Reward
+from retrain.kernel.types import Example, Outcome, Score
+
+UNIQUE_SCORES = "reward_unique_fraction_mean"  # of the step's groups, not of a part
+_NEXT_STEPS = {  # part of a detail -> what to do about it
+    "timed out": "make the reward faster, or raise [scoring.limits.{name}] timeout_s",
+    "took longer than": "raise [scoring.limits.{name}] timeout_s",
+    "returned None": "return a number, or Score.no_verdict(reason) where it cannot decide",
+    "finite number": "return a finite number: look for a division by zero, a logarithm of 0 or the mean of nothing",
+    "not a number": "return a number or a Score",
+    "empty reference": "give that example a reference answer, or remove its row",
+    "the reference": "rewrite the reference of that example, or remove its row",
+}
+MAX_DETAIL = 1000  # characters; it is stored with every completion
+
+
+def verdict(answer: Any) -> Score:
+    """The answer as a score; anything but a number or a valid Score is a failure, never a number.
+
+    Whatever `float()` takes counts as a number, and True is 1.0; text, None, arrays, NaN and infinity do not.
+    """
+    try:
+        if isinstance(answer, Score):
+            return _validated(answer)
+        is_single = getattr(answer, "ndim", None) in (None, 0) and not isinstance(answer, str | bytes | bytearray)
+        if not is_single or not hasattr(answer, "__float__"):
+            return Score.failed(f"the reward returned {_shown(answer)}, not a number or a Score")
+        if not math.isfinite(value := float(answer)):
+            return Score.failed(f"the reward returned {value}, not a finite number")
+        return Score.of(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        return Score.failed(f"the reward returned an invalid score: {type(error).__name__}: {error}"[:MAX_DETAIL])
+
+
+def next_step(detail: str, name: str = "NAME") -> str:
+    """The repair for the detail of a score of reward `name` that failed or has no verdict; empty if unknown."""
+    return next((step.format(name=name) for cause, step in _NEXT_STEPS.items() if cause in detail), "")
+
+
+def combined(scores: Sequence[Score], names: Sequence[str], weights: Sequence[float]) -> Score:
+    """Several rewards as one: value = sum of weight * value.
+
+    If one part failed, the whole failed; otherwise, if one has no verdict, neither has the whole. `parts` holds the
+    unweighted value of every reward that has one, by name.
+    """
+    if len(scores) == 1:
+        return _weighted(scores[0], weights[0])
+    parts = {name: score.value for name, score in zip(names, scores, strict=True) if score.value is not None}
+    for outcome in (Outcome.FAILED, Outcome.NO_VERDICT):
+        detail = _details(scores, names, outcome)
+        if detail:
+            return Score(outcome=outcome, detail=detail, parts=parts)
+    value = sum(weight * (score.value or 0.0) for weight, score in zip(weights, scores, strict=True))
+    if not math.isfinite(value):
+        return Score(outcome=Outcome.FAILED, detail="the weighted sum of the rewards is not finite", parts=parts)
+    return Score(outcome=Outcome.SCORED, value=value, detail=_details(scores, names, Outcome.SCORED), parts=parts)
+
+
+def part_means(scores: Iterable[Score]) -> dict[str, float]:
+    """`reward_<name>_mean` of every part of the scores, over those that have it."""
+    values: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.parts.items():
+            values.setdefault(name, []).append(value)
+    return {f"reward_{name}_mean": math.fsum(each) / len(each) for name, each in values.items()}
+
+
+def part_fields(fields: Iterable[str], prefix: str = "") -> dict[str, str]:
+    """Those of `fields` that `part_means` named, by the part's name; `prefix` is `eval_` for the held-out ones."""
+    head, tail = f"{prefix}reward_", "_mean"
+    found = [field for field in fields if field.startswith(head) and field.endswith(tail) and field != UNIQUE_SCORES]
+    return {field.removeprefix(head).removesuffix(tail): field for field in sorted(found)}
+
+
+class Scorers:
+    """All synchronous rewards of a run: the object that a scoring process holds."""
+
+    def __init__(self, rewards: Mapping[int, Reward]) -> None:
+        self.rewards = dict(rewards)
+
+    def prepare(self) -> None:
+        """Let every reward load what it needs."""
+        for reward in self.rewards.values():
+            prepare = getattr(reward, "prepare", None)
+            if prepare is not None:
+                prepare()
+
+    def score(self, number: int, example: Example, text: str) -> Score:
+        """The verdict of one reward; its exceptions pass through."""
+        return verdict(self.rewards[number].score(example, text))
+
+
+def _validated(score: Score) -> Score:
+    """Check a Score that may have been built without `Score.of`."""
+    outcome = Outcome(score.outcome)
+    detail = str(score.detail)[:MAX_DETAIL]
+    parts = {str(name): float(value) for name, value in score.parts.items()}
+    if not all(math.isfinite(value) for value in parts.values()):
+        return Score.failed(f"the reward returned parts that are not finite: {parts}"[:MAX_DETAIL])
+    if outcome is not Outcome.SCORED:
+        return Score(outcome=outcome, detail=detail, parts=parts)
+    inner = Score.failed("the reward returned a Score without a value")
+    if score.value is not None:
+        inner = verdict(score.value)
+    if inner.value is None:
+        return inner
+    return Score(outcome=outcome, value=inner.value, detail=detail, parts=parts)
+
+
+def _weighted(score: Score, weight: float) -> Score:
+    if score.value is None or weight == 1.0:
+        return score
+    value = weight * score.value
+    if not math.isfinite(value):
+        return Score.failed("the weighted reward is not finite")
+    return Score(outcome=score.outcome, value=value, detail=score.detail, parts=score.parts)
+
+
+def _details(scores: Sequence[Score], names: Sequence[str], outcome: Outcome) -> str:
+    pairs = zip(names, scores, strict=True)
+    details = [f"{name}: {score.detail}" for name, score in pairs if score.outcome is outcome]
+    if outcome is Outcome.SCORED:
+        details = [line for line in details if not line.endswith(": ")]
+    return "; ".join(details)[:MAX_DETAIL]
+
+
+def _shown(answer: object) -> str:
+    if answer is None:
+        return "None"
+    text = repr(answer) if isinstance(answer, str | bytes) else ""
+    return f"{type(answer).__name__} {text[:80]}".strip()

@@ -1,0 +1,159 @@
+"""Turns messages into the text and the tokens that the policy sees, through the model's own chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.types import Example, Message
+from retrain.text.terminal_text import printable
+from retrain.text.tool_calls import plain_tool_calls
+
+BATCH = 1000  # texts in one call of the tokenizer
+# Arguments of `apply_chat_template` itself, in any version; all others are passed to the template.
+OWN_ARGUMENTS = frozenset(
+    {
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    }
+)
+
+
+def chat_text(
+    messages: Sequence[Message],
+    tokenizer: Any,
+    template_args: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The chat as text, up to the assistant's answer; without a template, the contents, one per line.
+
+    Exceptions of the template ("roles must alternate") pass through, and ValueError for tool calls without a name.
+    """
+    if not tokenizer.chat_template:
+        return "\n".join(str(message.get("content") or "") for message in messages)
+    text = tokenizer.apply_chat_template(
+        [_with_plain_calls(message) for message in messages],
+        tools=[dict(tool) for tool in tools] or None,
+        tokenize=False,
+        add_generation_prompt=True,
+        **(template_args or {}),
+    )
+    return str(text)
+
+
+def encode(
+    chats: Sequence[Sequence[Message]], tokenizer: Any, config: Config, *, names: Sequence[str]
+) -> list[list[int]]:
+    """Token ids of chats; ConfigError names the example that cannot be rendered or tokenised.
+
+    The tokenizer gets many texts at once, which takes about half the time of one by one (5,000 short prompts on two
+    cores: 0.18 instead of 0.33 s).
+    """
+    texts = [
+        _rendered(chat, tokenizer, config.data.template_args, name) for chat, name in zip(chats, names, strict=True)
+    ]
+    special = not tokenizer.chat_template  # a template writes its special tokens itself
+    ids: list[list[int]] = []
+    for start in range(0, len(texts), BATCH):
+        some = texts[start : start + BATCH]
+        try:
+            ids += tokenizer(some, add_special_tokens=special, verbose=False)["input_ids"]  # `fit_context` warns
+        except Exception:  # find the text: each library has its own error for half a surrogate pair
+            ids += [_ids(t, tokenizer, special, n) for t, n in zip(some, names[start : start + BATCH], strict=True)]
+    return ids
+
+
+def as_chat(value: Any) -> list[Mapping[str, Any]]:
+    """Messages with a role and a text, which may be a list of text parts; [] if it is not that.
+
+    A message that calls tools may have no text.
+    """
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        return []
+    found: list[Mapping[str, Any]] = []
+    for message in value:
+        content, role = message.get("content"), message.get("role")
+        if content is None and message.get("tool_calls"):
+            content = ""
+        if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+            content = "".join(str(part.get("text", "")) for part in content)
+        if not isinstance(role, str) or not isinstance(content, str):
+            return []
+        found.append({**message, "role": role, "content": content})
+    return found
+
+
+def check_template_args(tokenizer: Any, config: Config) -> tuple[str, ...]:
+    """Notes on `[data] template_args` that the template does not read; ConfigError on those that retrain sets itself.
+
+    A template ignores names that it does not know, so that nobody would notice a misspelt one.
+    """
+    arguments = config.data.template_args
+    where = config.place("data.template_args")
+    problems = [
+        Problem(where=where, what=f"{name!r} is set by retrain itself", fix="remove it")
+        for name in sorted(OWN_ARGUMENTS & arguments.keys())
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    if arguments and not tokenizer.chat_template:
+        return (f"{where}: {config.model.model} has no chat template, so they are not used",)
+    words = set(re.findall(r"\w+", str(tokenizer.chat_template)))
+    return tuple(_unread(name, words, where) for name in arguments if name not in words)
+
+
+def prompt_text(example: Example) -> str:
+    """Equal for equal prompts: the text, or the content of the chat."""
+    if isinstance(example.prompt, str):
+        return example.prompt
+    return repr([sorted(message.items(), key=lambda item: item[0]) for message in example.prompt])
+
+
+def _unread(name: str, words: set[str], where: str) -> str:
+    near = get_close_matches(name, words, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{where}: the chat template does not read {printable(name)!r}{hint}"
+
+
+def _with_plain_calls(message: Message) -> dict[str, Any]:
+    """A copy of a message; one that calls tools has a content, and calls in the form that templates expect."""
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = plain_tool_calls(message["tool_calls"])
+    return {**message, "content": message.get("content") or "", "tool_calls": calls}
+
+
+def _rendered(messages: Sequence[Message], tokenizer: Any, template_args: Mapping[str, Any], name: str) -> str:
+    try:
+        return chat_text(messages, tokenizer, template_args)
+    except Exception as error:  # templates raise what they like: roles that must alternate, no system message, ...
+        what = f"the chat template refuses the prompt: {type(error).__name__}: {printable(str(error))[:300]}"
+        fix = "change the roles of the chat, [data] system_prompt or template_args"
+        raise ConfigError(Problem(where=f"example {printable(name)}", what=what, fix=fix)) from error
+
+
+def _ids(text: str, tokenizer: Any, special: bool, name: str) -> list[int]:
+    try:
+        return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+    except Exception as error:
+        what = f"the tokenizer refuses the prompt: {type(error).__name__}: {printable(str(error))[:300]}"
+        fix = "repair the text; half a surrogate pair is the usual cause"
+        raise ConfigError(Problem(where=f"example {printable(name)}", what=what, fix=fix)) from error

@@ -1,0 +1,147 @@
+"""A tokenizer of a folder that saves the seconds of importing `transformers`.
+
+A run needs little of its tokenizer: ids of texts, texts of ids, and chats rendered one at a time. For a folder that
+holds nothing but a plain `tokenizer.json`, `tokenizers` and Jinja do that exactly as `transformers` does. Any other
+call, or any other option, goes to the real tokenizer, which is loaded then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from retrain.text.tokenizer.folder import PlainParts
+from retrain.text.tokenizer.template import compiled, is_plain
+
+
+class QuickTokenizer:
+    """Stands for a `transformers` tokenizer, and passes for one in `isinstance`; see the module.
+
+    Once the real tokenizer is loaded, it handles every call, so that changes made to it apply here too.
+    """
+
+    def __init__(self, parts: PlainParts, load: Callable[[], Any]) -> None:
+        # not through `__setattr__`, which sets attributes of the real tokenizer
+        self.__dict__.update(_backend=parts.backend, _special=parts.special, _template=parts.template)
+        self.__dict__.update(_load=load, _loaded=None)
+        self.__dict__.update(_compiled=compiled(parts.template, parts.special) if parts.template else None)
+
+    def real(self) -> Any:
+        """The tokenizer of `transformers`; loads it if that has not happened yet."""
+        if self._loaded is None:
+            self.__dict__["_loaded"] = self._load()
+        return self._loaded
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of the real tokenizer, for `isinstance`."""
+        return type(self.real())
+
+    def __getattr__(self, name: str) -> Any:
+        special = self._special.get(name.removesuffix("_id")) if self._loaded is None else None
+        if special is None:
+            return getattr(self.real(), name)
+        return self._backend.token_to_id(special) if name.endswith("_id") else special
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.real(), name, value)
+
+    def __repr__(self) -> str:
+        return f"<tokenizer of {len(self)} entries>"  # showing it in a message must not load the real one
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.real().__reduce_ex__(protocol)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True) if self._loaded is None else len(self._loaded)
+
+    @property
+    def chat_template(self) -> Any:
+        """The template's text, or None."""
+        return self._template if self._loaded is None else self._loaded.chat_template
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        """The `tokenizers.Tokenizer`; changes to it apply here too."""
+        return self._backend if self._loaded is None else self._loaded.backend_tokenizer
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token -> id, added tokens included."""
+        return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        """Ids of a text or of several, under `input_ids`; the rest of the encoding is made on first use."""
+        if self._loaded is not None or len(texts) != 1 or not options.keys() <= {"add_special_tokens", "verbose"}:
+            return self.real()(*texts, **options)
+        given = texts[0]
+        some = [given] if isinstance(given, str) else given
+        if not isinstance(some, list) or not some or not all(isinstance(text, str) for text in some):
+            return self.real()(*texts, **options)
+        has_special = bool(options.get("add_special_tokens", True))
+        ids = [row.ids for row in self._backend.encode_batch_fast(some, add_special_tokens=has_special)]
+        return _Encoded(ids[0] if isinstance(given, str) else ids, lambda: self.real()(*texts, **options))
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
+        """The text of ids."""
+        ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
+        are_ids = isinstance(ids, list) and all(type(token) is int for token in ids)
+        is_simple = self._loaded is None and are_ids and options.keys() <= {"clean_up_tokenization_spaces"}
+        if not is_simple or options.get("clean_up_tokenization_spaces"):
+            return self.real().decode(token_ids, skip_special_tokens=skip_special_tokens, **options)
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_ids_to_tokens(self, ids: Any, *others: Any, **options: Any) -> Any:
+        """The tokens of ids, spelt as in the vocabulary."""
+        if self._loaded is not None or others or options or not isinstance(ids, list):
+            return self.real().convert_ids_to_tokens(ids, *others, **options)
+        return [self._backend.id_to_token(int(index)) for index in ids]
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """A chat as text; plain messages without tools or template arguments are rendered here."""
+        is_simple = (
+            self._loaded is None
+            and options.keys() <= {"tools", "tokenize", "add_generation_prompt"}
+            and options.get("tokenize") is False
+            and options.get("tools") is None
+            and is_plain(conversation)
+        )
+        template = self._compiled if is_simple else None
+        if template is None:
+            return self.real().apply_chat_template(conversation, **options)
+        return template.render(
+            messages=conversation,
+            tools=None,
+            documents=None,
+            add_generation_prompt=options.get("add_generation_prompt", False),
+            **self._special,
+        )
+
+
+class _Encoded(Mapping[str, Any]):
+    """The ids of an encoding; the real `BatchEncoding` for everything else."""
+
+    def __init__(self, ids: list[int] | list[list[int]], make: Callable[[], Any]) -> None:
+        self.input_ids = ids
+        self._make = make
+
+    @cached_property
+    def _real(self) -> Any:
+        return self._make()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.input_ids if key == "input_ids" else self._real[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._real)
+
+    def __len__(self) -> int:
+        return len(self._real)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)

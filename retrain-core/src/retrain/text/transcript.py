@@ -1,0 +1,130 @@
+"""The exact tokens of an episode over its turns: those that the policy saw, and those that it sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.types import Completion, Floats, Mask, Message, Sample, StopReason, Tokens
+from retrain.text.chat import chat_text
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Transcript:
+    """Tokens of one episode so far; sampled tokens are never tokenised again.
+
+    The chat template renders the conversation of each turn. Where the rendered text continues the context, only the
+    rest is tokenised and appended. Where it does not (templates that drop thoughts, environments that shorten the
+    history), a new context starts with the whole text, and `starts` gets its position.
+    """
+
+    tokenizer: Any
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    tokens_T: list[Tokens] = field(default_factory=list)
+    action_T: list[Mask] = field(default_factory=list)
+    logprobs_T: list[Floats] = field(default_factory=list)
+    entropies_T: list[Floats | None] = field(default_factory=list)
+    engine_logprobs_T: list[Floats | None] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    stops: list[StopReason] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    _context: str = ""
+    _opening: int = 0  # tokens of the first prompt, the task, which is not part of the text
+
+    def observe(
+        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]], *, limit: int | None = None
+    ) -> bool:
+        """Append an observation: a chat, or plain text that no template touches; `context_T` ends with it.
+
+        False when the context would leave no room for a token below `limit`; then nothing but a first prompt is
+        appended.
+        """
+        is_chat = not isinstance(prompt, str)
+        text = prompt if isinstance(prompt, str) else chat_text(prompt, self.tokenizer, self.template_args, tools)
+        continues = bool(self._context) and text.startswith(self._context)
+        added = text[len(self._context) :] if continues else text
+        special = not continues and not (is_chat and self.tokenizer.chat_template)
+        ids_T = np.asarray(self.tokenizer(added, add_special_tokens=special)["input_ids"], dtype=np.int64)
+        has_room = limit is None or len(ids_T) + (len(self.context_T) if continues else 0) < limit
+        if not has_room and self.tokens_T:
+            return False
+        self.show(ids_T, starts=not continues)
+        self._context = text
+        return has_room
+
+    def show(self, tokens_T: Tokens, *, starts: bool) -> None:
+        """Append tokens that the policy did not sample, or does not sample here; `starts` begins a new context."""
+        if starts:
+            self.starts.append(self.length)
+        self._append(tokens_T, None)
+        self._opening = self._opening or self.length
+
+    def sampled(self, sample: Sample) -> None:
+        """Append what the policy sampled next."""
+        self._append(np.asarray(sample.tokens_T, dtype=np.int64), sample)
+        self.stops.append(sample.stop_reason)
+        self.versions.append(sample.policy_version)
+
+    def take(self, sample: Sample) -> str:
+        """Append a sample of the policy; returns its text without special tokens."""
+        self._context += written(self.tokenizer, self.context_T, sample.tokens_T)
+        self.sampled(sample)
+        return str(self.tokenizer.decode(sample.tokens_T, skip_special_tokens=True))
+
+    @property
+    def context_T(self) -> Tokens:
+        """Tokens since the last start, which are those that the policy sees."""
+        return np.concatenate(self.tokens_T)[self.starts[-1] :]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens so far."""
+        return sum(len(part) for part in self.tokens_T)
+
+    def completion(self, stop_reason: StopReason) -> Completion:
+        """The episode as one completion; after several turns its text is the whole dialogue after the task."""
+        tokens_T = np.concatenate(self.tokens_T)
+        several = len(self.stops) > 1
+        text = self.tokenizer.decode(tokens_T[self._opening :], skip_special_tokens=not several)
+        return Completion(
+            tokens_T=tokens_T,
+            action_T=np.concatenate(self.action_T),
+            logprobs_T=np.concatenate(self.logprobs_T),
+            entropies_T=_joined(self.entropies_T),
+            engine_logprobs_T=_joined(self.engine_logprobs_T),
+            text=text,
+            stop_reason=stop_reason,
+            policy_version=min(self.versions, default=0),
+            starts=tuple(self.starts),
+            turns=len(self.stops),
+        )
+
+    def _append(self, tokens_T: Tokens, sample: Sample | None) -> None:
+        zeros_T = np.zeros(len(tokens_T))
+        self.tokens_T.append(tokens_T)
+        self.action_T.append(np.full(len(tokens_T), sample is not None))
+        self.logprobs_T.append(zeros_T if sample is None else np.asarray(sample.logprobs_T, dtype=np.float64))
+        self.entropies_T.append(zeros_T if sample is None else sample.entropies_T)
+        self.engine_logprobs_T.append(zeros_T if sample is None else sample.engine_logprobs_T)
+
+
+def written(tokenizer: Any, context_T: Tokens, tokens_T: Tokens) -> str:
+    """The text of tokens with all special ones, as it stands after its context.
+
+    Some tokenizers write the first piece of a text differently, so the context is decoded with it.
+    """
+    before, after = _decoded(tokenizer, context_T), _decoded(tokenizer, np.concatenate([context_T, tokens_T]))
+    return after[len(before) :] if after.startswith(before) else _decoded(tokenizer, tokens_T)
+
+
+def _decoded(tokenizer: Any, tokens_T: Tokens) -> str:
+    return str(tokenizer.decode(tokens_T, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _joined(parts: Sequence[Floats | None]) -> Floats | None:
+    """All parts as one array, None when a turn has none."""
+    present = [part for part in parts if part is not None]
+    return np.concatenate(present) if len(present) == len(parts) else None

@@ -1,0 +1,126 @@
+"""Everything that `retrain capacity` says about a configuration, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, Workload
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.registry import Plugins
+from retrain.tools.capacity.advice import advise
+from retrain.tools.capacity.evaluation_time import RunTime, run_time
+from retrain.tools.capacity.history import Past, past_runs
+from retrain.tools.capacity.locate import model_folder
+from retrain.tools.capacity.machine import memory_limit
+from retrain.tools.capacity.shapes import Document
+from retrain.tools.capacity.workload import ASSUMED_PROMPT_TOKENS, workload_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Memory and time of a configuration, the data behind them, and what to change if it does not fit."""
+
+    model: MemoryModel
+    work: Workload
+    estimate: MemoryEstimate
+    time: RunTime
+    past: Past
+    limit_bytes: int | None
+    advice: str
+
+    @property
+    def is_prompt_assumed(self) -> bool:
+        """Whether the prompt length is a guess: neither a past run nor the user gives it."""
+        return self.past.prompt_tokens is None and self.work.prompt_tokens == ASSUMED_PROMPT_TOKENS
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON: bytes, seconds, tokens."""
+        found, past = self.estimate, self.past
+        return {
+            "device": self.work.device,
+            "parameters": self.model.parameters,
+            "parameters_are_counted": self.model.is_counted,
+            "lora_parameters": self.model.lora_parameters,
+            "checkpoint_bytes": self.model.checkpoint_bytes,
+            "prompt_tokens": self.work.prompt_tokens,
+            "prompt_tokens_are_assumed": self.is_prompt_assumed,
+            "completions_per_step": self.work.completions,
+            "max_tokens_per_step": self.work.completions * self.work.max_tokens,
+            "peak_memory_bytes": found.peak_bytes,
+            "peak_phase": found.worst.name,
+            "needed_memory_bytes": found.needed_bytes,
+            "completions_at_a_time": found.at_once,
+            "pack_tokens": found.pack_tokens,
+            "resident": {phase.name: dict(phase.resident) for phase in found.phases},
+            "phases": {phase.name: {**phase.parts, "peak": phase.peak_bytes} for phase in found.phases},
+            "biggest_tensor": str(found.biggest),
+            "memory_limit_bytes": self.limit_bytes,
+            "fix": self.advice,
+            "runs": self.time.schedule.runs,
+            "parallelism": self.time.schedule.parallelism,
+            "total_steps": self.time.schedule.total_steps,
+            "median_step_time_s": past.median_step_time_s,
+            "training_time_s": self.time.training_s,
+            "evaluation_time_s": self.time.evaluation_s,
+            "wall_time_s": self.time.total_s,
+            "time_fix": self.time.warning,
+            "past_runs": past.runs,
+            "past_peak_memory_bytes": past.peak_memory_bytes,
+        }
+
+
+def forecast(
+    config: Config,
+    plugins: Plugins,
+    *,
+    prompt_tokens: int = 0,
+    fetch: bool = False,
+    past: Past | None = None,
+    gpu_bytes: int | None = None,
+    sizes: Document | None = None,
+) -> Forecast:
+    """What the configuration needs on this machine; `past` (of a pilot, for instance) replaces the runs in `logs/`.
+
+    With `gpu_bytes` it is what the configuration needs on CUDA GPUs of that memory, whatever this machine has. `sizes`
+    takes the place of the model's `config.json`.
+    ConfigError if the model's sizes cannot be read, or no plugin estimates the backend's memory.
+    """
+    with TemporaryDirectory() as scratch:
+        folder = partial(model_folder, config, plugins, fetch=fetch, scratch=Path(scratch), sizes=sizes)
+        model: MemoryModel | None = plugins.notify("retrain_estimate_memory", config=config, model_folder=folder)
+    if model is None:
+        what = f"no plugin knows how much memory backend {config.backend.backend!r} needs"
+        raise ConfigError(Problem(where=config.place("backend.backend"), what=what, fix="measure it with --pilot 3"))
+    if past is None:  # runs of this machine say nothing about another
+        past = Past() if gpu_bytes else past_runs(config, Path(config.logging.log_dir).expanduser().parent)
+    prompt, device = prompt_tokens or past.prompt_tokens or 0, "cuda" if gpu_bytes else None
+    work = workload_of(config, prompt_tokens=prompt, context=model.context, device=device)
+    limit = gpu_bytes or memory_limit(config.backend.devices)
+    runtime = _runtime(past, model, work, limit)
+
+    def estimated(changed: Workload) -> MemoryEstimate:
+        return model.estimate(changed, runtime, limit)
+
+    return Forecast(
+        model=model,
+        work=work,
+        estimate=estimated(work),
+        time=run_time(config, past),
+        past=past,
+        limit_bytes=limit,
+        advice=advise(work, limit, estimated, can_quantise=model.can_quantise) if limit else "",
+    )
+
+
+def _runtime(past: Past, model: MemoryModel, work: Workload, limit: int | None) -> int | None:
+    """What a process needs beside the model, from past runs with this model; on a GPU it is not measured."""
+    if past.memory_at_start_bytes is None or work.device != "cpu":
+        return None
+    resident = model.estimate(work, 0, limit).phases[0].resident
+    loaded = sum(resident.get(name, 0) for name in ("weights", "sampler", "adapter"))
+    return max(0, past.memory_at_start_bytes - loaded)

@@ -1,0 +1,36 @@
+"""Registers `retrain capacity`, and measures every run from start to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.registry import Plugins
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """`retrain capacity`."""
+    summary = "Estimate the memory and time of a configuration, and say what to change if it does not fit."
+    register(PluginSpec(name="capacity", summary=summary, factory="retrain.tools.capacity.command:command"))
+
+
+@hookimpl
+def retrain_watch_run() -> object:
+    """The measurements of a run."""
+    from retrain.tools.capacity.watch import CapacityWatch  # only a run needs it
+
+    return CapacityWatch()
+
+
+@hookimpl
+def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any]:
+    """Peak memory, biggest tensor, and the time if a past run gives it."""
+    from retrain.tools.capacity.section import explained
+
+    return explained(config, plugins)

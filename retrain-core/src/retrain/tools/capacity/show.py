@@ -1,0 +1,96 @@
+"""A forecast as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from retrain.kernel.contracts.memory import MemoryPhase
+from retrain.text.terminal_text import duration
+from retrain.tools.capacity.forecast import Forecast
+
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def size(count: float) -> str:
+    """1.5 GiB, 420 MiB, 12 B."""
+    for unit, scale in UNITS:
+        if count >= scale:
+            value = count / scale
+            return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def text(forecast: Forecast, *, has_time: bool = True) -> str:
+    """Memory by phase, what to change, and time; without it for a machine that is not this one."""
+    found, work, model = forecast.estimate, forecast.work, forecast.model
+    counted = "counted in its files" if model.is_counted else "by formula"
+    prompt = (
+        " (assumed; a past run, --pilot or --prompt-tokens gives the real length)" if forecast.is_prompt_assumed else ""
+    )
+    trained = f"LoRA {model.lora_parameters:,d}" if work.lora_rank else "all of them trained"
+    lines = [
+        f"Model    {model.parameters:,d} parameters ({counted}), {trained}",
+        f"Step     {work.completions:,d} completions of up to {work.max_tokens:,d} tokens = "
+        f"{work.completions * work.max_tokens:,d} tokens; prompts of up to {work.prompt_tokens:,d} tokens{prompt}",
+        "",
+        f"Memory on {work.device}, when every completion reaches its limit:",
+        *_always(found.phases),
+    ]
+    lines += [f"  {phase.name:<9} {_parts(phase.parts)}; peak {size(phase.peak_bytes)}" for phase in found.phases]
+    lines += [
+        f"  peak      {size(found.peak_bytes)} in {found.worst.name}{_of_limit(forecast)}",
+        f"  biggest   {found.biggest}",
+        f"  at once   {_at_once(forecast)}packs of {found.pack_tokens:,d} tokens",
+    ]
+    if found.needed_bytes < found.peak_bytes:
+        lines.append(f"  at least  {size(found.needed_bytes)}, with one completion at a time")
+    if model.checkpoint_bytes:
+        lines.append(f"  on disk   {size(model.checkpoint_bytes)} for every checkpoint")
+    if forecast.past.peak_memory_bytes:
+        lines.append(f"  measured  {size(forecast.past.peak_memory_bytes)} in {_past(forecast)}")
+    if forecast.advice:
+        lines.append(f"  does not fit: {forecast.advice}")
+    return "\n".join([*lines, *(["", *_time(forecast)] if has_time else ())])
+
+
+def _time(forecast: Forecast) -> list[str]:
+    time, step_s = forecast.time, forecast.past.median_step_time_s
+    if step_s is None:
+        work = " and ".join(filter(None, (time.training, time.evaluation)))
+        lines = [f"Time     {work}; the time of a step is not known yet: add --pilot 3"]
+    else:
+        at_once = f" / {time.schedule.parallelism} at a time" if time.schedule.parallelism > 1 else ""
+        median = f"{duration(step_s)} (median of {_past(forecast)})"
+        lines = [f"Time     {time.training} x {median}{at_once} = {duration(time.training_s)}"]
+        if time.evaluation:
+            known = f" = {duration(time.evaluation_s)}; together {duration(time.total_s)}"
+            lines += [f"         {time.evaluation}{known if time.evaluation_s else ': time not known yet'}"]
+    return lines + ([f"         {time.warning}"] if time.warning else [])
+
+
+def _past(forecast: Forecast) -> str:
+    return "one run here" if forecast.past.runs == 1 else f"{forecast.past.runs} runs here"
+
+
+def _of_limit(forecast: Forecast) -> str:
+    limit = forecast.limit_bytes
+    if not limit:
+        return ""
+    return f", {100 * forecast.estimate.peak_bytes / limit:.0f} % of {size(limit)}"
+
+
+def _always(phases: Sequence[MemoryPhase]) -> list[str]:
+    """Resident memory, printed once if all phases share a device."""
+    if all(phase.resident == phases[0].resident for phase in phases):
+        return [f"  always    {_parts(phases[0].resident)}"]
+    return [f"  always    in {phase.name}: {_parts(phase.resident)}" for phase in phases]
+
+
+def _at_once(forecast: Forecast) -> str:
+    work = forecast.work
+    return "" if work.is_served else f"{forecast.estimate.at_once:,d} of {work.most_sampled:,d} completions sampled, "
+
+
+def _parts(parts: Mapping[str, int]) -> str:
+    shown = [f"{name.replace('_', ' ')} {size(count)}" for name, count in parts.items() if count >= 2**19]
+    return ", ".join(shown) or "next to nothing"

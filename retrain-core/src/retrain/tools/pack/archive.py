@@ -1,0 +1,176 @@
+"""The file of a pack: a zip archive, the same bytes for the same content, and read as what a stranger may have made.
+
+Names are relative, in plain form and unique even where case is ignored; nothing is a link; sizes are bounded before and
+while a member is read, and its SHA-256 is that of `pack.json`. A pack is unpacked into a new folder alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.reading import parse_record
+from retrain.text.terminal_text import printable
+from retrain.text.whole_file import write_bytes
+
+MANIFEST, FORMAT = "pack.json", 1
+MAX_FILES, MAX_NAME, MAX_DEPTH = 50_000, 240, 30
+MAX_BYTES = 2**33  # unpacked, all members together
+MAX_MANIFEST_BYTES = 2**26
+CHUNK = 2**20
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip archive can name
+_RESERVED = re.compile(r"[\x00-\x1f\x7f\\:*?\"<>|]")
+
+
+def refused(where: Path | str, what: str, fix: str = "ask whoever made it for another one") -> ConfigError:
+    """The error for a pack that cannot be used; names in it are strangers' text."""
+    return ConfigError(Problem(where=printable(str(where)), what=printable(what), fix=fix))
+
+
+def is_safe(name: object) -> bool:
+    """Whether a name stays in the folder below which it is written, on every system."""
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME or _RESERVED.search(name):
+        return False
+    parts = name.split("/")
+    fault = any(part in ("", ".", "..") or part != part.rstrip(". ") for part in parts)
+    return not fault and len(parts) <= MAX_DEPTH and name.isprintable()
+
+
+def write_pack(file: Path, manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> None:
+    """Write a pack; `manifest` gets the size and hash of every member. ValueError for a name that is not safe."""
+    if unsafe := next((name for name in members if not is_safe(name)), None):
+        raise ValueError(f"{unsafe!r} cannot be the name of a member")
+    listed = {name: _measured(content) for name, content in sorted(members.items())}
+    text = json.dumps({**manifest, "files": listed}, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_bytes(file, zipped({MANIFEST: text.encode(), **dict(sorted(members.items()))}))
+
+
+def zipped(members: Mapping[str, bytes]) -> bytes:
+    """A zip archive of these members, in their order; the same bytes for the same members."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.compress_type, info.create_system, info.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
+            archive.writestr(info, content)
+    return buffer.getvalue()
+
+
+def _measured(content: bytes) -> dict[str, Any]:
+    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A pack whose names and sizes are checked, with its manifest; contents are checked as they are read."""
+
+    file: Path
+    manifest: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+
+    def read(self, name: str) -> bytes:
+        """A member, whole."""
+        stream = io.BytesIO()
+        with open_regular(self.file) as source, zipfile.ZipFile(source) as archive:
+            self._copy(archive, name, stream)
+        return stream.getvalue()
+
+    def unpack(self, folder: Path) -> None:
+        """Write every member below the new `folder`; ConfigError when it exists, or a member is not as listed."""
+        try:
+            folder.mkdir(parents=True)
+            with open_regular(self.file) as source, zipfile.ZipFile(source) as archive:
+                for name in self.files:
+                    target = folder / name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+                    with os.fdopen(os.open(target, flags, 0o644), "wb") as stream:
+                        self._copy(archive, name, stream)
+        except FileExistsError as error:
+            raise refused(error.filename or folder, "is there already", "give another folder with --into") from error
+        except OSError as error:
+            what = f"cannot be written: {error.strerror or error}"
+            raise refused(error.filename or folder, what, "free space, or give another folder with --into") from error
+
+    def _copy(self, archive: zipfile.ZipFile, name: str, stream: BinaryIO) -> None:
+        listed, digest, size = self.files[name], hashlib.sha256(), 0
+        try:
+            with archive.open(name) as member:
+                while size <= listed["size"] and (chunk := member.read(CHUNK)):
+                    size += len(chunk)
+                    digest.update(chunk)
+                    stream.write(chunk)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise refused(self.file, f"{name} is damaged: {error}") from error
+        if size != listed["size"] or digest.hexdigest() != listed["sha256"]:
+            raise refused(self.file, f"{name} is not the file that {MANIFEST} lists: size or hash differs")
+
+
+def open_pack(file: Path) -> Opened:
+    """Check a pack without unpacking it; ConfigError says what is wrong."""
+    try:
+        with open_regular(file) as source, zipfile.ZipFile(source) as archive:
+            infos = archive.infolist()
+            check_members(file, infos)
+            manifest = _manifest(file, archive)
+    except FileNotFoundError:
+        raise refused(file, "there is no such file", "give a file that `retrain pack` wrote") from None
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError, EOFError, zlib.error, RuntimeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise refused(file, f"is no pack: {error}", "give a file that `retrain pack` wrote") from error
+    files, sizes = manifest.get("files"), {info.filename: info.file_size for info in infos}
+    if not isinstance(files, dict) or {*files, MANIFEST} != {*sizes}:
+        raise refused(file, f"holds other files than {MANIFEST} lists")
+    for name, listed in files.items():
+        if (
+            not isinstance(listed, dict)
+            or listed.get("size") != sizes[name]
+            or not isinstance(listed.get("sha256"), str)
+        ):
+            raise refused(file, f"{name} is not as {MANIFEST} lists it")
+    return Opened(file=file, manifest=manifest, files=files)
+
+
+def _manifest(file: Path, archive: zipfile.ZipFile) -> Mapping[str, Any]:
+    if archive.getinfo(MANIFEST).file_size > MAX_MANIFEST_BYTES:
+        raise refused(file, f"its {MANIFEST} is larger than {MAX_MANIFEST_BYTES // 2**20} MiB")
+    with archive.open(MANIFEST) as stream:
+        manifest = parse_record(stream.read(MAX_MANIFEST_BYTES + 1))
+    if manifest.get("format") != FORMAT:
+        fix = "use the version of retrain that made it, or a newer one"
+        raise refused(file, f"is a pack of format {str(manifest.get('format'))[:20]!r}; this reads {FORMAT}", fix)
+    return manifest
+
+
+def check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
+    """Names that stay inside, no links, no name twice, no bomb; ConfigError names the first fault."""
+    if len(infos) > MAX_FILES or sum(info.file_size for info in infos) > MAX_BYTES:
+        raise refused(file, f"holds more than {MAX_FILES} files, or more than {MAX_BYTES // 2**30} GiB")
+    seen: set[str] = set()
+    for info in infos:
+        name, kind = info.filename, stat.S_IFMT(info.external_attr >> 16)
+        if not is_safe(name) or info.orig_filename != name:
+            raise refused(file, f"holds {name[:MAX_NAME]!r}, a name that could leave its folder")
+        if kind not in (0, stat.S_IFREG) or info.is_dir():
+            raise refused(file, f"holds {name!r}, which is no regular file")
+        if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise refused(file, f"{name!r} is encrypted, or compressed in an unknown way")
+        if name.casefold() in seen:
+            raise refused(file, f"holds {name!r} twice")
+        seen.add(name.casefold())
+    for name in seen:  # a file where another one needs a folder
+        if any(str(parent) in seen for parent in PurePosixPath(name).parents):
+            raise refused(file, f"holds {name!r} below a file")

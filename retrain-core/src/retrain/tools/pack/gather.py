@@ -1,0 +1,243 @@
+"""Gathers what a finished run or campaign was made of and what it recorded; refuses what could not be repeated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.version import __version__
+from retrain.records.checkpoints import SUMS, checkpoint_folders
+from retrain.records.folder import MARK
+from retrain.records.identity.acceptance import accepted_changes
+from retrain.records.identity.copies import FOLDER, stored_identity
+from retrain.records.identity.recorded import with_places
+from retrain.records.reading import read_object, read_regular, read_toml
+from retrain.records.rewind import EVALUATION
+from retrain.records.runs.campaign_status import CAMPAIGN_MARK
+from retrain.text.secrets import HIDDEN, hide, redacted
+from retrain.tools.pack.archive import FORMAT
+from retrain.tools.pack.equivalence import expected_half_width, final_rates, parsed
+from retrain.tools.pack.inputs import Inputs, collect_inputs, texts_of, with_moved
+from retrain.tools.pack.leaks import Leak, leaks_in
+from retrain.tools.pack.lines import RunLines, encoded
+from retrain.tools.pack.software import Software, collect_software
+from retrain.tools.pack.verdict import verdict_of
+from retrain.verdicts.ledger.place import ledger_folder
+
+CONFIG, LEDGER = "config.toml", "ledger.jsonl"
+OF_A_CAMPAIGN = (CAMPAIGN_MARK, "campaign.json")
+WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
+OF_THE_PROCESS = ("pid", "command", "config_file", "paths")
+PLACES = ("path", "root", "places", "written")  # where files lay on the machine that packs
+MOST_LEAKS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user asked of a pack: the size up to which a data file is packed, the margin of an equivalence test."""
+
+    most_bytes: int = 2**24
+    margin: float | None = None
+    hide_secrets: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Gathered:
+    """The manifest of a pack and its members by name; `notes` are what the user should know."""
+
+    manifest: dict[str, Any]
+    members: dict[str, bytes]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A run folder, its `run.json`, and the files that it ran on."""
+
+    name: str
+    folder: Path
+    record: Mapping[str, Any]
+    identity: Mapping[str, Any]
+
+
+def gather(folder: Path, options: Options) -> Gathered:
+    """The pack of a run or of a campaign; ConfigError says why there can be none, or which lines hold a secret."""
+    is_campaign = (folder / CAMPAIGN_MARK).is_file() and not (folder / MARK).is_file()
+    runs = list(_campaign_runs(folder) if is_campaign else [_recorded("", folder)])
+    _check_repeatable(runs)
+    tables = read_toml(folder / CONFIG)
+    inputs = collect_inputs(
+        {str(run.folder): run.identity for run in runs},
+        tables,
+        most_bytes=options.most_bytes,
+        hide_secrets=options.hide_secrets,
+    )
+    software = collect_software((run.identity for run in runs), (run.record for run in runs), texts_of(tables))
+    members = {**inputs.members, **software.members, **_plugin_copies(runs)}
+    members[CONFIG] = tomli_w.dumps(hide(with_moved(tables, inputs.moved))).encode()
+    found = Gathered(manifest={}, members=members)
+    listed = [_run_entry(run, found, options) for run in runs]
+    if is_campaign:
+        for name in OF_A_CAMPAIGN:
+            members[f"campaign/{name}"] = read_regular(folder / name)
+        if (ledger := ledger_folder(folder) / LEDGER).is_file():
+            members[f"campaign/{LEDGER}"] = read_regular(ledger)
+    found.manifest = {
+        "format": FORMAT,
+        "kind": "campaign" if is_campaign else "run",
+        "name": folder.resolve().name,
+        "retrain": __version__,
+        "python": runs[0].record.get("python", ""),
+        "hardware": runs[0].record.get("hardware", {}),
+        "model": {"name": str(tables.get("model", {}).get("model", "")), **_digest(runs[0].identity, "model")},
+        "wheels": software.wheels,
+        "packages": software.packages,
+        "placed": inputs.placed,
+        "left_out": inputs.left_out,
+        "moved": inputs.moved,
+        "hidden": inputs.hidden,
+        "runs": listed,
+        "equivalence": options.margin,
+        "verdict": verdict_of(folder) if is_campaign else None,
+    }
+    if HIDDEN in members[CONFIG].decode():
+        note = "the configuration holds a secret, which is hidden; where it matters, rerun with --set TABLE.KEY=VALUE"
+        found.notes.append(note)
+    _check_no_leaks(inputs, software, members)
+    found.manifest = redacted(found.manifest)
+    return found
+
+
+def _campaign_runs(folder: Path) -> Iterator[Recorded]:
+    manifest = read_object(folder / CAMPAIGN_MARK)
+    if manifest.get("status") != "done":
+        fix = "finish it: the same command, or `retrain --resume`"
+        raise ConfigError(Problem(where=str(folder), what=f"is a campaign that is {manifest.get('status')}", fix=fix))
+    for entry in manifest["runs"]:
+        if entry.get("status") == "done":
+            name = str(entry["run_name"])
+            yield _recorded(name, folder / "runs" / name)
+
+
+def _recorded(name: str, folder: Path) -> Recorded:
+    if not (folder / MARK).is_file():
+        fix = "give the folder of a run or of a campaign; `retrain status` lists them"
+        raise ConfigError(Problem(where=str(folder), what="is no run and no campaign", fix=fix))
+    record = read_object(folder / MARK)
+    return Recorded(
+        name=name, folder=folder, record=record, identity=with_places(stored_identity(folder, record), record, folder)
+    )
+
+
+def _check_repeatable(runs: Sequence[Recorded]) -> None:
+    problems = []
+    for run in runs:
+        where = str(run.folder)
+        if (status := run.record.get("status")) != "done":
+            what, fix = f"is a run that is {status}, not done", f"`retrain --resume {run.folder}` finishes it"
+            problems.append(Problem(where=where, what=what, fix=fix))
+        if not run.identity:
+            what, fix = "recorded no hashes of its code and data", "run it again with this version"
+            problems.append(Problem(where=where, what=what, fix=fix))
+        if changes := accepted_changes(run.record):
+            what = f"is no one run: {changes[0]}"
+            problems.append(Problem(where=where, what=what, fix="run it again in one go, then pack that run"))
+    if problems or not runs:
+        none = Problem(what="the campaign has no finished run", fix="run it to its end, then pack it")
+        raise ConfigError(*(problems or [none]))
+
+
+def _run_entry(run: Recorded, found: Gathered, options: Options) -> dict[str, Any]:
+    """Adds the records of a run to the members; what the manifest says of it."""
+    place = f"runs/{run.name}" if run.name else "run"
+    lines = list(RunLines(run.folder).new())
+    text = b"".join(map(encoded, lines))
+    found.members[f"{place}/metrics.jsonl"] = text
+    record = {name: value for name, value in run.record.items() if name not in OF_THE_PROCESS}
+    found.members[f"{place}/{MARK}"] = (json.dumps(redacted(record), indent=1, sort_keys=True) + "\n").encode()
+    identity = json.dumps(redacted(_without_places(run.identity)), sort_keys=True).encode()
+    member = f"identities/{hashlib.sha256(identity).hexdigest()[:16]}.json"
+    found.members[member] = identity
+    entry = {
+        "name": run.name,
+        "place": place,
+        "condition": str(run.record.get("condition", "")),
+        "seed": run.record.get("seed"),
+        "steps": sum(line["step"] >= 0 for line in lines),
+        "lines": len(lines),
+        "digest": hashlib.sha256(text).hexdigest(),
+        "identity": member,
+        "weights": weights_of(run.folder),
+    }
+    if (run.folder / EVALUATION).is_file():
+        evaluations = read_regular(run.folder / EVALUATION)
+        found.members[f"{place}/{EVALUATION}"] = evaluations
+        _note_width(found, evaluations, options)
+    elif options.margin is not None:
+        what, fix = "was not evaluated on held-out examples: nothing can be tested", "leave --equivalence out"
+        raise ConfigError(Problem(where=str(run.folder), what=what, fix=fix))
+    return entry
+
+
+def _note_width(found: Gathered, evaluations: bytes, options: Options) -> None:
+    records = list(parsed(evaluations))
+    samples = len(records[-1].get("correct") or ()) if records else 0
+    width = expected_half_width(final_rates(records), samples)
+    if options.margin is not None and width > options.margin and math.isfinite(width):
+        note = (
+            f"two runs that differ in sampling alone have an interval of about ± {100 * width:.1f} points on these "
+            f"held-out examples: a margin of {100 * options.margin:g} points will hardly be shown"
+        )
+        found.notes += [note] if note not in found.notes else []
+
+
+def weights_of(run: Path) -> dict[str, str]:
+    """The checksums of a run's last weights; empty where they lie elsewhere."""
+    folders = checkpoint_folders(run / "adapter")
+    sums = read_object(folders[0] / SUMS) if folders else {}
+    return {name: str(sums[name]) for name in WEIGHTS if name in sums}
+
+
+def _digest(identity: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    section = identity.get(kind) or {}
+    return {"digest": section.get("digest", ""), "num_files": section.get("num_files", 0)}
+
+
+def _without_places(value: Any) -> Any:
+    """An identity without the paths of this machine."""
+    if isinstance(value, Mapping):
+        return {name: _without_places(each) for name, each in value.items() if name not in (*PLACES, FOLDER, "notes")}
+    return value
+
+
+def _plugin_copies(runs: Sequence[Recorded]) -> dict[str, bytes]:
+    """The copies of plugins' files that runs kept, with which a rerun shows the line that differs."""
+    folders = {run.folder / FOLDER for run in runs}
+    return {
+        f"{FOLDER}/{file.relative_to(folder).as_posix()}": read_regular(file)
+        for folder in sorted(folders)
+        for file in sorted((folder / "plugins").rglob("*"))
+        if file.is_file() and not file.is_symlink()
+    }
+
+
+def _check_no_leaks(inputs: Inputs, software: Software, members: Mapping[str, bytes]) -> None:
+    """The last gate: every text of the pack that is not known to be clean. ConfigError names files and lines."""
+    leaks: list[Leak] = [*inputs.leaks, *software.leaks]
+    checked = {*inputs.members, *software.members}
+    for name, content in members.items():
+        if name not in checked:
+            leaks += leaks_in(name, content)
+    if leaks:
+        fix = "take the secrets out and run again, or pack without them: --hide-secrets"
+        shown = [Problem(where=f"{leak.file}:{leak.line}", what=leak.what, fix=fix) for leak in leaks[:MOST_LEAKS]]
+        more = [Problem(what=f"and {len(leaks) - MOST_LEAKS} more lines", fix=fix)] if len(leaks) > MOST_LEAKS else []
+        raise ConfigError(*shown, *more)

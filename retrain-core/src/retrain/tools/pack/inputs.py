@@ -1,0 +1,168 @@
+"""The code, the data and the local models of a run as they go into a pack, and where a rerun lays them.
+
+A file is taken from the copy that the run kept, or from where it was read, if its hash is still the recorded one. Files
+that are too large are left out, with hash and size. A value of the configuration that names a place outside the folder
+of the run is replaced by one inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.identity.copies import FOLDER, copy_name
+from retrain.records.identity.hashing import DIGEST_BYTES, Budget, hash_file
+from retrain.records.reading import read_regular
+from retrain.tools.pack.archive import is_safe
+from retrain.tools.pack.leaks import Leak, hidden, leaks_in
+from retrain.tools.pack.places import refusal
+
+OUTSIDE = "outside"
+
+
+@dataclass(slots=True, kw_only=True)
+class Inputs:
+    """What is packed: `members` by name, `placed` where each goes, `left_out` what a rerun must find or be given.
+
+    `moved` are the values of the configuration that were replaced, `leaks` the lines that hold a secret, and `hidden`
+    the files that were packed without theirs.
+    """
+
+    members: dict[str, bytes] = field(default_factory=dict)
+    placed: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    moved: dict[str, str] = field(default_factory=dict)
+    leaks: list[Leak] = field(default_factory=list)
+    hidden: list[str] = field(default_factory=list)
+
+
+def collect_inputs(
+    identities: Mapping[str, Mapping[str, Any]],
+    tables: Mapping[str, Any],
+    *,
+    most_bytes: int,
+    hide_secrets: bool,
+) -> Inputs:
+    """The files of all runs' identities, each once; ConfigError names those that are not what the run read any more."""
+    found = Inputs(moved=_moved(identities, tables))
+    problems: list[Problem] = []
+    seen: dict[tuple[str, str], str] = {}
+    for folder, identity in identities.items():
+        for kind in ("code", "data", "model"):
+            section = identity.get(kind)
+            files = section.get("files") if isinstance(section, dict) else None
+            if files is None and isinstance(section, dict) and section.get("num_files"):
+                what = f"{FOLDER}/files.json is missing or damaged, so its {kind} is unknown"
+                problems.append(Problem(where=folder, what=what, fix="run it again, then pack that run"))
+            for name, file in (files or {}).items():
+                before = seen.setdefault((kind, name), str(file.get("hash")))
+                if before != str(file.get("hash")):
+                    what = f"{name} is not the same file in all runs of the campaign"
+                    problems.append(Problem(where=folder, what=what, fix="pack single runs"))
+                elif (kind, name) not in {(each["kind"], each["name"]) for each in (*found.placed, *found.left_out)}:
+                    problem = _take(found, kind, name, file, identity, most_bytes, hide_secrets)
+                    problems += [problem] if problem else []
+    if problems:
+        raise ConfigError(*problems)
+    return found
+
+
+def _take(
+    found: Inputs,
+    kind: str,
+    name: str,
+    file: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    most_bytes: int,
+    hide_secrets: bool,
+) -> Problem | None:
+    """Add a file, or say why a run could not be repeated without it."""
+    place = _place(str(file.get("written", "")), found.moved)
+    size, described = int(file.get("size", 0)), {"kind": kind, "name": name, "hash": file.get("hash", "")}
+    if kind == "model" and not place:
+        return None  # it comes with a distribution, or from a hub
+    if why := refusal(kind, place) if is_safe(place) else "cannot be a file of a folder":
+        what = f"{name} cannot be laid into another folder under this name: it {why}"
+        return Problem(where=name, what=what, fix="name it by a path below the folder of the run, then run it again")
+    if kind != "code" and (size > most_bytes or file.get("is_sampled") or file.get("problem")):
+        found.left_out.append({**described, "place": place, "size": size, "from": name})
+        return None
+    content = _content(kind, name, file, identity)
+    if content is None:
+        what, fix = "is not what the run read any more", "bring it back as it was, or run again and pack that run"
+        return Problem(where=str(file.get("path") or name), what=what, fix=fix)
+    if leaks := list(leaks_in(name, content)):
+        if not hide_secrets or any(leak.line == 0 for leak in leaks):
+            found.leaks += leaks
+            return None
+        content = hidden(content)
+        found.hidden.append(name)
+    member = f"{FOLDER}/{copy_name(kind, name if kind == 'model' else place)}"  # where a rerun's identity has its name
+    if not is_safe(member):
+        member = f"{FOLDER}/{kind}-{len(found.placed)}"
+    found.members[member] = content
+    found.placed.append({**described, "place": place, "member": member, "size": len(content)})
+    return None
+
+
+def _content(kind: str, name: str, file: Mapping[str, Any], identity: Mapping[str, Any]) -> bytes | None:
+    """The file as the run read it: its copy, or itself; None when neither has the recorded hash."""
+    wanted, folder = file.get("hash"), identity.get(FOLDER)
+    copy = Path(str(folder)) / copy_name(kind, name) if folder else None
+    if copy is not None and copy.is_file():
+        content = read_regular(copy)
+        if hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest() == wanted:
+            return content
+    for path in map(os.path.expanduser, file.get("places", ())):
+        now = hash_file(name, path, Budget(), is_kept=False)
+        if now.hash == wanted and not now.is_sampled:
+            return read_regular(Path(path))
+    return None
+
+
+def _place(name: str, moved: Mapping[str, str]) -> str:
+    """Where a rerun lays a file: as the configuration names it; empty for a model that is named by no path."""
+    for value, new in moved.items():
+        if name == value or _is_below(name, value):
+            return f"{new}{name[len(value) :]}"
+    return name
+
+
+def _moved(identities: Mapping[str, Mapping[str, Any]], tables: Mapping[str, Any]) -> dict[str, str]:
+    """New values for those of the configuration that name files by a path that is not below the run's folder."""
+    names = [
+        str(file.get("written", ""))
+        for identity in identities.values()
+        for kind in ("code", "data", "model")
+        for file in ((identity.get(kind) or {}).get("files") or {}).values()
+    ]
+    values = sorted({text.rstrip("/") for text in texts_of(tables) if "/" in text and not is_safe(text.rstrip("/"))})
+    used = [value for value in values if any(name == value or _is_below(name, value) for name in names)]
+    return {value: f"{OUTSIDE}/{number}/{os.path.basename(value)}" for number, value in enumerate(used, start=1)}
+
+
+def _is_below(name: str, folder: str) -> bool:
+    return bool(folder) and name.startswith(f"{folder}/")
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Every text in a configuration."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_of(each)
+
+
+def with_moved(value: Any, moved: Mapping[str, str]) -> Any:
+    """A configuration with the values that `moved` replaces."""
+    if isinstance(value, str):
+        return moved.get(value.rstrip("/"), value)
+    if isinstance(value, Mapping):
+        return {name: with_moved(each, moved) for name, each in value.items()}
+    return [with_moved(each, moved) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,164 @@
+"""`retrain rerun FILE`: what the pack would run is listed and asked for, then run and compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import click
+
+from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
+from retrain.records.identity.copies import FOLDER
+from retrain.run.streams import is_interactive
+from retrain.text.terminal_text import printable
+from retrain.tools.pack.archive import open_pack
+from retrain.tools.pack.contents import Contents, read_contents
+from retrain.tools.pack.environment import chosen_files, environ_of, lay_out
+from retrain.tools.pack.installing import make_environment
+from retrain.tools.pack.listing import listing
+from retrain.tools.pack.packages import digests_in
+from retrain.tools.pack.packed_wheels import CheckedWheel, check_wheels
+from retrain.tools.pack.rerunning import Outcome, rerun
+from retrain.tools.pack.verdict import verdict_lines
+from retrain.verdicts.ledger.history import read_history
+
+RESULT = "rerun.json"
+EPILOG = """\b
+Examples:
+  retrain rerun train.rtpack
+  retrain rerun train.rtpack --yes --into again
+  retrain rerun train.rtpack --here             in this environment: nothing is installed
+  retrain rerun train.rtpack --data big.jsonl=/data/big.jsonl
+
+\b
+Exit codes: 0 identical, or equivalent by the test that the pack declares; 1 different, or the run failed;
+            2 usage error, not agreed, or no pack that can be trusted.
+"""
+
+
+@click.command("rerun", epilog=EPILOG)
+@click.argument("file", metavar="PACK", type=click.Path(path_type=Path))
+@click.option("--yes", is_flag=True, help="Run and install what is listed, without asking.")
+@click.option("--trust", multiple=True, metavar="SHA256", help="A wheel of retrain that is listed as UNKNOWN, by hash.")
+@click.option("--other-builds", is_flag=True, help="Take packages whose files are not those that the pack lists.")
+@click.option("--into", type=click.Path(path_type=Path), help="A new folder for it; by default NAME.rerun.")
+@click.option("--here", is_flag=True, help="Use this environment instead of making one.")
+@click.option("--data", "data", multiple=True, metavar="NAME=PATH", help="A file that the pack names, by your path.")
+@click.option("--set", "sets", multiple=True, metavar="TABLE.KEY=VALUE", help="Change a value, which is then named.")
+@click.option("--pass", "passed", multiple=True, metavar="VARIABLE", help="A secret variable that the run may see.")
+@click.option("-q", "--quiet", is_flag=True, help="Only the outcome.")
+@click.option("--json", "as_json", is_flag=True, help="The outcome as JSON.")
+def command(
+    file: Path,
+    yes: bool,
+    trust: tuple[str, ...],
+    other_builds: bool,
+    into: Path | None,
+    here: bool,
+    data: tuple[str, ...],
+    sets: tuple[str, ...],
+    passed: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run a PACK again in an environment of its own, and compare line by line: bit-identical on the same machine and
+    versions, else by the test that the pack declares. The first difference is named with its cause. A pack is code of
+    whoever made it: what it would run and install is listed, and nothing happens until you agree."""
+    contents = read_contents(open_pack(file))
+    folder = (into or Path(f"{file.stem}.rerun")).absolute()
+    if folder.exists():
+        what, fix = "is there already", "give another folder with --into, or remove it"
+        raise ConfigError(Problem(where=printable(str(folder)), what=what, fix=fix))
+    given = dict(map(_given, data))
+    wheels = () if here else check_wheels(contents)
+    for line in listing(contents, wheels, here=here):
+        click.echo(printable(line), err=True)
+    _agree(yes, wheels, trust)
+    chosen = chosen_files(contents, given)
+
+    def say(line: str) -> None:
+        if not quiet:
+            click.echo(line, err=as_json)
+
+    unpacked, work = folder / "pack", folder / "work"
+    contents.opened.unpack(unpacked)
+    work.mkdir()
+    lay_out(contents, unpacked, work, chosen)
+    environ = environ_of(contents, passed, os.environ)
+    python: Path | str = sys.executable
+    if not here:
+        say(f"Making the environment in {printable(str(folder / 'environment'))} ...")
+        place, options = folder / "environment", {"other_builds": other_builds}
+        python = make_environment(contents, wheels, unpacked, place, environ, say, **options)
+
+    @cache
+    def installed() -> dict[str, dict[str, str]]:
+        return digests_in(python, contents.packages)
+
+    say(f"Running in {printable(str(work))}; its messages are in run.log")
+    arguments = [part for each in sets for part in ("--set", each)]
+    outcome = rerun(contents, work, python, environ, arguments, unpacked / FOLDER, installed, say)
+    told = {**_told(contents, outcome), "folder": str(folder)}
+    (folder / RESULT).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    else:
+        _print(contents, outcome, unpacked / "campaign")
+    if not outcome.is_repeated:
+        raise SystemExit(EXIT_FAILED)
+
+
+def _given(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    if not separator or not Path(path).is_file():
+        what, fix = f"{text!r} names no file", "give NAME=PATH, with the name as `retrain pack` told it"
+        raise ConfigError(Problem(where="--data", what=what, fix=fix))
+    return name, Path(path).absolute()
+
+
+def _agree(yes: bool, wheels: Sequence[CheckedWheel], trusted: Sequence[str]) -> None:
+    """ConfigError unless the user agrees: to the list, and to each wheel that would take the place of retrain."""
+    unknown = [wheel for wheel in wheels if wheel.needs_trust and wheel.sha256 not in map(str.lower, trusted)]
+    can_ask = is_interactive() and not yes
+    if unknown and not can_ask:
+        fix = "compare it with a source that you trust, then add --trust and its sha256; or use your own with --here"
+        what = "{} {} of the pack is not the retrain that you have, and would judge the rerun"
+        names = [(wheel.packed.name, wheel.packed.version) for wheel in unknown]
+        raise ConfigError(*(Problem(where="pack", what=what.format(*map(printable, each)), fix=fix) for each in names))
+    if yes:
+        return
+    if not can_ask:
+        what, fix = "nobody can be asked whether to run this", "read the list above, then add --yes"
+        raise ConfigError(Problem(where="command line", what=what, fix=fix))
+    questions = [f"Install {printable(wheel.packed.name)}, which is UNKNOWN, in place of yours?" for wheel in unknown]
+    for question in (*questions, "Run it?"):
+        if not click.confirm(question, default=False, err=True):
+            what, fix = "not agreed: nothing was unpacked, installed or run", "answer y once you have read the list"
+            raise ConfigError(Problem(where="command line", what=what, fix=fix))
+
+
+def _told(contents: Contents, outcome: Outcome) -> dict[str, object]:
+    campaign = {"verdict_in_the_pack": contents.verdict, "verdict": outcome.verdict} if contents.is_campaign else {}
+    return {"repeated": outcome.is_repeated, "runs": [run.as_data() for run in outcome.runs], **campaign}
+
+
+def _print(contents: Contents, outcome: Outcome, campaign: Path) -> None:
+    for run in outcome.runs:
+        name = f"{printable(run.run.name)}: " if run.run.name else ""
+        lines = f"{run.num_same} of {len(contents.lines(run.run))} lines are the same"
+        weights = ", and the weights" if run.verdict == "identical" and run.run.weights else ""
+        click.echo(f"{name}{run.verdict}: {lines}{weights}")
+        if run.tested is not None:
+            click.echo(f"  {run.tested}")
+    if contents.is_campaign and outcome.verdict is not None and contents.verdict is not None:
+        same = "the same" if outcome.verdict == contents.verdict else "another"
+        click.echo(f"verdict, computed again: {same}")
+        for line in verdict_lines(dict(outcome.verdict)):
+            click.echo(f"  {printable(line)}")
+        history = read_history(campaign)
+        state = f"broken: {history.faults[0]}" if history.faults else "its chain of hashes holds"
+        click.echo(f"ledger of the pack: {history.num_lines} lines, {printable(state)}")

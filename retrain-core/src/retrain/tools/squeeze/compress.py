@@ -1,0 +1,156 @@
+"""The same adapter at a smaller rank: each module's best approximation, written as a PEFT adapter."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.types import Floats
+from retrain.records.files import write_folder, write_json
+from retrain.tools.squeeze.adapter import WEIGHTS_FILE, Adapter, LoraPair, read_adapter
+from retrain.tools.squeeze.lora_config import CONFIG_FILE
+from retrain.tools.squeeze.spectrum import Solver, one_thread, solver_for, variance_kept
+from retrain.tools.squeeze.tensor_file import ITEM_BYTES, TensorInfo, encode, unusable, write_tensor_file
+
+MARK = "squeeze.json"  # marks a folder that we wrote and may replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedLayer:
+    """One module after compression; `kept` is V(rank), None if there was no update."""
+
+    module: str
+    rank: int
+    source_rank: int
+    kept: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAdapter:
+    """What `compress_adapter` wrote."""
+
+    path: Path
+    source: Path
+    rank: int
+    source_rank: int
+    alpha: float
+    num_bytes: int
+    source_bytes: int
+    layers: tuple[CompressedLayer, ...]
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "path": str(self.path), "source": str(self.source)}
+
+
+def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device: str = "cpu") -> CompressedAdapter:
+    """Write the adapter in `path` at `rank` into the folder `output`; returns what was written.
+
+    Each module's `scale * B A` becomes its best approximation of that rank (Eckart-Young), split evenly:
+    B' = U sqrt(S), A' = sqrt(S) V^T. The scale stays: alpha' = alpha k / r, with rsLoRA alpha sqrt(k / r), never
+    rounded. A module of a smaller rank keeps its own. The dtype, every other tensor and every other key of the
+    configuration stay. A module without an update keeps the first rows of A and B = 0, so that it can still be trained.
+    The folder appears when it is complete; an existing one is replaced only if it was written by this function.
+    ConfigError when the adapter or the folder cannot be used. Algorithm 2 of arXiv:2602.10993.
+    """
+    if rank < 1:
+        raise unusable("rank", f"{rank} is not a rank", fix="give a whole number from 1")
+    adapter = read_adapter(path)
+    folder = Path(output).expanduser()
+    _refuse_output(folder, adapter.folder)
+    kept_rank = min(rank, adapter.rank)
+    writer = _Writer(adapter, kept_rank, solver_for(device))
+    modules = [(pair.module, min(pair.rank, kept_rank)) for pair in adapter.pairs]
+    document = adapter.config.squeezed(kept_rank, modules)
+
+    def result() -> CompressedAdapter:
+        return CompressedAdapter(
+            path=folder,
+            source=adapter.folder,
+            rank=kept_rank,
+            source_rank=adapter.rank,
+            alpha=document["lora_alpha"],
+            num_bytes=sum(info.num_bytes for info in writer.tensors),
+            source_bytes=sum(info.num_bytes for info in adapter.file.tensors.values()),
+            layers=tuple(writer.layers),
+        )
+
+    def fill(target: Path) -> None:
+        metadata = dict(adapter.file.metadata) or {"format": "pt"}
+        write_tensor_file(target / WEIGHTS_FILE, writer.tensors, writer.contents, metadata)
+        text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
+        (target / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+        write_json(target / MARK, result().as_data())
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with one_thread():
+            write_folder(folder, fill)
+    except OSError as error:
+        what = f"cannot be written: {error.strerror or error}"
+        raise unusable(folder, what, fix="choose a writable folder with enough space") from error
+    return result()
+
+
+def _refuse_output(folder: Path, source: Path) -> None:
+    fix = "choose a folder that does not exist yet"
+    if source.resolve().is_relative_to(folder.resolve()):
+        raise unusable(folder, "is the adapter to compress, or contains it", fix=fix)
+    if folder.exists() and not folder.is_dir():
+        raise unusable(folder, "is a file", fix=fix)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        raise unusable(folder, "is not empty, and was not written by an earlier compression", fix=fix)
+
+
+class _Writer:
+    """Supplies the tensors of the new file; a pair is computed when its first factor is requested."""
+
+    def __init__(self, adapter: Adapter, rank: int, solver: Solver) -> None:
+        self._adapter = adapter
+        self._rank = rank
+        self._solver = solver
+        self._pair_of = {info.name: pair for pair in adapter.pairs for info in (pair.a, pair.b)}
+        self._last: tuple[str, Floats, Floats] | None = None
+        self.layers: list[CompressedLayer] = []
+        factors = [info for pair in adapter.pairs for info in self._smaller(pair)]
+        self.tensors = [*factors, *adapter.others]
+
+    def contents(self, info: TensorInfo) -> Iterable[bytes]:
+        """The bytes of a tensor of `tensors`."""
+        pair = self._pair_of.get(info.name)
+        if pair is None:
+            return self._adapter.file.chunks(info.name)
+        a, b = self._factors(pair)
+        return (encode(a if info.name == pair.a.name else b, info.dtype, name=info.name),)
+
+    def _smaller(self, pair: LoraPair) -> tuple[TensorInfo, TensorInfo]:
+        rank = min(pair.rank, self._rank)
+        shapes = (rank, *pair.a.shape[1:]), (pair.b.shape[0], rank, *pair.b.shape[2:])
+        a, b = (
+            replace(info, shape=shape, num_bytes=math.prod(shape) * ITEM_BYTES.get(info.dtype, 0))
+            for info, shape in zip((pair.a, pair.b), shapes, strict=True)
+        )
+        return a, b
+
+    def _factors(self, pair: LoraPair) -> tuple[Floats, Floats]:
+        if self._last is not None and self._last[0] == pair.module:
+            return self._last[1:]
+        a, b = self._adapter.factors(pair)
+        rank = min(pair.rank, self._rank)
+        small_a, small_b, s = self._solver.truncate(a, b, rank)
+        if not s.any():
+            small_a, small_b = a[:rank], np.zeros((b.shape[0], rank))
+        kept = float(variance_kept(s)[rank - 1]) if s.any() else None
+        layer = CompressedLayer(module=pair.module, rank=rank, source_rank=pair.rank, kept=kept)
+        if (
+            layer not in self.layers
+        ):  # factors of different dtypes are not adjacent in the file, so a pair may be computed twice
+            self.layers.append(layer)
+        self._last = (pair.module, small_a, small_b)
+        return small_a, small_b

@@ -1,0 +1,86 @@
+"""Measures the cost of squeezing: the same evaluation of the source adapter and of the smaller one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.tools.squeeze.adapter import WEIGHTS_FILE, Adapter, read_adapter
+from retrain.tools.squeeze.tensor_file import TensorInfo, encode, write_tensor_file
+
+Evaluate = Callable[[Path], Mapping[str, float]]  # folder of a checkpoint -> `eval_*` fields
+RATE, LOW, HIGH = "eval_correct_rate", "eval_ci_low", "eval_ci_high"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The fields of both evaluations: same examples, same random streams."""
+
+    rank: int
+    source_rank: int
+    source: Mapping[str, float]
+    squeezed: Mapping[str, float]
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "rank": self.rank,
+            "source_rank": self.source_rank,
+            "source": dict(self.source),
+            "squeezed": dict(self.squeezed),
+        }
+
+    def lines(self) -> list[str]:
+        """Both correct rates with their 95 % intervals."""
+        rows = ((self.source_rank, self.source), (self.rank, self.squeezed))
+        return ["Held-out correct rate, 95% interval:", *(_line(rank, fields) for rank, fields in rows)]
+
+
+def measure(source: Path, compressed: Path, evaluate: Evaluate, scratch: Path) -> Measured:
+    """Evaluate the checkpoint in `source`, then the same with the weights of `compressed`, in the folder `scratch`."""
+    big, small = read_adapter(source), read_adapter(compressed)
+    before = dict(evaluate(big.folder))
+    write_at_source_rank(small, big, scratch)
+    return Measured(rank=small.rank, source_rank=big.rank, source=before, squeezed=dict(evaluate(scratch)))
+
+
+def write_at_source_rank(small: Adapter, big: Adapter, folder: Path) -> None:
+    """`big`'s checkpoint with the weights of `small`, padded with zeros to the shapes of `big`.
+
+    A backend loads adapters of the rank that its run has; zero rows of A and columns of B do not change the product,
+    and compression keeps alpha / r, so this policy is exactly that of `small`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in big.folder.iterdir():
+        if file.is_file() and file.name != WEIGHTS_FILE:
+            _link_or_copy(file, folder / file.name)
+
+    def contents(info: TensorInfo) -> Iterable[bytes]:
+        if small.file.tensors[info.name].shape == info.shape:
+            return small.file.chunks(info.name)
+        values = small.file.values(info.name)
+        gaps = [(0, wanted - size) for wanted, size in zip(info.shape, values.shape, strict=True)]
+        return (encode(np.pad(values, gaps), info.dtype, name=info.name),)
+
+    tensors = list(big.file.tensors.values())
+    write_tensor_file(folder / WEIGHTS_FILE, tensors, contents, dict(big.file.metadata))
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link the file, since optimizer states are large; copy it if the file system has no links."""
+    with suppress(OSError):
+        os.link(source, target)
+        return
+    shutil.copyfile(source, target)
+
+
+def _line(rank: int, fields: Mapping[str, float]) -> str:
+    interval = f"[{100 * fields[LOW]:.1f}, {100 * fields[HIGH]:.1f}]" if LOW in fields and HIGH in fields else ""
+    return f"  rank {rank:>4}: {100 * fields[RATE]:5.1f}%  {interval}".rstrip()

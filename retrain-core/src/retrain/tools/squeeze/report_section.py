@@ -1,0 +1,132 @@
+"""The spectrum that `retrain squeeze` left beside a run or in a campaign, as a section of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.contracts.report import ReportPlot, ReportSection
+from retrain.kernel.errors import ConfigError
+from retrain.records.reading import Record, number, read_object
+from retrain.text.terminal_text import ABSENT
+
+FOLDER, DATA_FILE = "squeeze", "spectrum.json"
+CURVES = (("mean of layers", "mean_variance"), ("weighted by energy", "energy_variance"), ("least", "min_variance"))
+COLUMNS = (*CURVES, ("largest", "max_variance"))
+MAX_BYTES = 256 << 20
+MAX_LAYERS = 2000
+
+
+def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
+    """Variance kept by rank, and the rank that each layer needs; None if no adapter was analysed."""
+    content, file = _of_campaign(campaign) if campaign else _of_run(run)
+    if content is None:
+        return None
+    files = (file,) if file else ()
+    rows = [row for row in _dicts(content.get("ranks")) if number(row.get("rank")) is not None]
+    if not rows:
+        return ReportSection(name="squeeze", text="The adapter learned no update.", files=files)
+    layers = _dicts(content.get("layers"))[:MAX_LAYERS]
+    plots = [_kept(rows, layers, content), *_needed(layers)]
+    return ReportSection(name="squeeze", text=_recommendation(content), plots=plots, files=files)
+
+
+def _of_campaign(campaign: Path) -> tuple[Record | None, Path | None]:
+    """The spectrum file, else the summary in the manifest, else nothing."""
+    try:
+        manifest = read_object(campaign / "manifest.json").get("squeeze")
+    except ConfigError:
+        manifest = None
+    files = [campaign / FOLDER / DATA_FILE]
+    if isinstance(manifest, dict) and isinstance(manifest.get("report"), str):
+        files.append(Path(manifest["report"]) / DATA_FILE)
+    for file in files:
+        if (content := _read(file)) is not None:
+            return content, file
+    return (manifest if isinstance(manifest, dict) and "ranks" in manifest else None), None
+
+
+def _of_run(run: Path) -> tuple[Record | None, Path | None]:
+    """The spectrum file beside a run, unless it is about another run's adapter."""
+    for file in (run / FOLDER / DATA_FILE, run.parent / FOLDER / DATA_FILE):
+        adapter = (content := _read(file) or {}).get("adapter")
+        if isinstance(adapter, str) and Path(adapter).resolve().is_relative_to(run.resolve()):
+            return content, file
+    return None, None
+
+
+def _read(file: Path) -> Record | None:
+    try:
+        return read_object(file) if file.is_file() and file.stat().st_size <= MAX_BYTES else None
+    except (ConfigError, OSError):
+        return None
+
+
+def _recommendation(content: Record) -> str:
+    rank, source = number(content.get("recommended_rank")), number(content.get("source_rank"))
+    kept = number(content.get("min_variance_retention"))
+    share = f"{100 * kept:g} % of the variance" if kept is not None else "enough variance"
+    if rank is None:
+        return f"No tested rank below {source:g} keeps {share}." if source else f"No tested rank keeps {share}."
+    of = f" of {source:g}" if source else ""
+    return f"Rank {rank:g}{of} keeps {share}, averaged over layers. A spectrum does not measure quality: evaluate."
+
+
+def _kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> ReportPlot:
+    ranks = [int(number(row.get("rank")) or 0) for row in rows]
+    lines = {name: [number(row.get(field)) for row in rows] for name, field in CURVES}
+    thin = [[_variance_at(each.get("variance"), rank) for rank in ranks] for each in layers]
+    return ReportPlot(
+        title="Variance kept at each rank",
+        note="thin lines: single layers",
+        x=ranks,
+        lines={name: values for name, values in lines.items() if any(value is not None for value in values)},
+        thin_lines=[values for values in thin if any(value is not None for value in values)],
+        x_title="rank",
+        x_mark=number(content.get("recommended_rank")),
+        y_mark=number(content.get("min_variance_retention")),
+        is_log_x=True,
+        is_share=True,
+        heads=("rank", *(name for name, _ in COLUMNS)),
+        rows=[(_rank(row), *(_share(row.get(field)) for _, field in COLUMNS)) for row in rows],
+    )
+
+
+def _needed(layers: Sequence[Record]) -> list[ReportPlot]:
+    needed = [(str(each.get("module", "")), number(each.get("rank_needed"))) for each in layers]
+    known = [(module, rank) for module, rank in needed if rank is not None]
+    if not known:
+        return []
+    return [
+        ReportPlot(
+            title="Rank that each layer needs",
+            note="from the first to the last",
+            x=range(1, len(known) + 1),
+            points=[rank for _, rank in known],
+            labels=[module for module, _ in known],
+            x_title="layer",
+            y_title="rank",
+        )
+    ]
+
+
+def _variance_at(variance: object, rank: int) -> float | None:
+    if not isinstance(variance, list) or not variance:
+        return None
+    value = number(variance[min(rank, len(variance)) - 1])
+    return None if value is None else round(value, 4)
+
+
+def _rank(row: Record) -> str:
+    mark = " (recommended)" if row.get("recommended") is True else ""
+    return f"{number(row.get('rank')):g}{mark}"
+
+
+def _share(value: object) -> str:
+    share = number(value)
+    return ABSENT if share is None else f"{100 * share:.2f}%"
+
+
+def _dicts(value: object) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -1,0 +1,328 @@
+"""One episode of an agent: who it is to the gateway, what it may ask, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.tasks import Prompt, Streams
+from retrain.kernel.types import Completion, Message, Sample, SampleRequest, SamplingParams, Score, StopReason, Tokens
+from retrain.tasks.prompts import chat_of
+from retrain.use.agents.calls import Call, Calls
+from retrain.use.serving.batcher import Batcher, Failure, Generation, first_tokens
+from retrain.use.serving.parse import Asked, RequestError
+from retrain.use.serving.service import Answer, Answers, Choice
+from retrain.use.serving.tools import plain_message
+
+MODEL = "policy"  # the name of the list of models; a request may give any
+SAME_TEMPERATURE = 1e-6
+GONE = 410  # unlike 409 and 429, no client asks again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What holds for every episode of a batch. `most_calls` are answers, each choice of a call counted."""
+
+    params: SamplingParams
+    template_args: Mapping[str, Any]
+    most_calls: int
+    streams: Streams
+    config: Config
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Asking:
+    """A request on its way: what it continues, and its answers once they are complete."""
+
+    answer: Answer
+    text: str
+    parent: Call | None
+    prompt_T: Tokens
+    number: int  # among those of the episode with the same prompt
+    calls: list[Call] = field(default_factory=list)
+    is_delivered: bool = False
+
+
+class Episode(Answers):
+    """Answers the calls of one agent, and keeps their tokens.
+
+    A call counts when all of its answer has been sent. One whose client goes away before that leaves nothing behind,
+    and the same request then gets the same answer. OpenAI's clients say when they ask again: such a request gets the
+    answer that was given to the first one, if there is one. The seed of an answer follows from the episode, the tokens
+    of its prompt and the seed that was sent, or else how often the episode has asked just that, not from the order in
+    which calls arrive.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompt: Prompt,
+        number: int,
+        rules: Rules,
+        tokenizer: Any,
+        batcher: Batcher,
+        limit: int | None,
+        lock: threading.Lock,
+    ) -> None:
+        super().__init__(tokenizer, batcher, models=(MODEL,), limit=limit, lock=lock)
+        self.prompt, self.number, self.token = prompt, number, secrets.token_urlsafe(32)
+        self.calls = Calls(tokenizer)
+        self.is_over = self.hit_call_limit = self.is_full = False
+        self.score: Score | None = None  # one that the verifier need not work out
+        self.said: str | None = None  # the agent's own answer
+        self.dropped = 0
+        self._rules = rules
+        self._state = threading.RLock()
+        self._asked: list[_Asking] = []
+        self._quotes: dict[str, str] = {}
+        self._waits = 0
+        self._own_s, self._since = 0.0, time.monotonic()
+
+    @property
+    def own_s(self) -> float:
+        """Seconds that the agent itself has taken: while it waits for the policy, its clock stands still."""
+        with self._state:
+            return self._own_s + (0.0 if self._waits else time.monotonic() - self._since)
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """What the agent is told: never the reference, which is the verifier's."""
+        example = self.prompt.example
+        return {
+            "id": example.id,
+            "prompt": example.prompt if isinstance(example.prompt, str) else [dict(m) for m in example.prompt],
+            "messages": chat_of(example, self._rules.config),
+            "task": example.task,
+            "info": dict(example.info),
+            "seed": self._rules.streams.of(self.prompt, self.number, turn=-1),
+        }
+
+    @property
+    def text(self) -> str:
+        """What the verifier sees: the agent's answer, or else the policy's last one."""
+        if self.said is not None:
+            return self.said
+        last = list(self.calls)[-1:]
+        return str(self._tokenizer.decode(last[0].sample.tokens_T, skip_special_tokens=True)) if last else ""
+
+    def begin(self) -> None:
+        """The agent starts now."""
+        with self._state:
+            self._own_s, self._since = 0.0, time.monotonic()
+
+    def end(self) -> None:
+        """Refuse every further call, and drop those under way."""
+        with self._state:
+            self.is_over = True
+            for asking in self._asked:
+                if not asking.calls:
+                    _give_up(asking.answer)
+
+    def completion(self) -> Completion:
+        """The tokens of all calls."""
+        cut = self.is_full or any(call.sample.stop_reason is StopReason.LENGTH for call in self.calls)
+        reason = StopReason.TURNS if self.hit_call_limit else StopReason.LENGTH if cut else StopReason.EOS
+        return self.calls.completion(reason, self.prompt.tokens_T)
+
+    def start(self, asked: Asked, *, is_chat: bool, is_retry: bool = False) -> Answer:
+        """See `Answers.start`."""
+        if not is_chat:
+            raise RequestError("an agent's policy answers chats alone: POST /v1/chat/completions", status=404)
+        with self._state:
+            self._refuse(asked)
+            if is_retry and (given := self._given(asked)):
+                return given
+            asking = self._asking(asked)
+            self._asked.append(asking)
+            self._pause()
+        try:
+            self._submit(asking.answer)
+        except RequestError:
+            self._forget(asking)
+            raise
+        return asking.answer
+
+    def follow(self, answer: Answer, is_alive: Callable[[], bool]) -> Iterator[tuple[Choice, str, slice]]:
+        """See `Answers.follow`; an answer that is given again comes whole."""
+        if all(choice.reason for choice in answer.choices):
+            for choice in answer.choices:
+                yield choice, choice.text, slice(0, len(choice.tokens))
+            return
+        yield from super().follow(answer, is_alive)
+
+    def finish(self, answer: Answer) -> None:
+        """Keep the tokens, before the agent can go on from them."""
+        with self._state:
+            asking = self._of(answer)
+            if asking is None:
+                raise RequestError("this call was given up, since its client asked again", status=GONE)
+            if self.is_over:
+                raise _ended()
+            if not asking.calls:
+                with self._tokenizer_lock:
+                    asking.calls = [self._keep(asking, choice) for choice in answer.choices]
+                for choice in answer.choices:
+                    self._quote(asking, choice)
+
+    def delivered(self, answer: Answer) -> None:
+        """It counts from now on, whatever happens."""
+        with self._state:
+            if asking := self._of(answer):
+                asking.is_delivered = True
+
+    def cancel(self, answer: Answer) -> None:
+        """Its client is gone, or has it."""
+        super().cancel(answer)
+        with self._state:
+            asking = self._of(answer)
+            if asking is not None and not asking.is_delivered:
+                self._forget(asking)
+            self._resume(answer)
+
+    def _refuse(self, asked: Asked) -> None:
+        """What an episode may not ask, by RequestError."""
+        self._require_ranking(asked)
+        wanted, own = asked.temperature, self._rules.params.temperature
+        if self.is_over:
+            raise _ended()
+        if wanted is not None and abs(wanted - own) > SAME_TEMPERATURE:
+            message = f"temperature = {wanted:g}: the policy is sampled and trained at {own:g}. Leave it out"
+            raise RequestError(message, param="temperature", code="unsupported_value")
+        if sum(each.answer.asked.n for each in self._asked) + asked.n > self._rules.most_calls:
+            self.hit_call_limit = True
+            message = f"the episode has had its {self._rules.most_calls} calls ([environment] max_turns)"
+            raise RequestError(message, code="call_limit_reached")
+
+    def _given(self, asked: Asked) -> Answer | None:
+        """The answer to an equal request, if it is there; one that is still being sampled is given up.
+
+        What is sampled anew has the same seeds, and so the same tokens.
+        """
+        for asking in reversed(self._asked):
+            if asking.answer.asked == asked:
+                if asking.calls:
+                    return asking.answer
+                _give_up(asking.answer)
+                self._forget(asking)
+                self._resume(asking.answer)
+                return None
+        return None
+
+    def _asking(self, asked: Asked) -> _Asking:
+        messages = [self._plain(message) for message in asked.messages]
+        with self._tokenizer_lock:
+            text = self._rendered(messages, asked, self._rules.template_args)
+            parent, prompt_T = self.calls.prompt(text)
+        if self.limit is not None and len(prompt_T) >= self.limit:
+            self.is_full = True
+        self._checked(prompt_T.tolist(), "messages")
+        key = prompt_T.tobytes()
+        taken = {each.number for each in self._asked if each.prompt_T.tobytes() == key}
+        number = next(n for n in range(len(taken) + 1) if n not in taken)
+        params, place = self._rules.params, SimpleQueue[Any]()
+        draw = str(number) if asked.seed is None else f"seed {asked.seed}"
+        seeds = tuple(self._seed(key, draw, index) for index in range(asked.n))
+        work = Generation(
+            model=MODEL,
+            temperature=params.temperature,
+            events=place,
+            request=SampleRequest(prompt_T=prompt_T, seeds_G=seeds),
+            max_tokens=min(asked.max_tokens or params.max_tokens, params.max_tokens),
+            greedy=params.greedy,
+        )
+        choices = [Choice(index=i, prompt="", prompt_T=prompt_T, stream=self._stream(asked)) for i in range(asked.n)]
+        answer = Answer(
+            asked=asked,
+            is_chat=True,
+            model=asked.model or MODEL,
+            temperature=params.temperature,
+            choices=choices,
+            works=[work],
+            events=place,
+        )
+        return _Asking(answer=answer, text=text, parent=parent, prompt_T=prompt_T, number=number)
+
+    def _seed(self, key: bytes, draw: str, place: int) -> int:
+        digest = hashlib.blake2b(key + f" {draw} {place}".encode(), digest_size=7).digest()
+        return self._rules.streams.of(self.prompt, self.number, turn=int.from_bytes(digest, "little") + 1)
+
+    def _keep(self, asking: _Asking, choice: Choice) -> Call:
+        sample = _joined(choice.pieces, len(choice.tokens), is_cut=choice.reason == "length")
+        return self.calls.add(text=asking.text, prompt_T=asking.prompt_T, sample=sample, parent=asking.parent)
+
+    def _quote(self, asking: _Asking, choice: Choice) -> None:
+        """Read the calls of an answer, and keep what the policy wrote for the next prompt."""
+        whole = self._read_tools(asking.answer, choice)
+        if choice.calls:
+            said = {"role": "assistant", "content": choice.message, "tool_calls": choice.calls}
+            self._quotes[_mark(plain_message(said))] = whole
+
+    def _plain(self, message: Mapping[str, Any]) -> Message:
+        """A message as the chat template reads it; the policy's own tool calls stand there as it wrote them."""
+        plain = plain_message(message)
+        quote = self._quotes.get(_mark(plain)) if "tool_calls" in plain else None
+        return plain if quote is None else {"role": "assistant", "content": quote}
+
+    def _of(self, answer: Answer) -> _Asking | None:
+        return next((each for each in self._asked if each.answer is answer), None)
+
+    def _forget(self, asking: _Asking) -> None:
+        with self._state:
+            if asking in self._asked and all(self.calls.remove(call) for call in asking.calls):
+                self._asked.remove(asking)
+                self.dropped += 1
+
+    def _pause(self) -> None:
+        """The clock stands still while a call waits."""
+        if not self._waits:
+            self._own_s += time.monotonic() - self._since
+        self._waits += 1
+
+    def _resume(self, answer: Answer) -> None:
+        if answer.works:  # once per call: one that is given again did not wait
+            answer.works = []
+            self._waits -= 1
+            if not self._waits:
+                self._since = time.monotonic()
+
+
+def _give_up(answer: Answer) -> None:
+    """Sample no more of it, and let whoever waits for it know."""
+    for work in answer.works:
+        work.is_cancelled = True
+        work.tell(Failure(message="this call was given up", is_stopping=True))
+
+
+def _ended() -> RequestError:
+    return RequestError("the episode of this key has ended", status=GONE, code="episode_ended")
+
+
+def _joined(pieces: Sequence[Sample], count: int, *, is_cut: bool) -> Sample:
+    """The first `count` tokens of a completion as one sample."""
+
+    def whole(parts: list[Any]) -> Any:
+        return None if any(part is None for part in parts) else np.concatenate(parts)
+
+    joined = replace(
+        pieces[-1],
+        tokens_T=whole([piece.tokens_T for piece in pieces]),
+        logprobs_T=whole([piece.logprobs_T for piece in pieces]),
+        entropies_T=whole([piece.entropies_T for piece in pieces]),
+        engine_logprobs_T=whole([piece.engine_logprobs_T for piece in pieces]),
+        stop_reason=StopReason.LENGTH if is_cut else StopReason.EOS,
+    )
+    return first_tokens(joined, count)
+
+
+def _mark(message: Mapping[str, Any]) -> str:
+    return json.dumps([message.get("content", ""), message["tool_calls"]], sort_keys=True)

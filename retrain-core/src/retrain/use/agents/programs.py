@@ -1,0 +1,113 @@
+"""How an agent is run, once per episode, in a process that can be killed: a Python function or a command."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.run.process import import_from_here
+
+MOST_ANSWER = 2**20  # characters
+TAIL = 1500  # of what a command wrote to stderr
+
+
+class AgentFailure(Exception):  # noqa: N818 - the agent's, not ours
+    """The agent ended without an answer; the text says how."""
+
+
+class Program(Protocol):
+    """An agent, sent to the process that plays it."""
+
+    def prepare(self) -> None:
+        """Load what can be loaded before the first episode; ConfigError when that fails."""
+
+    def play(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
+        """One episode; the agent's answer, None to take the policy's last words for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionAgent:
+    """`module:function`, called with the task; it may be a coroutine function. Its process plays one episode at a time,
+    and keeps what it has imported."""
+
+    entry: str
+    where: str
+
+    def prepare(self) -> None:
+        """Import the module and find the function."""
+        self._function()
+
+    def play(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
+        """Call the function."""
+        os.environ.update(variables)
+        answer = self._function()(dict(task))
+        if inspect.iscoroutine(answer):
+            answer = asyncio.run(_coroutine(answer))
+        if answer is None or isinstance(answer, str):
+            return _checked(answer)
+        raise AgentFailure(f"{self.entry} returned {type(answer).__name__}, neither text nor None")
+
+    def _function(self) -> Callable[[dict[str, Any]], object]:
+        module, _, name = self.entry.partition(":")
+        import_from_here()
+        try:
+            function = getattr(import_module(module), name)
+        except Exception as error:  # user code
+            fix = 'write id = "module:function", of a module in this folder or an installed one'
+            what = f"{self.entry!r} cannot be imported: {type(error).__name__}: {error}"
+            raise ConfigError(Problem(where=self.where, what=what, fix=fix)) from error
+        if not callable(function):
+            what = f"{self.entry!r} is a {type(function).__name__}, not a function"
+            raise ConfigError(Problem(where=self.where, what=what, fix="name a function that takes the task"))
+        return function  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandAgent:
+    """A command: the task is a line of JSON on its stdin, its answer what it writes to stdout."""
+
+    command: str
+    where: str
+
+    def prepare(self) -> None:
+        """Find the program."""
+        words = shlex.split(self.command)
+        if not words or shutil.which(words[0]) is None:
+            what = f"the command {self.command!r} names no program that is found"
+            raise ConfigError(Problem(where=self.where, what=what, fix='for example command = "python my_agent.py"'))
+
+    def play(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
+        """Run the command."""
+        done = subprocess.run(
+            shlex.split(self.command),
+            input=json.dumps(task) + "\n",
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env={**os.environ, **variables},
+            check=False,
+        )
+        if done.returncode:
+            said = done.stderr.strip()[-TAIL:]
+            raise AgentFailure(f"exit code {done.returncode}" + (f": {said}" if said else ""))
+        return _checked(done.stdout.strip() or None)
+
+
+def _checked(answer: str | None) -> str | None:
+    if answer is not None and len(answer) > MOST_ANSWER:
+        raise AgentFailure(f"the answer has {len(answer)} characters, and {MOST_ANSWER} are allowed")
+    return answer
+
+
+async def _coroutine(answer: Coroutine[Any, Any, object]) -> object:
+    return await answer

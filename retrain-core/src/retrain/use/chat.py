@@ -1,0 +1,273 @@
+"""A conversation with a policy: its turns, and the commands that look at it or change it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import numpy as np
+
+from retrain.kernel.errors import ConfigError, Problem, RetrainError
+from retrain.kernel.types import Message, Sample, SampleRequest, SamplingParams, StopReason, Tokens
+from retrain.run.opened import Opened
+from retrain.run.seed_sources import sample_seed
+from retrain.run.streaming import stream_from
+from retrain.run.subject import BASE, BEST, Subject, SubjectKind, find_subject
+from retrain.text.chat import encode
+from retrain.text.context import context_length
+from retrain.text.terminal_text import printable
+from retrain.use.group_credit import credit_of
+from retrain.use.serving.text_stream import TextStream
+from retrain.use.shading import by_credit, by_entropy, harmless
+
+GROUP_SIZE = 8  # answers that share the credit of a question
+DIM = "bright_black"
+HELP = """\
+/reset               forget the conversation
+/system TEXT         another system prompt; without a text, none
+/temperature T       of the answers; 0 takes the likeliest token each time
+/compare NAME        answer twice, by NAME as well: base, best, a number of steps, a run or an adapter; off ends it
+/entropy             shade what the policy was unsure of, or stop it
+/credit ANSWER       the credit that the run's algorithm gives to answers to your last question, ANSWER being right
+/save FILE           write the conversation, as `retrain sample --prompts FILE` reads it
+/quit                leave; so does Ctrl-D. Ctrl-C stops an answer"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voice:
+    """Who answers: a checkpoint by the name that is shown; None is the base."""
+
+    name: str
+    folder: Path | None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Spoken:
+    """One answer as it arrives: printed at once, and measured."""
+
+    stream: TextStream
+    is_shaded: bool
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    reason: StopReason | None = None
+
+    def take(self, request: int, place: int, piece: Sample, *, is_done: bool) -> bool:
+        """See `Feed.take`."""
+        entropies = [0.0] * len(piece.tokens_T) if piece.entropies_T is None else piece.entropies_T.tolist()
+        for token, entropy in zip(piece.tokens_T.tolist(), entropies, strict=True):
+            self._show(self.stream.add(token), entropy)
+        self.tokens += piece.tokens_T.tolist()
+        self.logprobs += piece.logprobs_T.tolist()
+        self.entropies += entropies if piece.entropies_T is not None else []
+        if is_done:
+            self._show(self.stream.finish(), 0.0)
+            self.reason = piece.stop_reason
+        return True
+
+    def more(self) -> Sequence[SampleRequest]:
+        """See `Feed.more`: one answer at a time."""
+        return ()
+
+    def _show(self, text: str, entropy: float) -> None:
+        if text:
+            click.echo(by_entropy(text, entropy) if self.is_shaded else harmless(text), nl=False)
+
+    def summary(self) -> str:
+        """How sure it was."""
+        if not self.logprobs:
+            return "no token"
+        text = f"{len(self.tokens)} tokens, mean log-probability {np.mean(self.logprobs):.2f}"
+        if self.entropies:
+            text += f", entropy {np.mean(self.entropies):.2f} nats on average, {max(self.entropies):.2f} at most"
+        return text
+
+
+class Conversation:
+    """The turns so far, and who answers; the first voice's answers are what the next turn reads."""
+
+    def __init__(self, source: Opened, *, plain: bool) -> None:
+        self._source = source
+        data, training = source.config.data, source.config.training
+        is_bare = plain or bool(
+            source.config.value("environment.provider", "")
+        )  # an environment writes its chats whole
+        self.system = "" if is_bare else data.system_prompt
+        self._instruction = "" if is_bare else data.instruction
+        self.temperature = training.temperature
+        self.messages: list[Message] = []
+        self._voices = [Voice(name=source.subject.label, folder=source.subject.folder)]
+        self._is_shaded = False
+        self._question = ""
+        self._turns = 0
+        self._limit = context_length(source.config, source.plugins)
+
+    def introduce(self) -> None:
+        """Who is there and how it is spoken to."""
+        notes = [f"{self._voices[0].name}, temperature {self.temperature:g}. /help lists the commands."]
+        notes += [f"System prompt: {self.system}"] if self.system else []
+        notes += [f"As in training, each question ends with: {self._instruction}"] if self._instruction else []
+        for note in notes:
+            click.echo(click.style(harmless(note), fg=DIM), err=True)
+
+    def hear(self, line: str) -> bool:
+        """One line of the user's; False when that ends the conversation."""
+        if not line.strip():
+            return True
+        if not line.startswith("/"):
+            self.ask(line)
+            return True
+        word, _, rest = line[1:].strip().partition(" ")
+        if word in ("quit", "exit", "q"):
+            return False
+        actions: dict[str, Callable[[str], None]] = {
+            "help": lambda _: click.echo(HELP),
+            "reset": self._reset,
+            "system": self._set_system,
+            "temperature": self._set_temperature,
+            "compare": self.compare,
+            "entropy": self._toggle_entropy,
+            "credit": self._show_credit,
+            "save": self._save,
+        }
+        if word not in actions:
+            _say(f"there is no /{printable(word)}; /help lists the commands")
+            return True
+        try:
+            actions[word](rest.strip())
+        except RetrainError as error:
+            _say(str(error))
+        return True
+
+    def ask(self, question: str) -> None:
+        """A turn: every voice answers, and the first one's words are kept."""
+        text = f"{question}\n{self._instruction}" if self._instruction else question
+        turn: list[Message] = [*self.messages, {"role": "user", "content": text}]
+        try:
+            tokens_T = self._encoded(turn)
+            answers = [self._answer(voice, tokens_T) for voice in self._voices]
+        except RetrainError as error:
+            _say(str(error))
+            return
+        self._question = question
+        self._turns += 1
+        self.messages = [*turn, {"role": "assistant", "content": answers[0]}]
+
+    def compare(self, name: str) -> None:
+        """Let another policy answer, too; ConfigError when it cannot."""
+        if name in ("", "off"):
+            del self._voices[1:]
+            _say("one answer from now on")
+            return
+        other = self._found(name)
+        self._source.use(other.folder)  # refused now, not at the next question
+        self._voices[1:] = [Voice(name=other.label if name != BASE else "the base", folder=other.folder)]
+        _say(f"{self._voices[1].name} answers, too")
+
+    def _found(self, name: str) -> Subject:
+        own = self._source.subject
+        if own.kind is SubjectKind.RUN and (name in (BASE, BEST, "final") or name.isdecimal()):
+            return find_subject(own.run or own.named, name)
+        if name == BASE:
+            return Subject(named=own.model, kind=SubjectKind.MODEL, model=own.model)
+        found = find_subject(name)
+        if found.model != own.model:
+            what = f"{found.label} is of {found.model!r}, and {own.label} of {own.model!r}"
+            raise ConfigError(Problem(where="compare", what=what, fix="compare policies on the same base"))
+        return found
+
+    def _encoded(self, turn: Sequence[Message]) -> Tokens:
+        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        (ids,) = encode([[*system, *turn]], self._source.tokenizer, self._source.config, names=["the conversation"])
+        if self._limit is not None and len(ids) >= self._limit:
+            what = f"the conversation has {len(ids)} tokens, and the model reads {self._limit}"
+            raise ConfigError(Problem(what=what, fix="/reset, or ask something shorter"))
+        return np.asarray(ids, dtype=np.int64)
+
+    def _answer(self, voice: Voice, tokens_T: Tokens) -> str:
+        self._source.use(voice.folder)
+        if len(self._voices) > 1:
+            click.echo(click.style(f"{harmless(voice.name)}:", bold=True))
+        backend = self._source.backend
+        params = SamplingParams(
+            max_tokens=self._source.config.training.max_tokens,
+            temperature=self.temperature or 1.0,
+            greedy=self.temperature == 0.0,
+            entropy=backend.capabilities.provides_entropy,
+        )
+        spoken = Spoken(stream=TextStream(self._source.tokenizer), is_shaded=self._is_shaded)
+        seed = sample_seed(self._source.context.seeds.root, self._turns, 0)
+        try:
+            stream_from(backend, [SampleRequest(prompt_T=tokens_T, seeds_G=(seed,))], params, spoken)
+        except KeyboardInterrupt:
+            click.echo(spoken.stream.finish(), nl=False)
+            click.echo(click.style(" (stopped)", fg=DIM), nl=False)
+        click.echo()
+        if spoken.reason is StopReason.LENGTH:
+            _say("(cut off: --max-tokens)")
+        if self._is_shaded:
+            _say(spoken.summary())
+        return spoken.stream.text
+
+    def _reset(self, _: str) -> None:
+        self.messages = []
+        _say("forgotten")
+
+    def _set_system(self, text: str) -> None:
+        self.system = text
+        _say("another system prompt" if text else "no system prompt")
+
+    def _set_temperature(self, text: str) -> None:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0.0 <= value <= 10.0:
+            _say("a number from 0 to 10, please: /temperature 0.7")
+            return
+        self.temperature = value
+        _say("the likeliest token each time" if value == 0.0 else f"temperature {value:g}")
+
+    def _toggle_entropy(self, text: str) -> None:
+        if not self._source.backend.capabilities.provides_entropy:
+            _say("this engine reports no entropies")
+            return
+        self._is_shaded = text == "on" if text else not self._is_shaded
+        _say("orange is where the policy was unsure" if self._is_shaded else "no shading")
+
+    def _show_credit(self, reference: str) -> None:
+        if not self._question or not reference:
+            _say("ask a question first, then give its answer: /credit 42")
+            return
+        self._source.use(self._voices[0].folder)
+        found = credit_of(self._source, self._question, reference, size=GROUP_SIZE, number=self._turns)
+        _say(f"{GROUP_SIZE} answers, {found.condition}; green is credit, red is blame")
+        largest = max((float(np.abs(a.credit_A).max()) for a in found.answers if a.credit_A.size), default=0.0)
+        for number, answer in enumerate(found.answers, start=1):
+            score = answer.score.outcome.value if answer.score.value is None else f"reward {answer.score.value:g}"
+            click.echo(click.style(f"{number}. {score}, credit {answer.credit_A.sum():+.3f}", bold=True))
+            click.echo(by_credit(answer.texts, answer.credit_A, largest))
+        if largest == 0.0:
+            _say(f"no credit: {found.status.value.replace('_', ' ')}")
+
+    def _save(self, name: str) -> None:
+        if not name or not self.messages:
+            _say("nothing has been said" if name else "a file, please: /save chat.jsonl")
+            return
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        entry = {"messages": [*system, *self.messages], "subject": self._source.subject.label}
+        try:
+            with Path(name).expanduser().open("x", encoding="utf-8") as file:
+                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        except (OSError, ValueError) as error:
+            _say(f"{printable(name)} cannot be written: {getattr(error, 'strerror', None) or error}")
+            return
+        _say(f"saved in {printable(name)}")
+
+
+def _say(text: str) -> None:
+    """What the program says, apart from what the policy says."""
+    click.echo(click.style(harmless(text), fg=DIM), err=True)

@@ -1,0 +1,93 @@
+"""`retrain chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
+import click
+
+from retrain.kernel.registry import Plugins
+from retrain.run.opened import opened
+from retrain.run.streams import is_interactive
+from retrain.run.subject import find_subject
+
+EPILOG = """\b
+Examples:
+  retrain chat logs/train
+  retrain chat logs/train --compare base
+  retrain chat logs/train --checkpoint best --temperature 0.7 --max-tokens 1024
+  echo "What is 17 + 25?" | retrain chat builtin:tiny --greedy
+
+\b
+Exit codes: 0 done; 1 failed; 2 usage or configuration error.
+"""
+
+
+@click.command("chat", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
+@click.argument("subject", metavar="SUBJECT", type=click.Path())
+@click.argument("overrides", metavar="[overrides]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--checkpoint", default="", help="Of a run: best, final, a number of steps or base; default: the newest.")
+@click.option("--compare", metavar="NAME", default="", help="Answered by this one too: base, best, a run, an adapter.")
+@click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
+@click.option("--entropy", is_flag=True, help="Shade what the policy was unsure of.")
+@click.option("--plain", is_flag=True, help="Without the system prompt and the instruction of training.")
+@click.pass_obj
+def command(
+    plugins: Plugins,
+    /,
+    subject: str,
+    overrides: tuple[str, ...],
+    checkpoint: str,
+    compare: str,
+    greedy: bool,
+    entropy: bool,
+    plain: bool,
+) -> None:
+    """Talk to SUBJECT: a run, an adapter, or a model.
+
+    Answers appear as they are sampled; /help lists what else can be typed, such as /compare, /entropy and /credit. A
+    line that ends with a backslash goes on in the next one. Without a terminal, each line of stdin is a turn."""
+    from retrain.use.chat import Conversation
+
+    policy = find_subject(subject, checkpoint)
+    with opened(policy, plugins, overrides) as source:
+        conversation = Conversation(source, plain=plain)
+        conversation.introduce()
+        for is_wanted, line in ((greedy, "/temperature 0"), (entropy, "/entropy on")):
+            if is_wanted:
+                conversation.hear(line)
+        if compare:
+            conversation.compare(compare)
+        while (typed := _read()) is not None and conversation.hear(typed):
+            pass
+
+
+def _read() -> str | None:
+    """What the user types, None at its end."""
+    parts: list[str] = []
+    if is_interactive():
+        with suppress(ImportError):
+            import readline  # noqa: F401 - gives `input` a history and keys to edit with
+    try:
+        while True:
+            line = _line("> " if not parts else ". ")
+            if line is None:
+                return "\n".join(parts) or None
+            parts.append(line.removesuffix("\\"))
+            if not line.endswith("\\"):
+                return "\n".join(parts)
+    except KeyboardInterrupt:
+        click.echo()
+        return None
+
+
+def _line(prompt: str) -> str | None:
+    if is_interactive():
+        try:
+            return input(prompt)
+        except EOFError:
+            click.echo()
+            return None
+    line = sys.stdin.readline()
+    return line.rstrip("\r\n") if line else None

@@ -1,0 +1,152 @@
+"""Scores a policy on the held-out examples and on every further set, as metrics and as a record per example."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.tasks import Prompt, Streams
+from retrain.kernel.registry import Plugins
+from retrain.kernel.types import Completion, Example, Outcome, Score
+from retrain.tasks.tasks import Tasks
+from retrain.use.evaluate.loading import LoadedSet, held_out_set, load_set
+from retrain.use.evaluate.sets import HELD_OUT, read_sets
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evaluated:
+    """The completions of a set's examples, and their scores."""
+
+    completions_EG: Sequence[Sequence[Completion]]
+    scores_EG: Sequence[Sequence[Score]]
+
+
+class SetEvaluation:
+    """The evaluation of a run: all its sets, one after another; see `retrain.kernel.contracts.tasks.Evaluation`."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self.sets: tuple[LoadedSet, ...] = ()
+        self._context = context
+        self._records: list[Record] = []
+
+    def is_due(self, step: int) -> bool:
+        """After every `[eval] every` steps, and after the last one."""
+        every, last = self._context.config.eval.every, self._context.config.training.max_steps
+        return step + 1 == last or (every > 0 and step >= 0 and (step + 1) % every == 0)
+
+    def measure(self, step: int, backend: Backend, failures: Path | None) -> dict[str, Any]:
+        """`eval_...` of the held-out examples, `eval_NAME_...` of each set."""
+        started = time.perf_counter()
+        fields: dict[str, Any] = {}
+        records: list[Record] = []
+        for each in self.sets:
+            label = f"eval_{step + 1:06d}" + ("" if each.name == HELD_OUT else f"_{each.name}")
+            found = evaluate(each, each.prompts, backend, label=label, failures=failures)
+            fields |= set_fields(each, found.scores_EG, self._context.plugins)
+            records += set_records(each, each.prompts, found, step)
+        self._records = records
+        return fields | {"eval_time_s": time.perf_counter() - started}
+
+    def records(self) -> list[Record]:
+        """The lines of `eval.jsonl` about the last evaluation, once."""
+        found, self._records = self._records, []
+        return found
+
+    def close(self) -> None:
+        """End the processes of the sets' own rewards."""
+        for each in self.sets:
+            if not each.is_shared:
+                each.verifier.close()
+
+
+def evaluation_of(context: PluginContext, tasks: Tasks) -> SetEvaluation | None:
+    """The evaluation that a run's configuration asks for; None when it asks for none."""
+    evaluation = SetEvaluation(context)
+    try:
+        evaluation.sets += (held_out_set(context, tasks),) if tasks.pool.held_out else ()
+        for each in read_sets(context.config)[0]:
+            evaluation.sets += (load_set(each, context, tasks),)
+    except BaseException:
+        evaluation.close()
+        raise
+    return evaluation if evaluation.sets else None
+
+
+def evaluate(
+    each: LoadedSet, prompts: Sequence[Prompt], backend: Backend, *, label: str, failures: Path | None = None
+) -> Evaluated:
+    """Sample and score some of a set's prompts; the random stream of a completion depends on its example alone."""
+    is_run = each.name == HELD_OUT  # sampled exactly as in training
+    params = replace(each.params, entropy=is_run and backend.capabilities.provides_entropy)
+    rollouts = each.verifier.rollouts(backend, each.context, params, each.context_length)
+    with rollouts.batch(label, failures) as batch:
+        completions_EG = batch.sample(prompts, each.samples, Streams(seeds=each.seeds, purpose="eval"))
+        return Evaluated(completions_EG=completions_EG, scores_EG=batch.scores())
+
+
+def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: Plugins) -> dict[str, Any]:
+    """The metrics of a set, from every plugin that has some."""
+    above = each.context.config.scoring.correct_above
+    clusters_E = [_cluster(prompt.example, each.cluster) for prompt in each.prompts]
+    found: dict[str, Any] = {}
+    facts = {"scores_EG": scores_EG, "correct_above": above, "clusters_E": clusters_E}
+    for added in plugins.notify("retrain_eval_metrics", **facts):
+        found |= added or {}
+    return {f"{each.prefix}{name.removeprefix('eval_')}": value for name, value in found.items()}
+
+
+def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Evaluated, step: int) -> list[Record]:
+    """A line of `eval.jsonl` per example."""
+    above = each.context.config.scoring.correct_above
+    rows = zip(prompts, found.completions_EG, found.scores_EG, strict=True)
+    return [
+        {
+            "step": step,
+            "set": each.name,
+            "example": prompt.example.id,
+            "cluster": _cluster(prompt.example, each.cluster),
+            "scores": [score.value for score in scores],
+            "correct": [score.value is not None and score.value > above for score in scores],
+            **_outcomes(scores),
+            **_parts(scores),
+            **_shadows(scores),
+            "lengths": [completion.num_actions for completion in completions],
+            "stops": [completion.stop_reason.value for completion in completions],
+        }
+        for prompt, completions, scores in rows
+    ]
+
+
+def _outcomes(scores: Sequence[Score]) -> dict[str, list[str]]:
+    """The outcome of every sample, where one of them has no score."""
+    if all(score.outcome is Outcome.SCORED for score in scores):
+        return {}
+    return {"outcomes": [score.outcome.value for score in scores]}
+
+
+def _parts(scores: Sequence[Score]) -> dict[str, Any]:
+    """The rewards whose sum is the score, each with a value per sample, where there are several."""
+    names = sorted({name for score in scores for name in score.parts})
+    return {"parts": {name: [score.parts.get(name) for score in scores] for name in names}} if names else {}
+
+
+def _shadows(scores: Sequence[Score]) -> dict[str, Any]:
+    """The scores of `[reward] shadow`, as those of the reward; nothing without a shadow."""
+    found = [score.shadow for score in scores if score.shadow is not None]
+    if len(found) < len(scores):
+        return {}
+    outcomes = _outcomes(found)
+    return {"shadow_scores": [score.value for score in found], **{f"shadow_{name}": v for name, v in outcomes.items()}}
+
+
+def _cluster(example: Example, column: str) -> str:
+    """What groups the example with others: the value in `column`, or else the example itself."""
+    value = example.info.get(column) if column else None
+    return example.id if value is None else str(value)

@@ -1,0 +1,194 @@
+"""The sets that a configuration names: `[eval.sets.NAME]` becomes the run's configuration with the set's values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.positions import key_lines
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer, Origin
+from retrain.kernel.errors import Problem
+from retrain.kernel.registry import Plugins
+from retrain.kernel.types import SamplingParams
+from retrain.run.check import check_names, check_options
+from retrain.tasks.scoring.build import has_verifier
+from retrain.use.evaluate.table import SetKeys
+
+HELD_OUT = "held_out"  # the set of [eval] examples
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+PRESENTATION = ("instruction", "system_prompt", "template_args")  # the rest of [data] belongs to its source
+OWN_KEYS = frozenset(SetKeys.model_fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSet:
+    """A set: where its examples come from, how they are sampled, and what judges them.
+
+    `config` is the run's with `[data]`, `[reward]` and `[training]` as the set has them; `examples` = 0 stands for all.
+    `names_reward`: the set names its own. `place` is where it is written, for messages.
+    """
+
+    name: str
+    config: Config
+    params: SamplingParams
+    examples: int
+    samples: int
+    seed: int
+    cluster: str
+    names_reward: bool
+    place: str
+
+    @property
+    def described(self) -> str:
+        """`files hard.jsonl, math, 64 examples x 1, greedy`"""
+        data, reward = self.config.data, self.config.value("reward.type", "")
+        source = f"{data.source} {data.path}".strip()
+        how = "greedy" if self.params.greedy else f"temperature {self.params.temperature:g}"
+        return f"{source}, {reward}, {self.examples or 'all'} examples x {self.samples}, {how}"
+
+
+def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
+    """The sets of `[eval.sets]`, in their order, and every problem with a key of theirs."""
+    sets, problems = [], []
+    given: Mapping[str, Mapping[str, Any]] = config.value("eval.sets", {})
+    lines = _lines(config) if given else {}
+    for name, values in given.items():
+        line = lines.get(f"eval.sets.{name}")
+        origin = f"{config.source}:{line}" if line else config.origin("eval.sets").place
+        place = f"{origin} [eval.sets.{name}]".strip()
+        if name == HELD_OUT or not NAME.fullmatch(name):
+            why = "it is the set of [eval] examples" if name == HELD_OUT else "it becomes part of metrics' names"
+            fix = "use another name, of letters, digits and _"
+            problems.append(Problem(where=place, what=f"{name!r} cannot be a set's name", why=why, fix=fix))
+            continue
+        found, faults = read_set(name, values, config, place)
+        problems += faults
+        sets += [found] if found else []
+    return sets, problems
+
+
+def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -> tuple[EvalSet | None, list[Problem]]:
+    """One set, or None and every problem with its keys."""
+    data_model = type(config.data)
+    problems = [
+        _unknown(each, [*data_model.model_fields, *OWN_KEYS], place)
+        for each in values
+        if each not in OWN_KEYS and each not in data_model.model_fields
+    ]
+    own, faults = _validated(SetKeys, {k: v for k, v in values.items() if k in OWN_KEYS}, place)
+    problems += faults
+    named = {k: v for k, v in values.items() if k in data_model.model_fields}
+    is_other = named.get("source", config.data.source) != config.data.source
+    kept = PRESENTATION if is_other else tuple(data_model.model_fields)
+    data, faults = _validated(data_model, {k: getattr(config.data, k) for k in kept} | named, place)
+    problems += faults
+    reward, faults = _reward(own, config, place)
+    problems += faults
+    if own and own.greedy and (own.samples or 1) > 1:
+        what, fix = f"{own.samples} samples of one greedy answer are all equal", "leave samples out, or greedy"
+        problems.append(Problem(where=f"{place} samples", what=what, fix=fix))
+    if problems or own is None or data is None:
+        return None, problems
+    tables: dict[str, BaseModel] = {**config.tables, "data": data, **({"reward": reward} if reward else {})}
+    tables.pop("environment", None)  # a set has a source, even where the run has an environment
+    training = config.training
+    max_tokens, temperature = own.max_tokens or training.max_tokens, own.temperature or training.temperature
+    changed = {"max_tokens": max_tokens, "temperature": temperature, "max_examples": 0, "batch_size": 1}
+    tables["training"] = training.model_copy(update=changed)
+    tables["eval"] = config.eval.model_copy(update={"examples": 0})
+    origin = Origin(layer=Layer.FILE, place=f"{place}, as")
+    replaced = [f"data.{key}" for key in named] + (_reward_origins(own) if reward else [])
+    origins = {k: v for k, v in config.origins.items() if not (reward and k.startswith("reward."))}
+    derived = replace(config, tables=tables, origins={**origins, **dict.fromkeys(replaced, origin)})
+    return (
+        EvalSet(
+            name=name,
+            config=derived,
+            params=SamplingParams(max_tokens=max_tokens, temperature=temperature, greedy=own.greedy),
+            examples=own.examples,
+            samples=1 if own.greedy else own.samples or config.eval.samples,
+            seed=config.eval.seed if own.seed is None else own.seed,
+            cluster=config.value("eval.cluster", "") if own.cluster is None else own.cluster,
+            names_reward=reward is not None,
+            place=place,
+        ),
+        [],
+    )
+
+
+def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
+    """Every problem with `[eval.sets]`: keys, values, and names that no plugin provides."""
+    sets, problems = read_sets(config)
+    for each in sets:
+        problems += problems_with(each, plugins)
+    return problems
+
+
+def problems_with(each: EvalSet, plugins: Plugins) -> list[Problem]:
+    """Names of a set that no plugin provides, options that its source does not have, and nothing that judges."""
+    tables = each.config.tables
+    entries = {name: TableEntry(model=type(tables[name])) for name in ("data", "reward") if name in tables}
+    found = check_names(each.config, plugins, entries) + check_options(each.config, plugins)
+    problems = [problem for problem in found if each.place in problem.where]  # the others are the run's
+    if not has_verifier(each.config):
+        fix = 'give the set a reward, for instance reward = "match"'
+        problems.append(Problem(where=each.place, what="nothing judges the completions of this set", fix=fix))
+    return problems
+
+
+def _reward(own: SetKeys | None, config: Config, place: str) -> tuple[BaseModel | None, list[Problem]]:
+    """`[reward]` as the set has it; None where it has the run's."""
+    if own is None or own.reward is None:
+        return None, []
+    values = {"type": own.reward} if isinstance(own.reward, str) else own.reward
+    table = config.tables.get("reward")
+    if table is None:
+        what, fix = "no [reward] is installed", "pip install retrain-rewards"
+        return None, [Problem(where=f"{place} reward", what=what, fix=fix)]
+    known = list(type(table).model_fields)
+    unknown = [_unknown(each, known, f"{place} reward") for each in values if each not in known]
+    validated, problems = _validated(type(table), {k: v for k, v in values.items() if k in known}, f"{place} reward")
+    return validated, unknown + problems
+
+
+def _reward_origins(own: SetKeys) -> list[str]:
+    return ["reward.type"] if isinstance(own.reward, str) else [f"reward.{key}" for key in own.reward or {}]
+
+
+def _validated(model: type[Any], values: Mapping[str, Any], place: str) -> tuple[Any, list[Problem]]:
+    try:
+        return model.model_validate(dict(values)), []
+    except ValidationError as error:
+        problems = []
+        for detail in error.errors():
+            key = ".".join(str(part) for part in detail["loc"])
+            info = model.model_fields.get(str(detail["loc"][0])) if detail["loc"] else None
+            message = detail["msg"].removeprefix("Value error, ")
+            got = "" if detail["type"] == "value_error" else f", not {detail['input']!r}"
+            fix = "write greedy = true" if key == "temperature" and detail["input"] == 0 else ""
+            fix = fix or (info.description if info else "") or "correct the table"
+            problems.append(Problem(where=f"{place} {key}".strip(), what=f"{message}{got}", fix=fix))
+        return None, problems
+
+
+def _unknown(key: str, known: list[str], place: str) -> Problem:
+    near = get_close_matches(key, known, n=1)
+    fix = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(known)}"
+    return Problem(where=f"{place} {key}", what="unknown key", fix=fix)
+
+
+def _lines(config: Config) -> Mapping[str, int]:
+    """The line of every key of the configuration's file, where the sets come from it."""
+    if config.origin("eval.sets").layer is not Layer.FILE or config.origin("eval.sets") == DEFAULT_ORIGIN:
+        return {}
+    try:
+        return key_lines(Path(config.source).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}

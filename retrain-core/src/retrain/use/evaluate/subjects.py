@@ -1,0 +1,293 @@
+"""Evaluates subjects, one or several checkpoints of each, on the sets of their configuration or on others."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer
+from retrain.kernel.config.toml_file import read_toml
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import ConfigError, Problem, RetrainError
+from retrain.kernel.registry import Plugins
+from retrain.kernel.types import Kind
+from retrain.run.opened import CONFIG_FILE, Opened, opened, subject_config
+from retrain.run.subject import Subject, SubjectKind, checkpoints_of, find_subject
+from retrain.tasks.tasks import Tasks, load_tasks
+from retrain.text.progress_bar import progress_bar
+from retrain.text.terminal_text import printable
+from retrain.use.evaluate.evaluation import Record, evaluate, set_fields, set_records
+from retrain.use.evaluate.loading import LoadedSet, held_out_set, load_set
+from retrain.use.evaluate.results import ResultFile, own_records, scores_of
+from retrain.use.evaluate.sets import HELD_OUT, EvalSet, problems_with, read_set, read_sets
+from retrain.verdicts.ledger.interim import InterimLooks
+
+LOG = logging.getLogger("retrain")
+ALL = "all"
+COLUMN_KEYS = ("prompt_key", "answer_key", "messages_key")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to evaluate, as the command line says it.
+
+    `checkpoints` are names as of `find_subject`, or `all`; `sets` are names of the configuration's sets, none for all.
+    `data` is a file or a data source, judged by `reward`; `changed` are the keys of a set that flags override.
+    """
+
+    named: str
+    checkpoints: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    file: Path | None = None
+    data: str = ""
+    reward: str = ""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    out: Path | None = None
+    at_once: int = 256
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the run's own evaluation is repeated, with nothing changed."""
+        return not (self.file or self.data or self.overrides)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One policy on one set. `fields` are those of the metrics, without their prefix.
+
+    `own` says how many samples equal those that the run recorded at that step, and of how many; None where it
+    evaluated otherwise or not at all.
+    """
+
+    subject: Subject
+    set: str
+    fields: Mapping[str, Any]
+    file: Path
+    own: tuple[int, int] | None = None
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data."""
+        subject = self.subject
+        own = {"same_as_run": self.own[0], "of": self.own[1]} if self.own else None
+        return {
+            "subject": subject.named,
+            "run": str(subject.run) if subject.run else None,
+            "checkpoint": subject.checkpoint or None,
+            "steps": subject.steps,
+            "set": self.set,
+            **self.fields,
+            "own": own,
+            "file": str(self.file),
+        }
+
+
+def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[Result]:
+    """The results of every checkpoint that is asked for on every set; what an earlier call recorded is not repeated."""
+    subjects = _subjects(request)
+    first = subjects[0]
+    InterimLooks("eval", say).at([first.run] if first.run else [])
+    overrides, file = _overrides(request, first)
+    config = subject_config(first, plugins, overrides, file=file).config
+    wanted = _wanted(request, config, plugins)
+    if HELD_OUT in wanted:
+        _refuse_another_split(first, config)
+    sets: list[LoadedSet] = []
+    with (
+        ExitStack() as verifiers,
+        opened(
+            first,
+            plugins,
+            overrides,
+            file=file,
+            before_model=lambda context: sets.extend(_sets(wanted, context, first, verifiers)),
+        ) as policy,
+    ):
+        for subject in subjects:
+            policy.use(subject.folder)
+            for each in sets:
+                yield _result(request, policy, subject, each)
+
+
+def _subjects(request: Request) -> list[Subject]:
+    """The checkpoints in order, each policy once; all of them are of one base."""
+    found: list[Subject] = []
+    for checkpoint in request.checkpoints or ("",):
+        if checkpoint != ALL:
+            found.append(find_subject(request.named, checkpoint))
+            continue
+        run = find_subject(request.named).run
+        if run is None:
+            what = "--checkpoint all is about the checkpoints of a run, and this is none"
+            raise ConfigError(Problem(where=printable(request.named), what=what, fix="give the folder of a run"))
+        found += {subject.steps: subject for subject in checkpoints_of(run)}.values()
+    return list({(subject.folder, subject.steps): subject for subject in found}.values())
+
+
+def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | None]:
+    """Flags and file of the configuration; a file given for a run adds its `[eval.sets]` to what the run has."""
+    if request.file is None or subject.kind is not SubjectKind.RUN:
+        return list(request.overrides), request.file
+    added = _sets_in(request.file)
+    if not added:
+        what, fix = "has no [eval.sets.NAME], and of a run's configuration nothing else is replaced", "add one"
+        raise ConfigError(Problem(where=str(request.file), what=what, fix=fix))
+    own = _sets_in(subject.run / CONFIG_FILE) if subject.run else {}
+    return [f"--eval-sets={json.dumps({**own, **added})}", *request.overrides], None
+
+
+def _sets_in(file: Path) -> dict[str, Any]:
+    sets = read_toml(file)[0].get("eval", {}).get("sets", {})
+    return dict(sets) if isinstance(sets, dict) else {}
+
+
+def _wanted(request: Request, config: Config, plugins: Plugins) -> dict[str, EvalSet | None]:
+    """The sets that are asked for, by name, None for the held-out examples; ConfigError before anything loads."""
+    wanted = {} if request.data and not request.sets else _of_config(request, config)
+    if not request.data:
+        return wanted
+    name, values = _given(request, config, plugins)
+    found, problems = read_set(name, values, config, "--data")
+    problems += problems_with(found, plugins) if found else []
+    if problems or found is None:
+        raise ConfigError(*problems)
+    return wanted | {name: found}
+
+
+def _refuse_another_split(subject: Subject, config: Config) -> None:
+    """ConfigError for keys with which the held-out examples of a run would include examples that it trained on."""
+    recorded = read_toml(subject.run / CONFIG_FILE)[0].get("eval", {}) if subject.run else {}
+    for key in ("examples", "seed") if recorded else ():
+        path, held_out, wanted = f"eval.{key}", recorded.get(key, 0), getattr(config.eval, key)
+        if wanted == held_out or (key == "examples" and wanted < held_out):
+            continue
+        what = f"{wanted} held-out examples wanted, but the run held out {held_out}"
+        if key == "seed":
+            what = f"is {wanted}, and the run held out its examples with {held_out}"
+        why = "the others are trained on, and a rate on those is meaningless"
+        fix = f"at most {held_out}, or other data: --data FILE" if key == "examples" else "remove it"
+        raise ConfigError(Problem(where=config.place(path), what=what, why=why, fix=fix))
+
+
+def _sets(
+    wanted: Mapping[str, EvalSet | None], context: PluginContext, subject: Subject, verifiers: ExitStack
+) -> Iterator[LoadedSet]:
+    """The sets, loaded; their verifiers close with the stack."""
+    tasks = _tasks(context, subject, needed=HELD_OUT in wanted)
+    if tasks:
+        verifiers.callback(tasks.verifier.close)
+    for each in wanted.values():
+        loaded = load_set(each, context, tasks) if each else held_out_set(context, tasks or load_tasks(context))
+        if not loaded.is_shared:
+            verifiers.callback(loaded.verifier.close)
+        yield loaded
+
+
+def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
+    """Those of the configuration; ConfigError when there is none."""
+    sets, problems = read_sets(config)
+    if problems:
+        raise ConfigError(*problems)
+    known: dict[str, EvalSet | None] = {HELD_OUT: None} if config.eval.examples else {}
+    known |= {each.name: each for each in sets}
+    for name in request.sets:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
+            raise ConfigError(Problem(where="--eval-set", what=f"there is no set {printable(name)!r}", fix=fix))
+    if not known:
+        why = "it held out no examples ([eval] examples = 0), and has no [eval.sets.NAME]"
+        fix = "name data and reward: --data FILE --reward match, or a file with sets: --config FILE"
+        what = "there is nothing to evaluate on"
+        raise ConfigError(Problem(where=printable(request.named), what=what, why=why, fix=fix))
+    return {name: known[name] for name in request.sets} or known
+
+
+def _given(request: Request, config: Config, plugins: Plugins) -> tuple[str, dict[str, Any]]:
+    """The set that flags describe: a data source by its name, or files."""
+    path = Path(request.data)
+    is_source = not path.exists() and bool(plugins.find(Kind.DATA_SOURCE, request.data))
+    values: dict[str, Any] = {"source": request.data} if is_source else {"source": "files", "path": request.data}
+    if values["source"] != config.data.source:  # of the run's columns, files may have the same; a named source, not
+        origins = {key: config.origin(f"data.{key}") for key in COLUMN_KEYS}
+        given = [key for key, origin in origins.items() if origin != DEFAULT_ORIGIN]
+        given = [key for key in given if not is_source or origins[key].layer is Layer.COMMAND_LINE]
+        values |= {key: getattr(config.data, key) for key in given}
+    values |= {"reward": request.reward} if request.reward else {}
+    name = re.sub(r"\W", "_", path.stem, flags=re.ASCII).lstrip("_0123456789")
+    return name if name not in ("", HELD_OUT) else "data", values | dict(request.changed)
+
+
+def _tasks(context: PluginContext, subject: Subject, *, needed: bool) -> Tasks | None:
+    """The tasks of the run, of which no example may be in a set; None where there is no run, and nothing held out."""
+    if not needed and subject.kind is not SubjectKind.RUN:
+        return None
+    try:
+        return load_tasks(context)
+    except RetrainError as error:
+        if needed:
+            raise
+        what = "the run's own data cannot be loaded, so that examples it trained on are not left out: %s"
+        LOG.warning(what, error.problems[0])
+        return None
+
+
+def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet) -> Result:
+    """One policy on one set: what is recorded already, and the rest in portions that are recorded as they end."""
+    folder = request.out or (subject.run / "evaluations" if subject.run else _beside(request.named))
+    file = ResultFile(folder, subject, each)
+    step = -1 if subject.steps is None else subject.steps - 1
+    records = file.read(each.prompts, request.at_once)
+    for start in range(len(records), len(each.prompts), request.at_once):
+        portion = each.prompts[start : start + request.at_once]
+        label = f"eval_{step + 1:06d}_{each.name}"
+        done = f"{subject.label}, {each.name}: {start} of {len(each.prompts)} examples done"
+        with progress_bar(done, policy.context.sampling_progress):
+            found = evaluate(each, portion, policy.backend, label=label, failures=folder / "failures")
+        fresh = set_records(each, portion, found, step)
+        file.append(fresh)
+        records += fresh
+    own = own_records(subject.run, step, each.name) if subject.run and _repeats(request, policy, subject) else []
+    fields = set_fields(each, [scores_of(record) for record in records], policy.plugins)
+    return Result(
+        subject=subject,
+        set=each.name,
+        fields={name.removeprefix(each.prefix): value for name, value in fields.items()},
+        file=file.path,
+        own=_same_as(own, records),
+    )
+
+
+def _repeats(request: Request, policy: Opened, subject: Subject) -> bool:
+    """Whether the run may have evaluated this policy so itself; before its first step it has had its warm-up."""
+    has_warm_up = subject.steps == 0 and bool(policy.config.value("sft.steps", 0))
+    is_changed = any(origin.layer is Layer.ENVIRONMENT for origin in policy.config.origins.values())
+    return request.is_plain and not is_changed and not has_warm_up
+
+
+def _same_as(own: Sequence[Record], records: Sequence[Record]) -> tuple[int, int] | None:
+    """How many samples are those that the run recorded: score, length and end; None where it recorded none."""
+    if not own:
+        return None
+    kinds = ("scores", "lengths", "stops")
+    by_name = {record["example"]: list(zip(*(record[kind] for kind in kinds), strict=True)) for record in own}
+    total = same = 0
+    for record in records:
+        samples = list(zip(*(record[kind] for kind in kinds), strict=True))
+        theirs = by_name.get(record["example"], [])
+        total += len(samples)
+        same += sum(ours == other for ours, other in zip(samples, theirs, strict=False))
+    return same, total
+
+
+def _beside(named: str) -> Path:
+    """Where results about something that is no run are kept."""
+    return Path("logs/evaluations") / (re.sub(r"[^\w.-]+", "_", named).strip("._") or "model")

@@ -1,0 +1,25 @@
+"""Registers the commands that use what was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import PluginSpec
+
+COMMANDS = (
+    ("merge", "Write a trained model as a folder that transformers loads, adapter included."),
+    ("chat", "Talk to a run, an adapter or a model."),
+    ("sample", "Sample completions of prompts from a file."),
+    ("export", "Write a trained model for llama.cpp (GGUF), MLX or vLLM."),
+    ("serve", "Serve a run, an adapter or a model to any client of the OpenAI API."),
+    ("push", "Write the folder of a trained model with its card, and upload it to the Hugging Face hub."),
+)
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """One command for each use."""
+    for name, summary in COMMANDS:
+        factory = f"retrain.use.{name}_command:command"
+        register(PluginSpec(name=name, summary=summary, factory=factory))

@@ -1,0 +1,147 @@
+"""`retrain push SUBJECT --repo NAME`: the folder that goes to the Hugging Face hub, and its upload."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import BackendError, ConfigError, Problem
+from retrain.kernel.registry import Plugins
+from retrain.records.checkpoints import ADAPTER_CONFIG
+from retrain.records.reading import read_object
+from retrain.run.opened import subject_config
+from retrain.run.subject import HUB_ID, Subject, find_subject
+from retrain.text.secrets import hide_text
+from retrain.text.terminal_text import printable
+from retrain.use import whole_model
+from retrain.use.model_card import RUN_FILE, make_card, public_name
+
+ADAPTER_FILE = "adapter_model.safetensors"
+EPILOG = """\b
+Examples:
+  retrain push logs/train --repo me/sums --dry-run          writes the folder ./sums, without a network
+  retrain push logs/train --repo me/sums --private
+  retrain push logs/train --checkpoint best --repo me/sums --merged
+
+\b
+Exit codes: 0 done; 1 the upload failed; 2 usage or configuration error.
+"""
+
+
+@click.command("push", epilog=EPILOG)
+@click.argument("subject", metavar="RUN|ADAPTER|MODEL", type=click.Path())
+@click.option("--repo", required=True, metavar="NAME", help="Repository on the hub: NAME, or OWNER/NAME.")
+@click.option("--merged", is_flag=True, help="Whole weights, the adapter merged in, instead of the adapter.")
+@click.option("--private", is_flag=True, help="A repository that is made is private.")
+@click.option("--dry-run", is_flag=True, help="Write the folder, and upload nothing.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="With --dry-run: the folder; by default the repository's name."
+)
+@click.option("--dtype", type=click.Choice(["bf16", "fp32"]), help="Of merged weights; by default that of the base.")
+@click.option("--checkpoint", default="", metavar="WHICH", help="Of a run: best, final, or a number of steps.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.pass_obj
+def command(
+    plugins: Plugins,
+    subject: str,
+    repo: str,
+    merged: bool,
+    private: bool,
+    dry_run: bool,
+    out: Path | None,
+    dtype: str | None,
+    checkpoint: str,
+    as_json: bool,
+) -> None:
+    """Write the folder of a trained model and upload it: adapter or merged weights, a model card with data, reward,
+    curves and held-out figures, and the configuration that repeats the run. It holds no secret and no path of this
+    machine. The token is the one that `hf auth login` stored."""
+    if not HUB_ID.fullmatch(repo):
+        raise _usage(f"{repo!r} is no name of a repository", "give NAME or OWNER/NAME")
+    if out and not dry_run:
+        raise _usage("--out belongs to --dry-run", "add --dry-run, or leave --out away")
+    found = find_subject(subject, checkpoint)
+    config = subject_config(found, plugins).config
+    if dry_run:
+        folder = out or Path(repo.rpartition("/")[2])
+        notes = write_hub_folder(found, config, plugins, folder, repo=repo, merged=merged, dtype=dtype or "")
+        url = ""
+    else:
+        with tempfile.TemporaryDirectory(prefix="retrain-push-") as scratch:
+            folder = Path(scratch) / "folder"
+            notes = write_hub_folder(found, config, plugins, folder, repo=repo, merged=merged, dtype=dtype or "")
+            url = upload(folder, repo, private=private)
+    if as_json:
+        answer = {"subject": found.named, "repo": repo, "folder": str(folder) if dry_run else None, "url": url or None}
+        click.echo(json.dumps({**answer, "notes": notes}, indent=2))
+        return
+    told = (
+        f"{found.label} is at {url}"
+        if url
+        else f"{found.label}: the folder for {repo} is {folder}; nothing was uploaded"
+    )
+    click.echo("\n".join(map(printable, [told, *(f"  {note}" for note in notes)])))
+
+
+def write_hub_folder(
+    found: Subject, config: Config, plugins: Plugins, out: Path, *, repo: str, merged: bool, dtype: str
+) -> list[str]:
+    """Write all that belongs into the repository into the new folder `out`; returns remarks for the user."""
+    adapter = whole_model.base_of(found)[1]
+    if adapter is None and found.folder is None and found.run is None:
+        raise _usage(
+            f"{found.named} is a model as it was found, so there is nothing to push", "name a run or an adapter"
+        )
+    is_adapter, notes = adapter is not None and not merged, []
+    is_local = "/" not in public_name(found.model)
+    if is_adapter and is_local:
+        notes.append(
+            f"The base, {public_name(found.model)}, is no repository of the hub: --merged pushes whole weights."
+        )
+
+    def fill(folder: Path) -> None:
+        if is_adapter and adapter is not None:
+            document = {**read_object(adapter / ADAPTER_CONFIG), "base_model_name_or_path": public_name(found.model)}
+            (folder / ADAPTER_CONFIG).write_text(
+                json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
+            shutil.copyfile(adapter / ADAPTER_FILE, folder / ADAPTER_FILE)
+        else:
+            whole_model.write_whole(found, config, plugins, folder, form="folder", dtype=dtype, with_check=True)
+        card = make_card(found, repo=repo, is_adapter=is_adapter, notes=notes)
+        (folder / "README.md").write_text(card.readme, encoding="utf-8")
+        if card.config:
+            (folder / RUN_FILE).write_text(card.config, encoding="utf-8")
+
+    whole_model.fill_new(out, fill)
+    return notes
+
+
+def upload(folder: Path, repo: str, *, private: bool) -> str:
+    """Make the repository if there is none, and add the folder's files as one commit; returns its address.
+
+    BackendError says why it failed.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    if not get_token():
+        what, fix = "there is no token for the hub", "run `hf auth login`, or set HF_TOKEN; --dry-run needs none"
+        raise ConfigError(Problem(where="retrain push", what=what, fix=fix))
+    api = HfApi()
+    try:
+        made = api.create_repo(repo, private=private or None, exist_ok=True)
+        api.upload_folder(folder_path=folder, repo_id=made.repo_id, commit_message="Trained with retrain")
+    except Exception as error:  # the HTTP library's own classes, which depend on the version of huggingface_hub
+        why = hide_text(" ".join(str(error).split())[:300])
+        fix = "check the name, the connection and the rights of the token; --dry-run writes the folder only"
+        raise BackendError(Problem(where=repo, what="the upload failed", why=why, fix=fix)) from error
+    return str(made)
+
+
+def _usage(what: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(where="command line", what=what, fix=fix))

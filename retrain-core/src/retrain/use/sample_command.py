@@ -1,0 +1,205 @@
+"""`retrain sample`: completions of prompts from a file, one line of JSON per prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import click
+import numpy as np
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.registry import Plugins
+from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Tokens
+from retrain.run.opened import Opened, opened, subject_config
+from retrain.run.seed_sources import sample_seed
+from retrain.run.subject import Subject, find_subject
+from retrain.tasks.rollout import draw_samples
+from retrain.use.prompts import Prompt, prompt_tokens, read_prompts
+
+AT_ONCE = 1024  # prompts given to the engine together
+DIGITS = 6  # of a log-probability
+EPILOG = """\b
+Examples:
+  retrain sample logs/train --prompts questions.txt
+  retrain sample logs/train --prompts questions.jsonl --samples 8 --temperature 0.7 --out answers.jsonl
+  retrain sample logs/train --prompts tasks.parquet --prompt-key question
+  echo "What is 17 + 25?" | retrain sample logs/train --checkpoint best --prompts - --greedy
+  retrain sample Qwen/Qwen3-0.6B --prompts questions.txt --raw --max-tokens 64
+
+\b
+Exit codes: 0 done; 1 failed; 2 usage or configuration error.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is sampled from each prompt, and what is written of it."""
+
+    samples: int
+    greedy: bool
+    seed: int
+    raw: bool
+    tokens: bool
+    logprobs: bool
+
+
+@click.command("sample", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
+@click.argument("subject", metavar="SUBJECT", type=click.Path())
+@click.argument("overrides", metavar="[overrides]", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--prompts",
+    "file",
+    metavar="FILE",
+    required=True,
+    help="JSONL, JSON, CSV, Parquet, or one prompt per line; - for stdin.",
+)
+@click.option("--checkpoint", default="", help="Of a run: best, final, a number of steps or base; default: the newest.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions of each prompt.")
+@click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the completions.")
+@click.option("--raw", is_flag=True, help="Give the model each prompt as it stands, without chat template.")
+@click.option("--tokens", is_flag=True, help="Write token ids too.")
+@click.option("--logprobs", is_flag=True, help="Write the log-probability of each token too.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write here; goes on where it was stopped."
+)
+@click.pass_obj
+def command(
+    plugins: Plugins,
+    /,
+    subject: str,
+    overrides: tuple[str, ...],
+    file: str,
+    checkpoint: str,
+    out: Path | None,
+    **wanted: Any,
+) -> None:
+    """Sample completions of every prompt in FILE from SUBJECT: a run, an adapter, or a model.
+
+    Prompts are rendered as in training. Temperature, token limit and all else are those of the run, and keys of the
+    configuration are flags here as anywhere: --temperature 0.7, --max-tokens 64. Each line of the output is an object
+    with the prompt and its completions."""
+    policy = find_subject(subject, checkpoint)
+    prompts = read_prompts(file, subject_config(policy, plugins, overrides).config, plugins)
+    with opened(policy, plugins, overrides) as source:
+        sample_file(source, prompts, Wanted(**wanted), out)
+
+
+def sample_file(source: Opened, prompts: Sequence[Prompt], wanted: Wanted, out: Path | None) -> None:
+    """Write a line for every prompt as soon as its last completion ends; those that `out` has already are left out."""
+    training, config = source.config.training, source.config
+    params = SamplingParams(max_tokens=training.max_tokens, temperature=training.temperature, greedy=wanted.greedy)
+    names = [f"prompt {number}" for number in range(len(prompts))]
+    rows = prompt_tokens(source, prompts, names, raw=wanted.raw)
+    settings = _fingerprint(source.subject, params, wanted, config.data.model_dump(mode="json"))
+    done = _done(out, settings, prompts) if out else set()
+    left = [number for number in range(len(prompts)) if number not in done]
+    with _opened_for_writing(out) as target:
+        for start in range(0, len(left), AT_ONCE):
+            numbers = left[start : start + AT_ONCE]
+            lines = _Lines(source, prompts, wanted, settings, numbers, target)
+            requests = [_request(rows[number], number, wanted) for number in numbers]
+            groups = draw_samples(source.backend, requests, params, [names[n] for n in numbers], lines.take)
+            for place, group in enumerate(groups):
+                for index, sample in enumerate(group):
+                    lines.take(place, index, sample)
+
+
+def _request(tokens_T: Tokens, number: int, wanted: Wanted) -> SampleRequest:
+    seeds = tuple(sample_seed(wanted.seed, number, index) for index in range(wanted.samples))
+    return SampleRequest(prompt_T=tokens_T, seeds_G=seeds)
+
+
+class _Lines:
+    """Collects the completions of each prompt and writes its line once it has them all."""
+
+    def __init__(
+        self,
+        source: Opened,
+        prompts: Sequence[Prompt],
+        wanted: Wanted,
+        settings: str,
+        numbers: Sequence[int],
+        target: IO[str],
+    ) -> None:
+        self._source, self._prompts, self._wanted = source, prompts, wanted
+        self._settings, self._numbers, self._target = settings, numbers, target
+        self._samples: dict[int, dict[int, Sample]] = {}
+        self._written: set[int] = set()
+
+    def take(self, place: int, index: int, sample: Sample) -> None:
+        """A completion; one that is known is left alone."""
+        if place in self._written:
+            return
+        group = self._samples.setdefault(place, {})
+        group[index] = sample
+        if len(group) == self._wanted.samples:
+            self._written.add(place)
+            line = self._line(self._numbers[place], [group[n] for n in range(len(group))])
+            self._target.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+            self._target.flush()
+            del self._samples[place]
+
+    def _line(self, number: int, samples: Sequence[Sample]) -> Mapping[str, Any]:
+        decode = self._source.tokenizer.decode
+        line: dict[str, Any] = {
+            "index": number,
+            "prompt": self._prompts[number],
+            "completions": [str(decode(sample.tokens_T, skip_special_tokens=True)) for sample in samples],
+            "stop_reasons": [sample.stop_reason.value for sample in samples],
+            "num_tokens": [len(sample.tokens_T) for sample in samples],
+        }
+        if self._wanted.tokens:
+            line["tokens"] = [sample.tokens_T.tolist() for sample in samples]
+        if self._wanted.logprobs:
+            line["logprobs"] = [np.round(sample.logprobs_T, DIGITS).tolist() for sample in samples]
+        return line | {"settings": self._settings}
+
+
+def _fingerprint(subject: Subject, params: SamplingParams, wanted: Wanted, data: Mapping[str, Any]) -> str:
+    """Equal where the same prompt gives the same completions and the same line."""
+    kept = {name: data[name] for name in ("system_prompt", "instruction", "template_args")}
+    content = [subject.model, str(subject.folder and subject.folder.resolve()), subject.steps, asdict(params)]
+    text = json.dumps([*content, asdict(wanted), kept], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def _done(out: Path, settings: str, prompts: Sequence[Prompt]) -> set[int]:
+    """Numbers of the prompts that a file has already; a torn last line is cut off. ConfigError for another's file."""
+    if not out.exists():
+        return set()
+    content = out.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    done = set()
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            is_ours = entry["settings"] == settings and prompts[entry["index"]] == entry["prompt"]
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+            is_ours = False
+        if not is_ours:
+            what = "was sampled from something else, or with other prompts or settings"
+            fix = "give another file, or remove this one"
+            raise ConfigError(Problem(where=f"{out}:{number}", what=what, fix=fix))
+        done.add(int(entry["index"]))
+    if len(whole) < len(content):
+        with out.open("r+b") as file:
+            file.truncate(len(whole))
+    return done
+
+
+@contextmanager
+def _opened_for_writing(out: Path | None) -> Iterator[IO[str]]:
+    if out is None:
+        yield sys.stdout
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a", encoding="utf-8") as file:
+        yield file

@@ -1,0 +1,205 @@
+"""`retrain serve`: a policy for any client of the OpenAI API."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from retrain.kernel.errors import BackendError, ConfigError, Problem
+from retrain.kernel.registry import Plugins
+from retrain.run.opened import Opened, opened
+from retrain.run.streaming import ServedElsewhere
+from retrain.run.subject import Subject, find_subject
+from retrain.text.terminal_text import printable
+
+BASE = "base"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EPILOG = """\b
+Examples:
+  retrain serve logs/train
+  retrain serve logs/train --adapter other=logs/other --port 0
+  retrain serve logs/train --checkpoint best --token secret
+  export OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=secret
+
+\b
+Exit codes: 0 stopped by Ctrl-C or SIGTERM; 1 failed; 2 usage or configuration error.
+"""
+
+
+@click.command("serve", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
+@click.argument("subject", metavar="SUBJECT", type=click.Path())
+@click.argument("overrides", metavar="[overrides]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--checkpoint", default="", help="Of a run: best, final, a number of steps or base; default: the newest.")
+@click.option("--name", default="", help="Of the model in requests; default: that of the folder or the hub id.")
+@click.option(
+    "--adapter", "adapters", metavar="NAME=SUBJECT", multiple=True, help="Another one on the same base; again."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--token", envvar="RETRAIN_SERVE_TOKEN", help="What clients must send; default: a random one, printed.")
+@click.option("--no-token", is_flag=True, help="Let everybody in who can reach the address.")
+@click.pass_obj
+def command(
+    plugins: Plugins,
+    /,
+    subject: str,
+    overrides: tuple[str, ...],
+    checkpoint: str,
+    name: str,
+    adapters: tuple[str, ...],
+    **listening: Any,
+) -> None:
+    """Serve SUBJECT, a run, an adapter or a model, to clients of the OpenAI API until Ctrl-C.
+
+    Completions and chats, streaming, log-probabilities, several adapters by name. With engine "pytorch" the server is
+    this process; with a server engine the adapter is loaded there, and its address and name are printed."""
+    policy = find_subject(subject, checkpoint)
+    models = _models(policy, name, adapters)
+    with _stopped_by_signals() as stop, opened(policy, plugins, overrides) as source:
+        addresses = source.backend.addresses() if isinstance(source.backend, ServedElsewhere) else ()
+        if addresses:
+            _point_to(addresses, len(adapters), stop)
+        else:
+            _serve(source, models, stop, **listening)
+
+
+def _serve(
+    source: Opened,
+    models: dict[str, Path | None],
+    stop: _Stop,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    no_token: bool,
+) -> None:
+    from retrain.use.serving.batcher import Batcher
+    from retrain.use.serving.http import ApiServer
+    from retrain.use.serving.service import Service
+
+    _try_all(source, models)
+    key = "" if no_token else token or secrets.token_urlsafe(24)
+    batcher = Batcher(source.backend, lambda model: source.use(models[model]))
+    try:
+        server = ApiServer((host, port), Service(source, models, batcher), key)
+    except OSError as error:
+        what, fix = f"cannot listen there: {error.strerror or error}", "free the port, or give another: --port 0"
+        raise ConfigError(Problem(where=f"{host}:{port}", what=what, fix=fix)) from error
+    with server:
+        _announce(server.url, key, models, given=bool(token))
+        if no_token and not _is_loopback(host):
+            click.echo("warning: everybody who can reach this address may use it", err=True)
+        threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+        stop.take_over()
+        try:
+            batcher.run(stop.is_set)
+        finally:
+            batcher.close()
+            server.shutdown()
+
+
+def _announce(url: str, key: str, models: Mapping[str, Path | None], *, given: bool) -> None:
+    click.echo(f"Serving {', '.join(map(printable, models))} at {url}")
+    shown = key if key and not given else "TOKEN" if key else "none"
+    click.echo(f"  export OPENAI_BASE_URL={url} OPENAI_API_KEY={shown}")
+    click.echo("Ctrl-C stops it.")
+
+
+def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Path | None]:
+    """Checkpoints by name: the subject, the others, and the base."""
+    known = {name or _name_of(policy): policy.folder}
+    for each in adapters:
+        other_name, _, other = each.partition("=")
+        if not other_name or not other or other_name in known:
+            what = f"--adapter {printable(each)} must be NAME=SUBJECT, with a new name"
+            raise ConfigError(Problem(where="command line", what=what, fix="for example --adapter best=logs/train"))
+        found = find_subject(other)
+        if found.model != policy.model:
+            what = f"{printable(other)} is of {found.model!r}, and {policy.label} of {policy.model!r}"
+            fix = "serve it by itself, on another port"
+            raise ConfigError(Problem(where=f"--adapter {printable(other_name)}", what=what, fix=fix))
+        known[other_name] = found.folder
+    known.setdefault(BASE, None)
+    return known
+
+
+def _name_of(policy: Subject) -> str:
+    """What requests call it: the folder of the run, adapter or model; a hub id or built-in name as it is."""
+    folder = policy.run or policy.folder or Path(policy.model)
+    return folder.resolve().name if folder.is_dir() else policy.named
+
+
+def _try_all(source: Opened, models: dict[str, Path | None]) -> None:
+    """Load each once, so that one that does not fit is refused now; a base that is not there is not offered."""
+    for name, folder in list(models.items()):
+        try:
+            source.use(folder)
+        except BackendError as error:
+            if name == BASE and folder is None and len(models) > 1:
+                del models[name]
+                continue
+            where = f"--adapter {printable(name)}"
+            raise ConfigError(
+                *(Problem(where=where, what=p.what, why=p.why, fix=p.fix) for p in error.problems)
+            ) from error
+
+
+def _point_to(addresses: Sequence[tuple[str, str]], others: int, stop: _Stop) -> None:
+    """Say where the server engine serves the policy, and keep it there until a signal."""
+    if others:
+        what, fix = (
+            "a server engine holds one policy of a run",
+            "load the others on the server itself, under their names",
+        )
+        raise ConfigError(Problem(where="--adapter", what=what, fix=fix))
+    for url, name in addresses:
+        click.echo(f"Serving {printable(name)} at {url}")
+    click.echo("The token is the server's own. Ctrl-C takes the adapter off it.")
+    stop.take_over()
+    while not stop.wait(1.0):
+        pass
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+class _Stop(threading.Event):
+    """Set by SIGINT and SIGTERM. Until `take_over` they interrupt at once, as Ctrl-C does; so does a second one."""
+
+    _polls = False
+
+    def take_over(self) -> None:
+        """From now on somebody asks `is_set` often: an exception could get lost between two lines of a library."""
+        self._polls = True
+
+    def handle(self, *_: object) -> None:
+        """A signal has come."""
+        if self.is_set() or not self._polls:
+            raise KeyboardInterrupt
+        self.set()
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[_Stop]:
+    """Within the block both signals end it quietly; outside the main thread there are none."""
+    stop = _Stop()
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, stop.handle) for number in SIGNALS if is_main}
+    try:
+        with suppress(KeyboardInterrupt):
+            yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    click.echo("stopped", err=True)

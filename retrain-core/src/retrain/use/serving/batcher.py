@@ -1,0 +1,301 @@
+"""Requests of many clients, gathered into batches for the one thread that owns the policy."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+
+import numpy as np
+
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.errors import RetrainError
+from retrain.kernel.types import ActionRow, Sample, SampleRequest, SamplingParams, StopReason, Tokens
+from retrain.run.streaming import RanksTokens, StreamsTokens, TopLogprobs, stream_from
+from retrain.tasks.rollout import check_sample
+
+LOG = logging.getLogger("retrain")
+POLL_S = 0.2
+NO_LIMIT = 2**24  # tokens: each completion ends at its own limit
+MOST_ROWS = 1024  # completions that are sampled or wait
+
+
+class BusyError(Exception):
+    """Too many completions are under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """Tokens of completion `place` since the last piece, as a sample of their own; `reason` once it has ended."""
+
+    place: int
+    sample: Sample
+    reason: StopReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why there will be no answer."""
+
+    message: str
+    is_stopping: bool = False
+
+
+Event = Piece | list[TopLogprobs] | Failure
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Work:
+    """What a client waits for: `events` go to the thread that answers it, which may cancel it at any time."""
+
+    model: str
+    temperature: float
+    events: SimpleQueue[tuple[Work, Event]]
+    is_cancelled: bool = False
+
+    def tell(self, event: Event) -> None:
+        """Pass an event on."""
+        self.events.put((self, event))
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows of tokens it is about."""
+        return 1
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Generation(Work):
+    """The completions of one prompt; those in `ended` need no more tokens."""
+
+    request: SampleRequest
+    max_tokens: int
+    greedy: bool
+    ended: set[int] = field(default_factory=set)
+    counts: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        """Its completions."""
+        return len(self.request.seeds_G)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ranking(Work):
+    """The likeliest `top` tokens at each place of given rows."""
+
+    rows: Sequence[ActionRow]
+    top: int
+
+
+class Batcher:
+    """Runs the work of all clients, in the order of its arrival, as far as it can be one batch.
+
+    `submit` is for any thread, `run` for the one that owns the policy. All generations that wait for the same model
+    and temperature are one batch; others of the kind join while it runs, unless something else waits in front of them.
+    `use(model)` is called before each batch. With `entropy` the policy reports it of every token. `gather_s`: how long
+    the first of a batch waits for others, where none can join later. With `is_run` an error of the policy ends `run`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        use: Callable[[str], None] = lambda model: None,
+        *,
+        entropy: bool = False,
+        gather_s: float = 0.0,
+        is_run: bool = False,
+    ) -> None:
+        self._backend, self._use = backend, use
+        self._entropy, self._gather_s, self._is_run = entropy, gather_s, is_run
+        self._waiting: deque[Work] = deque()
+        self._changed = threading.Condition()
+        self._rows = 0
+        self._is_closed = False
+        self._is_over: Callable[[], bool] = lambda: False
+        # where completions cannot be ended one by one, only those with the same limit are sampled together
+        self._streams = isinstance(backend, StreamsTokens)
+
+    @property
+    def can_rank(self) -> bool:
+        """Whether the backend can say what else the policy could have written."""
+        return isinstance(self._backend, RanksTokens)
+
+    def submit(self, work: Work) -> None:
+        """Let it wait for its turn; BusyError when too much does."""
+        with self._changed:
+            if self._is_closed:
+                work.tell(_stopping())
+                return
+            if self._rows + work.num_rows > MOST_ROWS:
+                raise BusyError
+            self._rows += work.num_rows
+            self._waiting.append(work)
+            self._changed.notify()
+
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Work until `close` or `is_over`, which also ends the completions under way."""
+        self._is_over = is_over
+        while not self._is_closed and not is_over():
+            with self._changed:
+                if not self._waiting:
+                    self._changed.wait(POLL_S)
+                first = self._waiting.popleft() if self._waiting else None
+            if first is not None:
+                if self._gather_s and not self._streams:
+                    time.sleep(self._gather_s)
+                self._run_one(first)
+
+    def wake(self) -> None:
+        """Let `run` look at once whether it is over."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Refuse what waits and what comes."""
+        with self._changed:
+            self._is_closed = True
+            for work in self._waiting:
+                work.tell(_stopping())
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _run_one(self, first: Work) -> None:
+        batch = [first]
+        try:
+            self._use(first.model)
+            if isinstance(first, Ranking):
+                self._rank(first)
+            elif isinstance(first, Generation):
+                batch += self._waiting_like(first, in_front=False)
+                self._generate([work for work in batch if isinstance(work, Generation)], batch)
+        except RetrainError as error:
+            if self._is_run:
+                _fail(batch, _stopping())
+                raise
+            LOG.error("%s", error)
+            _fail(batch, Failure(message=error.problems[0].head if error.problems else str(error)))
+        except Exception as error:  # one request that breaks something must not end the server
+            if self._is_run:
+                _fail(batch, _stopping())
+                raise
+            LOG.exception("a request failed")
+            _fail(batch, Failure(message=f"internal error: {type(error).__name__}"))
+        except BaseException:
+            _fail(batch, _stopping())
+            raise
+        else:
+            if self._is_over():
+                _fail(batch, _stopping())
+        finally:
+            with self._changed:
+                self._rows -= sum(work.num_rows for work in batch)
+
+    def _rank(self, work: Ranking) -> None:
+        backend = self._backend
+        assert isinstance(backend, RanksTokens)
+        if not work.is_cancelled:
+            work.tell(backend.top_logprobs(work.rows, work.temperature, work.top))
+
+    def _generate(self, works: list[Generation], batch: list[Work]) -> None:
+        """Sample for these and for those like them that arrive meanwhile; `batch` grows by them."""
+        first = works[0]
+        limit = NO_LIMIT if self._streams else first.max_tokens
+        params = SamplingParams(
+            max_tokens=limit, temperature=first.temperature, entropy=self._entropy, greedy=first.greedy
+        )
+        feed = _Feed(works, lambda: self._waiting_like(first, in_front=True), batch, self._is_over, is_run=self._is_run)
+        stream_from(self._backend, [work.request for work in works], params, feed)
+
+    def _waiting_like(self, first: Generation, *, in_front: bool) -> list[Generation]:
+        """Those that may be sampled together with it, now removed from the queue; `in_front`: from its front only."""
+        with self._changed:
+            key, others = self._key(first), deque[Work]()
+            found: list[Generation] = []
+            for work in self._waiting:
+                is_like = isinstance(work, Generation) and self._key(work) == key and not (in_front and others)
+                (found if is_like else others).append(work)  # type: ignore[arg-type]
+            self._waiting = others
+        return found
+
+    def _key(self, work: Work) -> Hashable:
+        if not isinstance(work, Generation):
+            return None
+        return work.model, work.temperature, work.greedy, 0 if self._streams else work.max_tokens
+
+
+class _Feed:
+    """Hands tokens to those who wait for them, up to the limit of each completion."""
+
+    def __init__(
+        self,
+        works: list[Generation],
+        arrivals: Callable[[], list[Generation]],
+        batch: list[Work],
+        is_over: Callable[[], bool],
+        *,
+        is_run: bool,
+    ) -> None:
+        self._works, self._arrivals, self._batch, self._is_over = works, arrivals, batch, is_over
+        self._is_run = is_run
+
+    def take(self, request: int, place: int, piece: Sample, *, is_done: bool) -> bool:
+        work = self._works[request]
+        if self._is_run:  # what is trained must be finite; a server sends what it gets
+            check_sample(piece, "a call")
+        if work.is_cancelled or place in work.ended or self._is_over():
+            return False
+        before = work.counts.get(place, 0)
+        room = work.max_tokens - before
+        cut = len(piece.tokens_T) > room
+        work.counts[place] = before + min(room, len(piece.tokens_T))
+        is_full = work.counts[place] >= work.max_tokens
+        reason = piece.stop_reason if is_done and not cut else StopReason.LENGTH if is_full else None
+        work.tell(Piece(place=place, sample=first_tokens(piece, room), reason=reason))
+        if reason is not None:
+            work.ended.add(place)
+        return reason is None
+
+    def more(self) -> Sequence[SampleRequest]:
+        arrived = [] if self._is_over() else self._arrivals()
+        self._works.extend(arrived)
+        self._batch.extend(arrived)
+        return [work.request for work in arrived]
+
+
+def first_tokens(sample: Sample, count: int) -> Sample:
+    """A sample of which only the first `count` tokens are left."""
+    if len(sample.tokens_T) <= count:
+        return sample
+    entropies_T, engine_T = sample.entropies_T, sample.engine_logprobs_T
+    return replace(
+        sample,
+        tokens_T=sample.tokens_T[:count],
+        logprobs_T=sample.logprobs_T[:count],
+        entropies_T=None if entropies_T is None else entropies_T[:count],
+        engine_logprobs_T=None if engine_T is None else engine_T[:count],
+    )
+
+
+def ranked_row(prompt_T: Tokens, completion_T: Tokens) -> ActionRow:
+    """A row of which every token but the first is asked about."""
+    tokens_T = np.concatenate([prompt_T, completion_T])
+    return _Row(tokens_T=tokens_T, action_T=np.arange(len(tokens_T)) > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Row:
+    tokens_T: Tokens
+    action_T: np.ndarray
+
+
+def _fail(batch: Sequence[Work], failure: Failure) -> None:
+    for work in batch:
+        work.tell(failure)
+
+
+def _stopping() -> Failure:
+    return Failure(message="the server is stopping", is_stopping=True)

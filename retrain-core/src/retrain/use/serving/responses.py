@@ -1,0 +1,224 @@
+"""OpenAI's Responses API: its requests as chats, and the answers to them as responses."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retrain.use.serving.parse import LABELS, NEUTRAL, Asked, Body, RequestError, parse, refuse_unsupported
+from retrain.use.serving.service import Answer, Choice
+
+Json = dict[str, Any]
+# Fields with the same meaning in a chat, under the same name or another one.
+RENAMED = {"input": "messages", "max_output_tokens": "max_tokens"}
+SAME = ("model", "temperature", "stream", "parallel_tool_calls")
+NEUTRAL_HERE: Mapping[str, Sequence[Any]] = {
+    "background": (False,),
+    "include": ([],),
+    "reasoning": ({},),
+    "service_tier": NEUTRAL["service_tier"],
+    "store": NEUTRAL["store"],
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "text": ({}, {"format": {"type": "text"}}),
+    "top_logprobs": (0,),
+    "top_p": NEUTRAL["top_p"],
+    "truncation": ("disabled",),
+}
+READ_HERE = frozenset({*SAME, *RENAMED, "instructions", "tools", "tool_choice"})
+TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def parse_response(body: Any) -> Asked:
+    """The chat that a request for a response means; RequestError names the field of what is not done here."""
+    if not isinstance(body, dict):
+        raise RequestError("the body must be a JSON object")
+    refuse_unsupported(body, READ_HERE, NEUTRAL_HERE)
+    chat: Json = {name: body[name] for name in (*SAME, *LABELS) if name in body}
+    chat |= {
+        "messages": [*_instructions(body), *_messages(body.get("input"))],
+        "max_tokens": body.get("max_output_tokens"),
+        "tools": _tools(body.get("tools") or []),
+        "tool_choice": body.get("tool_choice"),
+    }
+    if isinstance(chat["tool_choice"], dict) and chat["tool_choice"].get("type") == "function":
+        chat["tool_choice"] = {"type": "function", "function": {"name": chat["tool_choice"].get("name")}}
+    try:
+        return parse(chat, is_chat=True)
+    except RequestError as error:
+        error.param = {new: old for old, new in RENAMED.items()}.get(error.param or "", error.param)
+        raise
+
+
+class ResponseWriter:
+    """The objects of one answer as a response, and the events of a stream of it, which are numbered."""
+
+    def __init__(self, body: Body, answer: Answer) -> None:
+        self._body, self._answer = body, answer
+        self._created = int(time.time())
+        self._id, self._message_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
+        self._events = 0
+
+    def whole(self) -> Json:
+        """The response, complete."""
+        choice, usage = self._answer.choices[0], self._answer.usage
+        is_cut = choice.reason == "length"
+        return self._response("incomplete" if is_cut else "completed") | {
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._output(choice),
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+
+    def first_events(self) -> list[Json]:
+        """What a stream begins with."""
+        begun = self._response("in_progress")
+        return [self._event("response.created", response=begun), self._event("response.in_progress", response=begun)]
+
+    def message_events(self) -> list[Json]:
+        """What stands before the first text of a message."""
+        item = self._message("", status="in_progress") | {"content": []}
+        return [
+            self._event("response.output_item.added", output_index=0, item=item),
+            self._of_text("response.content_part.added", part=_text_part("")),
+        ]
+
+    def delta(self, text: str) -> Json:
+        """New text of the message."""
+        return self._of_text("response.output_text.delta", delta=text, logprobs=[])
+
+    def last_events(self, *, with_text: bool) -> list[Json]:
+        """How a stream ends; `with_text` where no text of the message has been sent."""
+        events: list[Json] = []
+        whole = self.whole()
+        for place, item in enumerate(whole["output"]):
+            if item["type"] == "message":
+                text = item["content"][0]["text"]
+                events += [*self.message_events(), self.delta(text)] if with_text else []
+                events.append(self._of_text("response.output_text.done", text=text, logprobs=[]))
+                events.append(self._of_text("response.content_part.done", part=_text_part(text)))
+            else:
+                events += self._call_events(place, item)
+            events.append(self._event("response.output_item.done", output_index=place, item=item))
+        events.append(self._event(f"response.{whole['status']}", response=whole))
+        return events
+
+    def failure(self, error: RequestError) -> Json:
+        """How a stream ends that cannot be completed."""
+        return self._event("error", code=error.code, message=str(error), param=error.param)
+
+    def _call_events(self, place: int, item: Json) -> list[Json]:
+        at = {"output_index": place, "item_id": item["id"]}
+        begun, arguments = item | {"status": "in_progress", "arguments": ""}, item["arguments"]
+        return [
+            self._event("response.output_item.added", output_index=place, item=begun),
+            self._event("response.function_call_arguments.delta", delta=arguments, **at),
+            self._event("response.function_call_arguments.done", name=item["name"], arguments=arguments, **at),
+        ]
+
+    def _output(self, choice: Choice) -> list[Json]:
+        text = choice.text if choice.message is None else choice.message
+        items = [self._message(text)] if text or not choice.calls else []
+        for call in choice.calls:
+            head = {"id": f"fc_{call['id']}", "type": "function_call", "status": "completed", "call_id": call["id"]}
+            items.append(head | call["function"])
+        return items
+
+    def _message(self, text: str, status: str = "completed") -> Json:
+        head = {"id": self._message_id, "type": "message", "status": status, "role": "assistant"}
+        return head | {"content": [_text_part(text)]}
+
+    def _response(self, status: str) -> Json:
+        body, answer = self._body, self._answer
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.get("instructions"),
+            "max_output_tokens": body.get("max_output_tokens"),
+            "metadata": body.get("metadata") or {},
+            "model": answer.model,
+            "output": [],
+            "parallel_tool_calls": not answer.asked.one_call,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": answer.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": body.get("tool_choice") or "auto",
+            "tools": body.get("tools") or [],
+            "top_p": 1.0,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+    def _of_text(self, kind: str, **fields: Any) -> Json:
+        return self._event(kind, item_id=self._message_id, output_index=0, content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        self._events += 1
+        return {"type": kind, "sequence_number": self._events - 1, **fields}
+
+
+def _instructions(body: Body) -> list[Json]:
+    given = body.get("instructions")
+    if given is not None and not isinstance(given, str):
+        raise RequestError("instructions must be a text", param="instructions")
+    return [{"role": "system", "content": given}] if given else []
+
+
+def _messages(given: Any) -> list[Json]:
+    """The items of an input as messages; the calls of a turn join its text in one message, as in a chat."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given or not all(isinstance(item, dict) for item in given):
+        raise RequestError("input must be a text or a list of items", param="input")
+    messages: list[Json] = []
+    for item in given:
+        kind = item.get("type", "message")
+        if kind == "message" and isinstance(item.get("role"), str):
+            role = "system" if item["role"] == "developer" else item["role"]
+            messages.append({"role": role, "content": _text_of(item.get("content"))})
+        elif kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            content = _text_of(item.get("output"))
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        else:
+            raise RequestError(f"input: items of type {str(kind)[:64]!r} are not supported", param="input")
+    return messages
+
+
+def _text_of(content: Any) -> str:
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list) or not all(map(_is_text, parts)):
+        raise RequestError("input: a content must be a text, or a list of text parts", param="input")
+    return "".join(part["text"] for part in parts)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str)
+
+
+def _tools(given: Any) -> list[Json]:
+    """Functions, whose fields stand in the tool itself here."""
+    if not isinstance(given, list) or not all(isinstance(t, dict) and t.get("type") == "function" for t in given):
+        raise RequestError("tools must be a list of functions: {'type': 'function', 'name': ...}", param="tools")
+    return [{"type": "function", "function": {n: v for n, v in t.items() if n != "type"}} for t in given]
+
+
+def _text_part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,0 +1,366 @@
+"""From a request to its answer: prompts become tokens, tokens become text, and the parts find each other."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.types import Sample, SampleRequest, StopReason, Tokens
+from retrain.run.opened import Opened
+from retrain.run.seed_sources import sample_seed
+from retrain.run.streaming import TopLogprobs
+from retrain.text.chat import chat_text
+from retrain.text.context import context_length
+from retrain.text.token_text import token_texts
+from retrain.use.serving.batcher import (
+    Batcher,
+    BusyError,
+    Event,
+    Failure,
+    Generation,
+    Piece,
+    Ranking,
+    Work,
+    ranked_row,
+)
+from retrain.use.serving.parse import CALL_END, Asked, RequestError
+from retrain.use.serving.text_stream import TextStream
+from retrain.use.serving.tools import read_calls, wire_calls
+
+POLL_S = 0.5
+Json = dict[str, Any]
+LEAST = -9999.0  # what vLLM writes for minus infinity, which JSON does not have
+GREEDY_TEMPERATURE = 1.0  # of the log-probabilities where the request says 0
+
+
+class DisconnectedError(Exception):
+    """The client has gone: nobody reads the answer."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Choice:
+    """One completion of an answer, as far as it has come; `tops` are of prompt and completion, where asked for.
+
+    `pieces` are what the policy sampled, of which the first `len(tokens)` tokens belong to the completion. `message`
+    and `calls` are the text as a chat's client sees it, where tools were offered, once it is complete.
+    """
+
+    index: int
+    prompt: str
+    prompt_T: Tokens
+    stream: TextStream
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reason: str | None = None
+    tops: TopLogprobs | None = None
+    pieces: list[Sample] = field(default_factory=list)
+    message: str | None = None
+    calls: Sequence[Json] = ()
+
+    @property
+    def text(self) -> str:
+        """The completion without special tokens, up to the first stop."""
+        return self.stream.text
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Answer:
+    """What a request asked for, and its choices."""
+
+    asked: Asked
+    is_chat: bool
+    model: str
+    temperature: float
+    choices: list[Choice]
+    works: list[Generation]
+    events: SimpleQueue[tuple[Work, Event]]
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens read, each prompt once, and tokens sampled."""
+        prompts = sum(len(choice.prompt_T) for choice in self.choices[:: self.asked.n])
+        sampled = sum(len(choice.tokens) for choice in self.choices)
+        return {"prompt_tokens": prompts, "completion_tokens": sampled, "total_tokens": prompts + sampled}
+
+
+class Answers:
+    """Answers requests from any number of threads with what one batcher samples; `start` says what that is.
+
+    `models` are the names that requests may give, `limit` the length of a context.
+    """
+
+    def __init__(
+        self, tokenizer: Any, batcher: Batcher, *, models: Collection[str], limit: int | None, lock: threading.Lock
+    ) -> None:
+        self.models, self.limit = models, limit
+        self._tokenizer, self._batcher = tokenizer, batcher
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._tokenizer_lock = lock  # of the Rust library, which refuses two threads at once
+
+    def start(self, asked: Asked, *, is_chat: bool, is_retry: bool = False) -> Answer:
+        """Encode the prompts and queue their completions; RequestError where that is not possible.
+
+        `is_retry`: the client says that it has sent the same request before, and got no answer.
+        """
+        raise NotImplementedError
+
+    def finish(self, answer: Answer) -> None:
+        """The answer is complete, and its last bytes are about to be sent."""
+
+    def delivered(self, answer: Answer) -> None:
+        """All of it has been sent."""
+
+    def follow(self, answer: Answer, is_alive: Callable[[], bool]) -> Iterator[tuple[Choice, str, slice]]:
+        """Each choice that has grown, with its new text and new tokens; its `reason` is set by its last one.
+
+        Where alternatives are asked for, they are there when this has ended. DisconnectedError when `is_alive` says no.
+        """
+        of_work = {id(work): number * answer.asked.n for number, work in enumerate(answer.works)}
+        left = len(answer.works) * answer.asked.n
+        while left:
+            work, event = self._next(answer, is_alive)
+            if isinstance(event, Failure):
+                raise RequestError(event.message, status=503 if event.is_stopping else 500)
+            assert isinstance(work, Generation)
+            assert isinstance(event, Piece)
+            choice = answer.choices[of_work[id(work)] + event.place]
+            if choice.reason is None:
+                yield self._take(work, choice, event)
+                left -= choice.reason is not None
+        for choice in answer.choices:
+            choice.reason = choice.reason or "length"  # nothing was to be sampled
+        if answer.asked.top or (answer.asked.echo and answer.asked.top is not None):
+            self._rank(answer, is_alive)
+
+    def cancel(self, answer: Answer) -> None:
+        """Save the work that nobody waits for any more."""
+        for work in answer.works:
+            work.is_cancelled = True
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], asked: Asked, template_args: Mapping[str, Any]) -> str:
+        """The conversation as text, with the opening of a call that must be made; the caller holds the tokenizer."""
+        if asked.tools and not self._tokenizer.chat_template:
+            message = "the model has no chat template that could show tools"
+            raise RequestError(message, param="tools", code="unsupported_value")
+        try:
+            return chat_text(messages, self._tokenizer, template_args, asked.tools) + asked.opening
+        except Exception as error:  # templates raise what they like
+            message = f"the chat template refuses the messages: {type(error).__name__}: {str(error)[:300]}"
+            raise RequestError(message, param="messages") from None
+
+    def _stream(self, asked: Asked) -> TextStream:
+        return TextStream(self._tokenizer, (*asked.stops, CALL_END) if asked.one_call else asked.stops)
+
+    def _read_tools(self, answer: Answer, choice: Choice) -> str:
+        """Read the calls in a complete text, where tools were offered; returns what the policy has said in all."""
+        asked = answer.asked
+        if not asked.tools:
+            return choice.text
+        whole, choice.message, calls = read_calls(asked.opening, choice.text, choice.stream.stopped_by)
+        # ids that are the same in every repetition, since a template may show them
+        choice.calls = wire_calls(calls, f"{answer.works[0].request.seeds_G[choice.index]:016x}")
+        if calls and choice.reason == "stop":
+            choice.reason = "tool_calls"
+        return whole
+
+    def _require_ranking(self, asked: Asked) -> None:
+        if (asked.top or (asked.echo and asked.top is not None)) and not self._batcher.can_rank:
+            message = "this backend reports log-probabilities of sampled tokens only, without alternatives"
+            raise RequestError(message, param="logprobs", code="unsupported_value")
+
+    def _submit(self, answer: Answer) -> None:
+        """Queue its works; a refusal when there are too many."""
+        try:
+            for work in answer.works:
+                self._batcher.submit(work)
+        except BusyError:
+            self.cancel(answer)
+            message = "too many completions are under way; try again later"
+            raise RequestError(message, status=429, code="rate_limit_exceeded") from None
+
+    def texts(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token; together they are the text of all."""
+        with self._tokenizer_lock:
+            return token_texts(self._tokenizer, tokens)
+
+    def text_of(self, token: int) -> str:
+        """The text of a token by itself."""
+        with self._tokenizer_lock:
+            return str(self._tokenizer.decode([token]))
+
+    def is_end(self, token: int) -> bool:
+        """Whether it is special, and so no part of a text."""
+        return token in self._special
+
+    def _take(self, work: Generation, choice: Choice, piece: Piece) -> tuple[Choice, str, slice]:
+        before, text = len(choice.tokens), ""
+        with self._tokenizer_lock:
+            choice.pieces.append(piece.sample)
+            for token, logprob in zip(piece.sample.tokens_T.tolist(), piece.sample.logprobs_T.tolist(), strict=True):
+                choice.tokens.append(token)
+                choice.logprobs.append(logprob)
+                text += choice.stream.add(token)
+                if choice.stream.is_stopped:
+                    work.ended.add(piece.place)
+                    choice.reason = "stop"
+                    break
+            if choice.reason is None and piece.reason is not None:
+                text += choice.stream.finish()
+                is_stop = choice.stream.is_stopped or piece.reason is StopReason.EOS
+                choice.reason = "stop" if is_stop else "length"
+        return choice, text, slice(before, len(choice.tokens))
+
+    def _rank(self, answer: Answer, is_alive: Callable[[], bool]) -> None:
+        rows = [ranked_row(c.prompt_T, np.asarray(c.tokens, dtype=np.int64)) for c in answer.choices]
+        work = Ranking(
+            model=answer.model,
+            temperature=answer.temperature,
+            events=answer.events,
+            rows=rows,
+            top=answer.asked.top or 0,
+        )
+        self._batcher.submit(work)
+        try:
+            while True:
+                source, event = self._next(answer, is_alive)
+                if isinstance(event, Failure):
+                    raise RequestError(event.message, status=503 if event.is_stopping else 500)
+                if source is work and isinstance(event, list):
+                    break
+        finally:
+            work.is_cancelled = True
+        for choice, tops in zip(answer.choices, event, strict=True):
+            choice.tops = tops
+
+    def _next(self, answer: Answer, is_alive: Callable[[], bool]) -> tuple[Work, Event]:
+        while True:
+            try:
+                return answer.events.get(timeout=POLL_S)
+            except Empty:
+                if not is_alive():
+                    raise DisconnectedError from None
+
+    def _checked(self, ids: Sequence[int], param: str) -> Tokens:
+        if not ids or (self.limit is not None and len(ids) >= self.limit):
+            reads = f", and the model reads {self.limit} with its answer" if self.limit else ""
+            message = f"the {param} has {len(ids)} tokens{reads}"
+            raise RequestError(message, param=param, code="context_length_exceeded")
+        return np.asarray(ids, dtype=np.int64)
+
+
+class Service(Answers):
+    """Answers requests about the models of a server.
+
+    `models` maps names to checkpoints, None for the base; the first is meant where a request names none.
+    """
+
+    def __init__(self, source: Opened, models: Mapping[str, Path | None], batcher: Batcher) -> None:
+        limit = context_length(source.config, source.plugins)
+        super().__init__(source.tokenizer, batcher, models=models, limit=limit, lock=threading.Lock())
+        self._source = source
+
+    def start(self, asked: Asked, *, is_chat: bool, is_retry: bool = False) -> Answer:
+        """See `Answers.start`; what is asked for again is sampled again."""
+        model = asked.model or next(iter(self.models))
+        if model not in self.models:
+            known = ", ".join(self.models)
+            message = f"the model {model[:200]!r} does not exist; there are: {known}"
+            raise RequestError(message, param="model", status=404, code="model_not_found")
+        self._require_ranking(asked)
+        with self._tokenizer_lock:
+            prompts = [self._chat(asked)] if is_chat else [self._prompt(prompt) for prompt in asked.prompts]
+        training = self._source.config.training
+        wanted = training.temperature if asked.temperature is None else asked.temperature
+        events: SimpleQueue[tuple[Work, Event]] = SimpleQueue()
+        answer = Answer(
+            asked=asked,
+            is_chat=is_chat,
+            model=model,
+            temperature=wanted or GREEDY_TEMPERATURE,
+            choices=[
+                Choice(
+                    index=number * asked.n + place,
+                    prompt=text,
+                    prompt_T=tokens_T,
+                    stream=self._stream(asked),
+                )
+                for number, (text, tokens_T) in enumerate(prompts)
+                for place in range(asked.n)
+            ],
+            works=[],
+            events=events,
+        )
+        limit = training.max_tokens if asked.max_tokens is None else asked.max_tokens
+        seed = secrets.randbits(31) if asked.seed is None else asked.seed
+        for number, (_, tokens_T) in enumerate(prompts if limit else ()):
+            seeds = tuple(sample_seed(seed, number, place) for place in range(asked.n))
+            answer.works.append(
+                Generation(
+                    model=model,
+                    temperature=answer.temperature,
+                    events=events,
+                    request=SampleRequest(prompt_T=tokens_T, seeds_G=seeds),
+                    max_tokens=limit,
+                    greedy=wanted == 0.0,
+                )
+            )
+        self._submit(answer)
+        return answer
+
+    def finish(self, answer: Answer) -> None:
+        """See `Answers.finish`."""
+        for choice in answer.choices if answer.is_chat else ():
+            self._read_tools(answer, choice)
+
+    def _chat(self, asked: Asked) -> tuple[str, Tokens]:
+        text = self._rendered(asked.messages, asked, self._source.config.data.template_args)
+        special = not self._tokenizer.chat_template  # a template writes its special tokens itself
+        try:
+            ids = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        except Exception as error:  # each tokenizer library has an error of its own for half a surrogate pair
+            raise RequestError(
+                f"the tokenizer refuses the messages: {type(error).__name__}", param="messages"
+            ) from None
+        return "", self._checked(ids, "messages")
+
+    def _prompt(self, prompt: str | list[int]) -> tuple[str, Tokens]:
+        tokenizer = self._tokenizer
+        if isinstance(prompt, list):
+            if max(prompt) >= len(tokenizer) or min(prompt) < 0:
+                raise RequestError(f"token ids go from 0 to {len(tokenizer) - 1}", param="prompt")
+            return str(tokenizer.decode(prompt)), self._checked(prompt, "prompt")
+        try:
+            ids = tokenizer(prompt, verbose=False)["input_ids"]
+        except Exception as error:  # each tokenizer library has an error of its own for half a surrogate pair
+            raise RequestError(f"the tokenizer refuses the prompt: {type(error).__name__}", param="prompt") from None
+        return prompt, self._checked(ids, "prompt")
+
+
+def top_dict(service: Answers, choice: Choice, place: int) -> dict[str, float] | None:
+    """The likeliest tokens at a place of prompt and completion, by text; of equal texts the likelier counts."""
+    tops = choice.tops
+    if tops is None or place == 0:
+        return None
+    found: dict[str, float] = {}
+    for token, logprob in zip(tops.top_ids_TK[place].tolist(), tops.top_logprobs_TK[place].tolist(), strict=True):
+        found.setdefault(service.text_of(token), max(logprob, LEAST))
+    return found
+
+
+def kept_tokens(choice: Choice, texts: Sequence[str]) -> int:
+    """How many of a completion's tokens belong to its text: those that begin before a stop."""
+    if not choice.stream.is_stopped:
+        return len(texts)
+    total = 0
+    for count, text in enumerate(texts):
+        if total >= len(choice.text):
+            return count
+        total += len(text)
+    return len(texts)

@@ -1,0 +1,73 @@
+"""The text of a completion while its tokens arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retrain.text.token_text import BROKEN, CONTEXT
+
+
+class TextStream:
+    """Turns the tokens of one completion into text that can be shown at once.
+
+    What has been returned never changes: half a character waits for its other half, and what may be the beginning of
+    one of the `stops` waits until it is or is not. A stop, and all after it, is not part of the text. Without a stop
+    the text is that of `tokenizer.decode(tokens, skip_special_tokens=True)`. Linear in length.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._tokens: list[int] = []
+        self._start = self._read = 0  # first token that is decoded again, first token that is not part of the text
+        self._shown = 0
+        self.text = ""
+        self.stopped_by: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether one of the stops has come."""
+        return self.stopped_by is not None
+
+    def add(self, token: int) -> str:
+        """Text that has become certain; nothing after a stop."""
+        if self.is_stopped:
+            return ""
+        self._tokens.append(token)
+        before, after = self._decoded(self._read), self._decoded(len(self._tokens))
+        if after.endswith(BROKEN) and len(self._tokens) - self._read < CONTEXT:
+            return ""
+        return self._grown(after[len(before) :] if after.startswith(before) else after)
+
+    def finish(self) -> str:
+        """The rest: no more tokens will come."""
+        piece = ""
+        if not self.is_stopped and self._read < len(self._tokens):
+            before, after = self._decoded(self._read), self._decoded(len(self._tokens))
+            piece = self._grown(after[len(before) :] if after.startswith(before) else after)
+        return piece + self._show(len(self.text))
+
+    def _grown(self, piece: str) -> str:
+        if piece:
+            self._start, self._read = self._read, len(self._tokens)
+        searched = max(0, len(self.text) - max(map(len, self._stops), default=0))
+        self.text += piece
+        found = [(at, stop) for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
+        if found:
+            at, self.stopped_by = min(found)
+            self.text = self.text[:at]
+        return self._show(len(self.text) - (0 if found else self._held()))
+
+    def _held(self) -> int:
+        """Length of the longest end of the text that a stop begins with."""
+        sizes = range(max(map(len, self._stops), default=1) - 1, 0, -1)
+        return next(
+            (n for n in sizes if any(stop.startswith(self.text[-n:]) for stop in self._stops if n < len(stop))), 0
+        )
+
+    def _show(self, end: int) -> str:
+        piece, self._shown = self.text[self._shown : end], max(self._shown, end)
+        return piece
+
+    def _decoded(self, end: int) -> str:
+        return str(self._tokenizer.decode(self._tokens[self._start : end], skip_special_tokens=True))

@@ -1,0 +1,115 @@
+"""Finds the finished runs that a forecast may learn from: of the same model, data, evaluation and number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.types import Floats
+from retrain.records.reading import read_object
+from retrain.records.runs.curves import read_curves
+from retrain.records.runs.metric import HELD_OUT
+from retrain.records.runs.run_status import DONE, MARK, read_run
+from retrain.records.runs.scan import scan
+from retrain.records.runs.settings_key import SettingsKey, settings_key
+
+SAME_TABLES = ("data", "environment", "reward", "eval")
+SAME_KEYS = (("model", "model"), ("training", "max_steps"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curve:
+    """The held-out rates of a run, by the number of finished steps; 0 is before training."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    state: str
+    steps: tuple[int, ...]
+    rates_K: Floats
+
+    @property
+    def max_steps(self) -> int:
+        """The number of steps that the run is to take."""
+        return int(_table(self.record, "training").get("max_steps", 0))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended as planned, with an evaluation after its last step."""
+        return self.state == DONE and bool(self.steps) and self.steps[-1] == self.max_steps
+
+    @property
+    def condition(self) -> SettingsKey:
+        """Its settings without its seeds."""
+        return settings_key(self.record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Past:
+    """N finished runs at the evaluations that the forecast run has had, and their last rates.
+
+    `others` counts the finished runs that are of another task, or were evaluated after other steps.
+    """
+
+    curves_NK: Floats
+    finals_N: Floats
+    conditions: tuple[SettingsKey, ...]
+    others: int
+
+
+def read_curve(run: Path) -> Curve:
+    """The held-out rates of a run so far; ConfigError when the folder is no run, or damaged."""
+    if not (run / MARK).is_file():
+        what = "is not a run (run.json)" if run.is_dir() else "no such folder"
+        raise ConfigError(Problem(where=str(run), what=what, fix="`retrain status` lists runs"))
+    record = read_object(run / MARK)
+    file = run / "metrics.jsonl"
+    curves = read_curves(file, {HELD_OUT.field}) if file.is_file() else None
+    rates_R = curves.column(HELD_OUT.field) if curves else np.zeros(0)
+    is_rate_R = np.isfinite(rates_R)
+    steps = tuple(int(step) + 1 for step in curves.steps_R[is_rate_R]) if curves else ()
+    return Curve(folder=run, record=record, state=read_run(run).state, steps=steps, rates_K=rates_R[is_rate_R])
+
+
+def find_past(run: Curve, among: Path) -> Past:
+    """Every usable finished run below `among`, the run itself left out; one that cannot be read is of no use."""
+    curves, finals, conditions, others = [], [], [], 0
+    overview = scan(among)
+    statuses = [*overview.runs, *(each.status for one in overview.campaigns for each in one.runs if each.status)]
+    for folder in dict.fromkeys(status.path for status in statuses if status.state == DONE):
+        if folder.resolve() == run.folder.resolve():
+            continue
+        try:
+            each = read_curve(folder)
+        except ConfigError:
+            others += 1
+            continue
+        is_same = each.is_done and task_of(each.record) == task_of(run.record)
+        if not is_same or each.steps[: len(run.steps)] != run.steps:
+            others += 1
+            continue
+        curves.append(each.rates_K[: len(run.steps)])
+        finals.append(float(each.rates_K[-1]))
+        conditions.append(each.condition)
+    return Past(
+        curves_NK=np.array(curves).reshape(len(curves), len(run.steps)),
+        finals_N=np.array(finals),
+        conditions=tuple(conditions),
+        others=others,
+    )
+
+
+def task_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What two runs must share: the model, the data, what judges, the evaluation, the number of steps."""
+    keys = tuple(_table(record, table).get(key) for table, key in SAME_KEYS)
+    return (*keys, *(_table(record, table) for table in SAME_TABLES))
+
+
+def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    config = record.get("config")
+    keys = config.get(name) if isinstance(config, dict) else None
+    return keys if isinstance(keys, dict) else {}

@@ -1,0 +1,232 @@
+"""Finds a campaign in the ledger by its runs and its plan, and what does not fit it: resealed, redefined, run before.
+
+A campaign is its conditions and seeds, whatever its folder, hypothesis or metric: whoever runs the same ones again has
+looked at them before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError
+from retrain.records.reading import Record, number, read_object
+from retrain.records.runs.campaign_status import CAMPAIGN_MARK
+from retrain.records.runs.source import CAMPAIGN_CONTENT
+from retrain.records.seal import hash_of
+from retrain.verdicts.ledger.disk import RESTORE, Finding, RunOnDisk
+from retrain.verdicts.ledger.history import History, RunHistory, Setup
+from retrain.verdicts.ledger.place import cells_of, name_in
+
+MOST_NAMES = 3
+Key = tuple[str, int]  # a campaign's folder in the ledger, and how many campaigns had begun there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnRecord:
+    """A campaign's folder and its part of the ledger: the event with which it began, and its last session.
+
+    `keys` are the folders that it had; several if it was renamed and continued. Without an `opening` the ledger never
+    saw it begin.
+    """
+
+    name: str
+    folder: Path
+    manifest: Record
+    opening: Record | None
+    last: Record | None
+    keys: frozenset[Key]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name of its folder."""
+        return frozenset({self.name, *(name for name, _ in self.keys)})
+
+    def owns(self, run: RunHistory) -> bool:
+        """True if the run began in this campaign."""
+        return (run.campaign, run.opening) in self.keys
+
+
+def find_campaign(history: History, folder: Path, present: Sequence[RunOnDisk]) -> OnRecord:
+    """The campaign in `folder` as the ledger knows it: by most of its runs, else by name, else by its plan's hash.
+
+    ConfigError if its manifest cannot be read.
+    """
+    name, manifest = name_in(history.folder, folder), read_object(folder / CAMPAIGN_MARK)
+    heads = Counter((run.known.campaign, run.known.opening) for run in present if run.known and run.known.campaign)
+    named = (name, history.num_openings(name))
+    likely = sorted(heads, key=lambda key: (-heads[key], key != named))
+    plan = _plan_hash(manifest)
+    sealed = [
+        (each, number + 1)
+        for each, openings in history.campaigns.items()
+        for number, opening in enumerate(_begun(openings))
+        if plan and opening.get("plan") == plan
+    ]
+    for key in (*likely, named, *sealed):
+        openings = _begun(history.campaigns.get(key[0], ()))
+        if 0 < key[1] <= len(openings):
+            opening = openings[key[1] - 1]
+            sessions = [each for each in history.campaigns[key[0]] if each["line"] >= opening["line"]]
+            moved = history.campaigns.get(name, ()) if named[1] == 0 else ()
+            keys = frozenset({key, *([named] if moved else [])})
+            return OnRecord(
+                name=name,
+                folder=folder,
+                manifest=manifest,
+                opening=opening,
+                last=(*sessions, *moved)[-1],
+                keys=keys,
+            )
+    return OnRecord(name=name, folder=folder, manifest=manifest, opening=None, last=None, keys=frozenset({named}))
+
+
+def check_campaign(history: History, found: OnRecord, present: Sequence[RunOnDisk]) -> Iterator[Finding]:
+    """A plan or definition that is not the sealed one, runs of another campaign, and the same experiment elsewhere."""
+    opening, name = found.opening, found.name
+    if opening is not None and found.last is not None:
+        yield from _redefined(found, opening, found.last)
+    for run in present:
+        if opening is not None and run.known and not found.owns(run.known):
+            what = f"{run.name}: it was run as {run.known.name}, not in this campaign"
+            yield Finding(what=what, fix="compare it in its own campaign")
+    named: set[Key] = set()
+    if opening is not None:
+        for key, each in _alike(history, opening):
+            named.add(key)
+            asks = "of the same plan" if opening.get("question") else "of the same conditions and seeds"
+            by = ", by --new" if each.get("new") or opening.get("new") else ""
+            where = "in the same folder" if key[0] == name else key[0]
+            is_there = key[0] == name or (history.folder / key[0]).exists()
+            kept = "" if is_there else ", and it is gone"
+            what = f"{name}: a second campaign {asks}{by}: {where}, opened {each.get('time')}{kept}"
+            yield Finding(what=what, fix="publish both, or register another plan for the second")
+    yield from _run_elsewhere(history, found, present, named)
+    if found.manifest.get("plan") and opening is None and all(run.known for run in present):
+        what = f"unknown: whether {name} was planned before its runs: the ledger never saw it open"
+        yield Finding(what=what, fix="verify the ledger in which the campaign began", is_certain=False)
+
+
+def _redefined(found: OnRecord, opening: Record, last: Record) -> Iterator[Finding]:
+    name, manifest = found.name, found.manifest
+    now, sealed = _plan_hash(manifest), str(opening.get("plan", ""))
+    if now != sealed:
+        what = f"{name}: the plan was resealed: it was {sealed[:12] or 'none'} when the campaign began, "
+        fix = "restore the plan in manifest.json: `retrain ledger show --json` has the sealed one"
+        yield Finding(what=what + f"and is {now[:12] or 'none'} now", fix=fix)
+    contents = [str(manifest.get("sha256", "")), _content_hash(found.folder)]
+    if any(each and each != str(last.get("content")) for each in contents):
+        what = f"{name}: {CAMPAIGN_CONTENT} or manifest.json does not define the campaign that was run"
+        yield Finding(what=what, fix="restore both files from a backup")
+    if last.get("cells", cells_of(manifest)) != cells_of(manifest):
+        what = f"{name}: manifest.json does not list the runs of the campaign that was run, or in another order"
+        yield Finding(what=what, fix="restore it from a backup")
+
+
+def _alike(history: History, opening: Record) -> Iterator[tuple[Key, Record]]:
+    """Other campaigns that ask the same question, or without a plan have the same definition."""
+    key = "question" if opening.get("question") else "content"
+    for name, openings in history.campaigns.items():
+        for place, each in enumerate(_begun(openings), start=1):
+            if each["line"] != opening["line"] and opening.get(key) and each.get(key) == opening.get(key):
+                yield (name, place), each
+
+
+def _run_elsewhere(
+    history: History, found: OnRecord, present: Sequence[RunOnDisk], named: set[Key]
+) -> Iterator[Finding]:
+    """The same conditions and seeds outside this campaign, on record; a run without a finished step does not count.
+
+    Those that were run before are a pilot: its results were known when the seeds were planned. Those that came later
+    count against a plan only if they had one, too.
+    """
+    ours = {id(run.known) for run in present}
+    own = [run for run in history.runs.values() if found.owns(run)]
+    outside = [run for run in history.runs.values() if not found.owns(run) and id(run) not in ours and run.setup[2]]
+    setups = {run.setup for run in own} | {run.setup for run in present} if outside else set[Setup]()
+    others: dict[Key, list[RunHistory]] = {}
+    for run in outside:
+        if run.setup in setups and _has_result(run):
+            others.setdefault((run.campaign, run.opening), []).append(run)
+    start = found.opening["line"] if found.opening else min((run.line for run in own), default=history.num_lines)
+    for key, runs in others.items():
+        if key in named:
+            continue
+        openings = _begun(history.campaigns.get(key[0], ()))
+        is_planned = bool(openings) and 0 < key[1] <= len(openings) and bool(openings[key[1] - 1].get("plan"))
+        is_earlier = min(run.line for run in runs) < start
+        were = "already run" if is_earlier else "run again"
+        seeds = sorted({run.setup[1] for run in runs}, key=lambda seed: (len(seed), seed))
+        where = key[0] or _listed([run.name for run in runs])
+        where = "an earlier campaign in the same folder" if where == found.name else where
+        is_there = any((history.folder / (run.campaign or run.name)).exists() for run in runs)
+        kept = "" if is_there else ", and it is gone"
+        count = f"{len(runs)} run{'' if len(runs) == 1 else 's'} of the same conditions, begun {runs[0].started}"
+        what = f"{found.name}: these seeds were {were} in {where} (seeds {_listed(seeds)}; {count}){kept}"
+        fix = "plan a campaign with other seeds, or publish both"
+        yield Finding(what=what, fix=fix, is_certain=is_earlier or is_planned)
+
+
+def run_before(found: OnRecord, present: Sequence[RunOnDisk], unknown: Iterable[RunOnDisk]) -> Iterator[Finding]:
+    """Runs of the same conditions and seeds that are older than a planned campaign, although no ledger saw them begin.
+
+    A ledger that was deleted after a pilot leaves the pilot's folders.
+    """
+    setups = {run.setup for run in present}
+    names = [
+        run.name
+        for run in unknown
+        if found.opening and run.started < str(found.opening.get("time")) and run.setup in setups
+    ]
+    if names:
+        count = f"{len(names)} run{'' if len(names) == 1 else 's'}"
+        what = f"{found.name}: these seeds were already run in {_listed(names)} ({count}, which no ledger saw begin)"
+        yield Finding(what=what, fix="plan a campaign with other seeds, or publish both")
+
+
+def not_given(history: History, present: Sequence[RunOnDisk]) -> list[Finding]:
+    """Finished runs on record of the same conditions as those that were given one by one."""
+    ours = {id(run.known) for run in present}
+    others = [run for run in history.runs.values() if id(run) not in ours and run.state == "done"]
+    given = {run.setup for run in present if others}
+    alike = {(setup[0], setup[2]) for setup in given}
+    left = [run.name for run in others if run.setup not in given and (run.setup[0], run.setup[2]) in alike]
+    if not left:
+        return []
+    runs = f"{len(left)} finished run{'' if len(left) == 1 else 's'}"
+    what = f"{runs} of these conditions on record {'was' if len(left) == 1 else 'were'} not given: {_listed(left)}"
+    return [Finding(what=what, fix="give them, too", is_certain=False)]
+
+
+def _has_result(run: RunHistory) -> bool:
+    return run.ended is None or bool(number(run.ended.get("steps")))
+
+
+def _begun(openings: Iterable[Record]) -> list[Record]:
+    return [each for each in openings if not each.get("continued")]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def _plan_hash(manifest: Mapping[str, Any]) -> str:
+    plan = manifest.get("plan")
+    return str(plan.get("sha256", "")) if isinstance(plan, dict) else ""
+
+
+def _content_hash(folder: Path) -> str:
+    """The hash that the campaign itself computes of its definition; empty where the file is missing or damaged."""
+    try:
+        return hash_of(read_object(folder / CAMPAIGN_CONTENT))
+    except ConfigError:
+        return ""
+
+
+def unreadable(name: str, error: ConfigError) -> Finding:
+    """A campaign whose manifest cannot be read."""
+    return Finding(what=f"{name}: {error.problems[0].what}", fix=RESTORE)

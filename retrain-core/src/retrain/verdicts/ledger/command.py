@@ -1,0 +1,149 @@
+"""`retrain ledger verify | show`: whether the records are those that were made, and what was done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.runs.campaign_status import CAMPAIGN_MARK
+from retrain.records.runs.run_status import MARK
+from retrain.text.terminal_text import printable
+from retrain.verdicts.ledger import disk
+from retrain.verdicts.ledger.chain import NAME, read_chain
+from retrain.verdicts.ledger.history import History, read_history
+from retrain.verdicts.ledger.place import ledger_folder
+from retrain.verdicts.ledger.verify import campaigns_below, check_all
+
+FOLDER = Path("logs")
+HIDDEN_FIELDS = ("time", "kind", "previous", "sha256", "hashes")
+VALUE_CHARS = 80
+EPILOG = """\b
+Examples:
+  retrain ledger verify                       the ledger in logs/
+  retrain ledger verify logs --head 3f0c...   and whether it still has a hash that you published
+  retrain ledger show logs/campaign_20260301_120000
+
+\b
+Exit codes: 0 intact; 1 the chain is broken, or something does not match the disk; 2 usage error, or no ledger there.
+"""
+
+
+@click.group("ledger", epilog=EPILOG)
+def command() -> None:
+    """Verify or show `ledger.jsonl`: what was run, how it ended, who looked at it, and what was found."""
+
+
+@command.command("verify", epilog=EPILOG)
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--head", metavar="SHA256", default="", help="A hash of an earlier `verify`: it must still be in the chain."
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.pass_context
+def verify(ctx: click.Context, folder: Path | None, head: str, as_json: bool) -> None:
+    """Check the chain of hashes, and the runs and campaigns in FOLDER (default: logs) against it.
+
+    A campaign or a run stands for the folder that holds it. What the ledger cannot know is told as unknown.
+    """
+    history = _history(folder, known_head=head)
+    found = [*check_all(history, known_head=head), *_undeclared(history.folder), *_unended(history)]
+    wrong = [each for each in found if each.is_certain]
+    if as_json:
+        click.echo(json.dumps(_data(history, found, is_intact=not wrong), indent=2))
+    else:
+        for each in found:
+            click.echo(printable(f"{'wrong: ' if each.is_certain else ''}{each.what}"))
+            click.echo(printable(f"  fix: {each.fix}"))
+        click.echo(_outcome(history, len(wrong)))
+    ctx.exit(1 if wrong else 0)
+
+
+@command.command("show", epilog=EPILOG)
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="The lines as they are.")
+def show(folder: Path | None, as_json: bool) -> None:
+    """Print the events of the ledger in FOLDER (default: logs), a line each."""
+    place = _history(folder).folder
+    for entry in read_chain(place / NAME):
+        if as_json and entry.record:
+            click.echo(json.dumps(entry.record))
+        elif not as_json:
+            click.echo(
+                printable(_shown(entry.record) if entry.record else f"line {entry.line}: {entry.fault or 'torn'}")
+            )
+
+
+def _history(folder: Path | None, *, known_head: str = "") -> History:
+    path = folder or FOLDER
+    is_inside = any((path / mark).is_file() for mark in (CAMPAIGN_MARK, MARK))
+    place = ledger_folder(path) if is_inside and not (path / NAME).exists() else path
+    if not (place / NAME).exists():
+        what = "has no ledger" if place.is_dir() else "no such folder"
+        fix = "give the folder that holds runs or campaigns; the next run begins a ledger there"
+        raise ConfigError(Problem(where=str(place), what=what, fix=fix))
+    history = read_history(place, known_head=known_head)
+    if not history.num_lines and not history.is_torn:
+        what, fix = "holds no event, so nothing can be verified", "restore it from a backup, if it held some"
+        raise ConfigError(Problem(where=str(history.file), what=what, fix=fix))
+    return history
+
+
+def _unended(history: History) -> Iterator[disk.Finding]:
+    """Runs without an end on record, whose files cannot be compared with those that they ended with."""
+    names = [run.name for run in history.runs.values() if run.ended is None]
+    if names:
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        what = f"unknown: no end of {shown} is on record, so the files cannot be verified: still running, or killed"
+        yield disk.Finding(what=what, fix="wait for it, or end it with --resume", is_certain=False)
+
+
+def _undeclared(folder: Path) -> Iterator[disk.Finding]:
+    """Conditions that differ in more than they say, campaign by campaign."""
+    from retrain.records.runs.source import find_runs  # only this command needs a study
+    from retrain.records.runs.undeclared import undeclared
+
+    for campaign in campaigns_below(folder):
+        try:
+            source = find_runs([campaign])
+        except ConfigError:  # told by the checks of the campaign
+            continue
+        runs = [each for each in source.candidates if each.folder and not each.problem]
+        if runs:
+            fix = "run again what differs, or declare it as a condition"
+            for line in undeclared(source, runs, runs[0].condition):
+                what = f"{campaign.name}: a condition differs in more than it says: {line}"
+                yield disk.Finding(what=what, fix=fix)
+
+
+def _data(history: History, found: list[disk.Finding], *, is_intact: bool) -> dict[str, Any]:
+    return {
+        "file": str(history.file),
+        "intact": is_intact,
+        "since": history.since or None,
+        "lines": history.num_lines,
+        "head": history.head,
+        "findings": [{"what": each.what, "fix": each.fix, "certain": each.is_certain} for each in found],
+    }
+
+
+def _outcome(history: History, num_wrong: int) -> str:
+    num_stepless = sum(run.ended is not None and not run.ended.get("steps") for run in history.runs.values())
+    runs = f"{len(history.runs)} runs" + (f", {num_stepless} of them ended without a step" if num_stepless else "")
+    counts = f"{history.num_lines} lines since {history.since}, {runs}, {len(history.looks)} looks"
+    state = f"{num_wrong} do{'es' if num_wrong == 1 else ''} not match" if num_wrong else "intact"
+    return f"{history.file}: {state} ({counts})\nlast hash: {history.head}"
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    fields = [f"{name}={_value(value)}" for name, value in record.items() if name not in HIDDEN_FIELDS]
+    return "  ".join([str(record.get("time", "")), str(record.get("kind", "")), *fields])
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}..."

@@ -1,0 +1,221 @@
+"""Compares what lies on disk with what the ledger says: runs that are gone, changed, copied or never began here.
+
+A contradiction is a fact that cannot be explained by moving or copying whole folders; what the ledger cannot know is
+told as unknown. Runs are found by start time, condition and seed, so a renamed folder hides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from retrain.kernel.errors import ConfigError
+from retrain.records.reading import Record, last_record, number, read_object
+from retrain.records.runs.run_status import MARK
+from retrain.verdicts.ledger.history import History, Identity, RunHistory, Setup
+from retrain.verdicts.ledger.place import (
+    EMPTY,
+    HASHED,
+    folders_below,
+    learned_by,
+    manifest_hashes,
+    name_in,
+    record_hashes,
+)
+
+METRICS = HASHED[0]
+WORDS = {"settings": "the settings in run.json", "inputs": "code and data in run.json"}
+RESTORE = "restore it from a backup, or publish with the verdict that it is gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that the ledger and the disk do not agree on; `is_certain` False: something that cannot be known."""
+
+    what: str
+    fix: str
+    is_certain: bool = True
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOnDisk:
+    """A run's folder as it is now; `known` is the same run in the ledger, None if the ledger never saw it begin."""
+
+    name: str
+    folder: Path
+    manifest: Record
+    hashes: Mapping[str, str]
+    known: RunHistory | None = None
+
+    @property
+    def started(self) -> str:
+        """When it began, as `run.json` has it."""
+        return str(self.manifest.get("started", ""))
+
+    @property
+    def identity(self) -> Identity:
+        """What a copy or a move of the whole folder keeps."""
+        return _identity(self.manifest)
+
+    @property
+    def setup(self) -> Setup:
+        """Its condition, seed and settings: those on record, or those in `run.json` if it is unknown."""
+        return self.known.setup if self.known else (*self.identity[1:], learned_by(self.manifest))
+
+
+def read_run(folder: Path, run: Path) -> RunOnDisk:
+    """The run in `run`, named for the ledger in `folder`; its records are hashed."""
+    manifest = _manifest(run)
+    hashes = record_hashes(run) | manifest_hashes(manifest)
+    return RunOnDisk(name=name_in(folder, run), folder=run, manifest=manifest, hashes=hashes)
+
+
+def in_ledger(history: History, runs: Iterable[RunOnDisk]) -> list[RunOnDisk]:
+    """The runs as this ledger names and knows them."""
+    found = []
+    for run in runs:
+        name = name_in(history.folder, run.folder)
+        found.append(replace(run, name=name, known=history.known(name, run.identity, run.hashes)))
+    return found
+
+
+class Elsewhere:
+    """Finds runs whose folder was moved or copied: an index of all runs, read when first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._index: dict[Identity, Path] | None = None
+
+    def find(self, run: RunHistory) -> Path | None:
+        """A folder below the ledger's with this start time, condition and seed."""
+        if self._index is None:
+            self._index = {_identity(_manifest(each)): each for each in folders_below(self._folder)}
+        return self._index.get(run.identity)
+
+    def unknown(self, history: History, campaign: Path) -> Iterator[RunOnDisk]:
+        """Runs outside a campaign's folder that the ledger never saw begin; their records are not hashed."""
+        for folder in folders_below(self._folder):
+            if campaign.resolve() in folder.resolve().parents:
+                continue
+            run = RunOnDisk(name=name_in(self._folder, folder), folder=folder, manifest=_manifest(folder), hashes={})
+            if run.manifest and history.known(run.name, run.identity, {}) is None:
+                yield run
+
+
+def _manifest(run: Path) -> Record:
+    try:
+        return read_object(run / MARK)
+    except ConfigError:  # whoever reads the run says what is wrong
+        return {}
+
+
+def _identity(manifest: Record) -> Identity:
+    return str(manifest.get("started", "")), str(manifest.get("condition")), str(manifest.get("seed"))
+
+
+def gone(
+    history: History, present: Sequence[RunOnDisk], in_scope: Callable[[RunHistory], bool], elsewhere: Elsewhere
+) -> list[Finding]:
+    """Runs that began and are in no folder any more, and runs that were started again from their first step.
+
+    A run without a finished step had no result to choose by; that one failed is named and is no fault.
+    """
+    here = {id(each.known): each.folder for each in present if each.known}
+    last = {(run.name, run.opening): run.started for run in history.runs.values()}
+    found = []
+    for run in history.runs.values():
+        if not in_scope(run):
+            continue
+        later = last[run.name, run.opening]
+        again = f"; it was run again at {later}" if later != run.started else ""
+        folder = here.get(id(run)) or elsewhere.find(run) if again or id(run) not in here else None
+        if folder is None and id(run) not in here:
+            found.append(Finding(what=f"{run.name}, begun {run.started}, {_how(run)}, is gone{again}", fix=RESTORE))
+        elif again and run.campaign and _steps(run, folder):
+            was = "was done" if run.state == "done" else _how(run)
+            what = f"{run.name}, begun {run.started}, {was}{again}"
+            fix = "compare the first one, or publish with the verdict that it was run again"
+            found.append(Finding(what=what, fix=fix, is_certain=run.state != "failed"))
+    return found
+
+
+def _how(run: RunHistory) -> str:
+    steps = f" after {run.ended.get('steps')} steps" if run.ended else ""
+    return f"{run.state}{steps}" if run.ended else "of which no end is on record"
+
+
+def _steps(run: RunHistory, folder: Path | None) -> int:
+    """Finished steps of a run, on record or in its folder."""
+    if run.ended:
+        return int(number(run.ended.get("steps")) or 0)
+    try:
+        line = last_record(folder / METRICS, skip_damaged=True) if folder else None
+    except ConfigError:
+        line = None
+    return int(number((line or {}).get("step")) or 0) + 1 if line else 0
+
+
+def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
+    """Runs whose records are not those with which they ended."""
+    found = []
+    for run in present:
+        known = run.known
+        if known is None and (named := history.runs.get((run.name, run.started))):
+            was, now = (f"{each[1]}, seed {each[2]}" for each in (named.identity, run.identity))
+            what = f"{run.name}: run.json says {now}; it was run as {was}"
+            found.append(Finding(what=what, fix=f"restore {run.folder / MARK}"))
+        if known is None or known.ended is None:
+            continue
+        names = dict.fromkeys([*known.hashes, *run.hashes])
+        differing = [WORDS.get(name, name) for name in names if run.hashes.get(name) != known.hashes.get(name)]
+        if differing:
+            what = f"{run.name}: not as it was when the run ended: {', '.join(differing)}"
+            found.append(Finding(what=what, fix=f"restore {run.folder} from a backup, or run it again"))
+        elif (status := str(run.manifest.get("status"))) != known.state:
+            what = f"{run.name}: run.json says {status}, the run ended {known.state}"
+            found.append(Finding(what=what, fix=f"restore {run.folder / MARK}"))
+    return found
+
+
+def copied(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
+    """Runs whose `metrics.jsonl` is that of a run with another beginning, condition or seed, on disk or on record."""
+    owners: dict[str, dict[Identity, str]] = {}
+    for known in history.runs.values():
+        if METRICS in known.hashes:
+            owners.setdefault(known.hashes[METRICS], {})[known.identity] = known.name
+    runs = [run for run in present if METRICS in run.hashes and run.hashes[METRICS] != EMPTY]
+    for run in runs:
+        owners.setdefault(run.hashes[METRICS], {}).setdefault(run.identity, run.name)
+    fix = f"restore the {METRICS} of each, or run them again"
+    return [
+        Finding(what=f"{', '.join(owners[each].values())}: the same {METRICS}, which no two runs write", fix=fix)
+        for each in dict.fromkeys(run.hashes[METRICS] for run in runs)
+        if len(owners[each]) > 1
+    ]
+
+
+def unseen(history: History, present: Iterable[RunOnDisk], opening: Record | None = None) -> list[Finding]:
+    """Runs that the ledger never saw begin: a contradiction in a campaign that was opened before, else unknown."""
+    since = str(opening.get("time")) if opening else ""
+    found, unknown = [], []
+    for run in present:
+        known = run.known
+        if known is None and since and run.started >= since:
+            what = f"{run.name}: the ledger never saw it begin, although it saw its campaign open"
+            found.append(Finding(what=what, fix="run it again in its campaign, or leave it out of the comparison"))
+        elif known is None or (known.ended is None and run.manifest.get("status") == "done"):
+            unknown.append(run.name)
+    if unknown:
+        names = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
+        day = (history.since or datetime.now(UTC).isoformat())[:10]  # a ledger that this look begins knows no more
+        are = "is" if len(unknown) == 1 else "are"
+        what = f"unknown: whether {names} {are} as recorded, and what else was run: the ledger knows nothing"
+        what += f" before {day}, or of what was made elsewhere"
+        fix = "compare where they were made, or verify the ledger there"
+        found.append(Finding(what=what, fix=fix, is_certain=False))
+    return found

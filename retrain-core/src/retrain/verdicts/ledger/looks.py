@@ -1,0 +1,97 @@
+"""Looks at results: what was compared, with which choices, recorded once each and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retrain.records.reading import Record
+from retrain.records.seal import seal_of
+from retrain.verdicts.ledger.chain import as_recorded
+from retrain.verdicts.ledger.history import History
+
+LOOK, VERDICT = "look", "verdict"
+UNRECORDED = "this look is not on record: {}"
+OF_THE_LINE = frozenset({"time", "kind", "previous", "sha256", "healed"})
+CHOICES = ("metric", "direction", "alpha", "baseline", "align", "at", "last", "all_pairs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look: `seeds` are those compared, by condition; `data` is the hash of the records that were read.
+
+    A look at a campaign that had not ended, by another command than `compare`, has its name in `by`, and no choices.
+    """
+
+    time: str
+    metric: str
+    seeds: Mapping[str, tuple[int, ...]]
+    choices: Mapping[str, Any]
+    data: str
+    by: str = ""
+
+    @property
+    def num_seeds(self) -> int:
+        """Seeds of the condition with the fewest; what a test over seeds could use at most."""
+        return min((len(seeds) for seeds in self.seeds.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """Looks at the runs of one campaign, or at the same runs, in the order in which they were taken."""
+
+    looks: tuple[Look, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics looked at, in order."""
+        return tuple(dict.fromkeys(each.metric for each in self.looks if not each.by))
+
+    @property
+    def num_choices(self) -> int:
+        """Distinct choices of metric, side, alpha, baseline, budget and smoothing."""
+        chosen = [each.choices.items() for each in self.looks if not each.by]
+        return len({tuple(sorted((name, str(value)) for name, value in each)) for each in chosen})
+
+
+def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collection[str] = (), data: str = "") -> Looks:
+    """Looks on record at a campaign, by any name of its folder, at any of these runs, or at records with this hash.
+
+    The last finds looks at a folder that was renamed since. The same choices on the same records are one look.
+    """
+    wanted = set(runs)
+    found = [
+        each
+        for each in history.looks
+        if each.get("campaign", "") in campaigns
+        or (data and each.get("data") == data)
+        or not wanted.isdisjoint(_list(each.get("runs")))
+    ]
+    distinct: dict[str, Look] = {}
+    for look in map(_look, found):
+        seen = {"by": look.by, "seeds": look.seeds} if look.by else {"data": look.data}
+        distinct.setdefault(seal_of({**look.choices, **seen}), look)
+    return Looks(looks=tuple(distinct.values()))
+
+
+def is_on_record(events: Sequence[Record], fields: Mapping[str, Any]) -> bool:
+    """Whether an event with just these fields was recorded before."""
+    wanted = seal_of(as_recorded(fields))
+    return any(seal_of({n: value for n, value in each.items() if n not in OF_THE_LINE}) == wanted for each in events)
+
+
+def _look(record: Record) -> Look:
+    seeds = record.get("seeds")
+    return Look(
+        time=str(record.get("time", "")),
+        metric=str(record.get("metric", "")),
+        seeds={name: tuple(_list(each)) for name, each in (seeds if isinstance(seeds, dict) else {}).items()},
+        choices={name: record.get(name) for name in CHOICES},
+        data=str(record.get("data", "")),
+        by=str(record.get("by", "")),
+    )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,72 @@
+"""What a run tells the ledger: that it began, and how it ended, with the hashes of its final records.
+
+The ledger never stops a run: where it cannot be written the run goes on, and says so when it begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.errors import ConfigError, StopRequested
+from retrain.records.reading import Record, last_record, read_object
+from retrain.records.runs.run_status import MARK
+from retrain.verdicts.ledger.chain import append
+from retrain.verdicts.ledger.place import (
+    learned_by,
+    ledger_folder,
+    manifest_hashes,
+    name_in,
+    record_hashes,
+)
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.views import RunView
+
+LOG = logging.getLogger("retrain")
+
+
+def begin(run: RunView) -> None:
+    """The run begins, or goes on from a checkpoint."""
+    is_resumed = "resumed_at_step" in run.manifest
+    learns = learned_by(_manifest(run.folder))
+    reason = _append(run, "run_started", first_step=run.first_step, resumed=is_resumed, learns=learns, hashes={})
+    if reason:
+        LOG.warning("Not in the ledger: %s. The run goes on; `retrain compare` will say what is unknown", reason)
+
+
+def end(run: RunView, error: BaseException | None) -> None:
+    """The run ended: `done`, `stopped` by a signal, or `failed`."""
+    state = "done" if error is None else "stopped" if isinstance(error, StopRequested) else "failed"
+    _append(run, "run_ended", state=state, steps=_steps_done(run.folder), hashes=record_hashes(run.folder))
+
+
+def _append(run: RunView, kind: str, *, hashes: dict[str, str], **fields: Any) -> str:
+    folder = ledger_folder(run.folder)
+    return append(
+        folder,
+        kind,
+        run=name_in(folder, run.folder),
+        started=str(run.manifest.get("started", "")),
+        condition=run.condition,
+        seed=run.seed,
+        **fields,
+        hashes=hashes | manifest_hashes(_manifest(run.folder)),
+    )
+
+
+def _manifest(folder: Path) -> Record:
+    """From the file, which lacks secrets that the run knows."""
+    try:
+        return read_object(folder / MARK)
+    except ConfigError:
+        return {}
+
+
+def _steps_done(folder: Path) -> int:
+    try:
+        step = (last_record(folder / "metrics.jsonl", skip_damaged=True) or {}).get("step")
+    except ConfigError:
+        return 0
+    return max(0, step + 1) if type(step) is int else 0

@@ -1,0 +1,64 @@
+"""Limits of shares: exact binomial ones, and those of a share that was measured over several seeds.
+
+Student's t knows nothing of the edges: where every seed has 100 % its interval is that one point, and near the edge it
+leaves [0, 1]. Exact limits need a number of independent trials, and that is the number of examples: the completions of
+one example are not independent of each other, nor are the seeds, which all answer the same examples.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from retrain.kernel.types import Floats
+from retrain.verdicts.stats.paired import t_interval
+
+_WHOLE = 1e-9  # a share times its trials that is this close to a whole number is one
+
+
+def binomial_limits(right: float, total: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Exact limits of the chance behind `right` of `total` independent trials (Clopper & Pearson 1934).
+
+    They cover with at least `level` and never leave [0, 1]. A trial may be partly right, as
+    an example with several samples is: `right` is then rounded down for the lower and up for the upper limit, which can
+    only widen them. ValueError without trials or when `right` is not within [0, `total`].
+    """
+    if total < 1 or not 0.0 <= right <= total:
+        raise ValueError(f"{right} of {total} trials")
+    from scipy.special import betaincinv  # the quantile of the beta distribution, without the checks of scipy.stats
+
+    least, most = math.floor(right + _WHOLE), math.ceil(right - _WHOLE)
+    tail = (1.0 - level) / 2
+    low = float(betaincinv(least, total - least + 1, tail)) if least else 0.0
+    high = float(betaincinv(most + 1, total - most, 1.0 - tail)) if most < total else 1.0
+    return low, high
+
+
+def held_out_limits(rates_N: Floats, examples: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Limits of a condition's share for another seed on other examples like these; `rates_N` has a share per seed.
+
+    All seeds answer the same `examples`, so seeds do not average their luck away, and the pooled data are that many
+    trials, not as many for each seed. With m the mean share, the distance of each limit from m is sqrt(s^2 + b^2): s
+    that of Student's t limit over seeds, b that of the exact binomial limit of m x `examples` right (the method of
+    variance estimates recovery, Zou & Donner 2008). Hence they are never narrower than either; with one seed they are
+    the binomial ones alone. ValueError without a seed or example.
+    """
+    mean = float(rates_N.mean()) if rates_N.size else math.nan
+    exact = binomial_limits(mean * examples, examples, level=level)
+    over_seeds = t_interval(rates_N, level=level) or (mean, mean)
+    low, high = (math.hypot(mean - one, mean - other) for one, other in zip(exact, over_seeds, strict=True))
+    return max(0.0, mean - low), min(1.0, mean + high)
+
+
+def training_limits(rates_N: Floats, prompts: int, *, level: float = 0.95) -> tuple[float, float] | None:
+    """Limits of a share of training, of which every seed has prompts of its own; None below two seeds.
+
+    Student's t over seeds holds their luck already; its limits are cut at 0 and 1, beyond which no share lies. Where
+    all seeds have one share it has no spread to go by: then the exact limits of `prompts` independent ones per seed.
+    """
+    over_seeds = t_interval(rates_N, level=level)
+    if over_seeds and np.ptp(rates_N) <= _WHOLE:
+        trials = prompts * rates_N.size
+        return binomial_limits(float(rates_N[0]) * trials, trials, level=level)
+    return over_seeds and (max(0.0, over_seeds[0]), min(1.0, over_seeds[1]))

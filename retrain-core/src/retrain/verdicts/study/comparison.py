@@ -1,0 +1,177 @@
+"""What is known about one condition against its baseline: the verdict and everything that it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from retrain.verdicts.stats import power
+from retrain.verdicts.stats.components import Components
+from retrain.verdicts.study.advice import Advice
+from retrain.verdicts.study.deciding import LooksView
+from retrain.verdicts.study.per_seed import PerSeed
+
+
+class Verdict(StrEnum):
+    """A condition against its baseline."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    PRACTICALLY_SAME = "practically the same"  # only with a planned margin
+    CANNOT_TELL = "cannot tell"
+
+
+class VerdictReason(StrEnum):
+    """Reason for a verdict."""
+
+    FOUND = "found"
+    TOO_FEW = "too few seeds"  # with this many seeds no data could give another verdict
+    NOT_SIGNIFICANT = "not significant"
+    WITHIN = "within the margin"
+    FOUND_WITHIN = "found, but within the margin"
+    NOT_BEYOND_CONTROL = "not better than its controls"  # it beats its baseline, but not all of its controls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The second line of a comparison, with lost runs at `worst`: the same test over the seeds that this completes.
+
+    `survives` says whether its verdict is that of the first line.
+    """
+
+    baseline_seeds: tuple[int, ...]
+    condition_seeds: tuple[int, ...]
+    worst: float
+    seeds: tuple[int, ...]
+    difference: float | None
+    interval: tuple[float, float] | None
+    level: float
+    p_holm: float | None
+    verdict: Verdict
+    survives: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlResult:
+    """A condition against one of its controls, over their common seeds.
+
+    `difference` is condition minus control with its `interval`, `p` that of the test that decides, before any
+    correction; None where nothing could be tested, as with a control that has no finished run. `is_beaten`: the
+    condition is on the better side, with p at most alpha.
+    """
+
+    control: str
+    label: str
+    seeds: tuple[int, ...]
+    difference: float | None
+    interval: tuple[float, float] | None
+    p: float | None
+    is_beaten: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlsView:
+    """All controls of one condition. `p_holm` decides about "better": see `with_controls`."""
+
+    results: tuple[ControlResult, ...]
+    p_holm: float
+    alpha: float
+
+    @property
+    def unbeaten(self) -> tuple[ControlResult, ...]:
+        """The controls that the condition does not beat."""
+        return tuple(each for each in self.results if not each.is_beaten)
+
+    def as_data(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        results = [{name: getattr(each, name) for name in ControlResult.__slots__} for each in self.results]
+        return {"p_holm": self.p_holm, "results": results}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewSeeds:
+    """An estimate where seeds are too few for a verdict: `interval` at `level` assumes roughly normal seeds.
+
+    It is about new seeds, and about new examples too if `is_of_examples`. It decides nothing.
+    """
+
+    interval: tuple[float, float]
+    level: float
+    is_of_examples: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExamplesView:
+    """A difference over new seeds and new examples of the same kind, by crossed random effects; see `stats.crossed`.
+
+    `interval` is at `level`, and never narrower than the one over seeds alone, which holds without any assumption about
+    distributions; nor is `p` smaller. `normal` is the interval at 1 - alpha by crossed effects only. With clusters,
+    `num_clusters` < `num_examples`, new examples means new clusters. `advice` is there while the interval holds zero.
+    Where `reason` is not empty it says why there is no such view, and everything else is None or 0; `are_others` if it
+    is that both sides were evaluated on different examples.
+    """
+
+    reason: str = ""
+    are_others: bool = False
+    num_seeds: int = 0
+    num_examples: int = 0
+    num_clusters: int = 0
+    estimate: float | None = None
+    interval: tuple[float, float] | None = None
+    level: float | None = None
+    normal: tuple[float, float] | None = None
+    p: float | None = None
+    components: Components | None = None
+    advice: Advice | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The verdict on one pairing; numbers that cannot be computed are None.
+
+    `difference` is condition minus baseline and `interval` the one that the test gives it at `level`, infinite where
+    seeds are too few: that level belongs to the step of Holm's correction at which the comparison stands, so the
+    interval leaves out zero exactly where the verdict is better or worse. `p_holm` is the corrected p that decides,
+    `smallest_p` what p could be at best with these seeds. `detectable` is the true difference found in 80 % of studies
+    like this one, `seeds_needed` how many seeds the observed difference needs for that, both at `alpha / comparisons`.
+    `least_seeds` is how many seeds it takes for any verdict at all. `margin` is the planned one, within which both
+    are practically the same; `lost` the line with lost runs at the worst value, None if there are none; `few_seeds` an
+    estimate where three seeds or more are too few for a verdict.
+    """
+
+    baseline: str
+    condition: str
+    seeds: tuple[int, ...]
+    difference: float | None
+    interval: tuple[float, float] | None
+    level: float
+    p: float | None
+    p_holm: float | None
+    smallest_p: float
+    d_z: float | None
+    d_pooled: float | None
+    detectable: float | None
+    least_seeds: int
+    verdict: Verdict
+    cause: VerdictReason
+    alpha: float
+    num_comparisons: int
+    margin: float | None = None
+    per_seed: PerSeed | None = None
+    lost: Lost | None = None
+    controls: ControlsView | None = None
+    looks: LooksView | None = None
+    examples: ExamplesView | None = None
+    few_seeds: FewSeeds | None = None
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """Seeds that find the observed difference in 80 % of studies, if it is the true one."""
+        return power.seeds_needed(self.d_z, self.alpha / self.num_comparisons) if self.d_z else None
+
+    @property
+    def more_seeds(self) -> int | None:
+        """Seeds to add to find the observed difference, if it is the true one."""
+        needed = self.seeds_needed
+        return None if needed is None else max(0, needed - len(self.seeds))

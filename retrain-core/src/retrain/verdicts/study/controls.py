@@ -1,0 +1,120 @@
+"""Withholds "better" from a condition that does not beat its own controls as well as its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from retrain.records.controls import Control, control_label, control_of_record
+from retrain.records.runs.metric import Direction, Metric, shown_difference
+from retrain.records.runs.source import Candidate, Source
+from retrain.verdicts.stats.flip import at_most
+from retrain.verdicts.study.comparison import Comparison, ControlResult, ControlsView, Verdict, VerdictReason
+from retrain.verdicts.study.family import Pairing, holm, judge
+
+
+def controls_in(source: Source) -> dict[str, tuple[str, Control]]:
+    """The conditions that are controls: label to the condition that each is a control of, and which control.
+
+    The labels of the plan count too, so that the folders of a planned control cannot be removed without a trace. A
+    plugin's mode may have the name of a control; its runs say that they are none.
+    """
+    planned = source.plan.conditions if source.plan else ()
+    labels = dict.fromkeys([*source.conditions, *planned])
+    first: dict[str, Candidate] = {}
+    for each in source.candidates:
+        if each.record:
+            first.setdefault(each.condition, each)
+    found = {}
+    for of in labels:
+        for control in Control:
+            label = control_label(of, control)
+            if label in labels and (label not in first or control_of_record(first[label].record) == control):
+                found[label] = (of, control)
+    return found
+
+
+def with_controls(
+    comparisons: Sequence[Comparison],
+    controls: Mapping[str, tuple[str, Control]],
+    pairing: Callable[[str, str], Pairing],
+    *,
+    alpha: float,
+    direction: Direction,
+) -> tuple[Comparison, ...]:
+    """The comparisons; "better" becomes "cannot tell" unless the condition beats each of its controls, too.
+
+    "C is better" then claims that C beats its baseline and every control of its own. It is false when any of these
+    null hypotheses holds, so the largest of their p values is a valid p for it (an intersection-union test, Berger
+    1982), and Holm's correction runs over these p values, one per comparison: controls cost seeds, but no comparison
+    of the correction, and the chance of any false verdict stays at most `alpha`. A control counts in the study as soon
+    as one condition has it: a condition without it, as under another baseline than the planned one, has not beaten it.
+    `pairing(control, condition)` pairs two conditions by their labels.
+    """
+    if not controls:
+        return tuple(comparisons)
+    wanted = tuple(control for control in Control if any(name is control for _, name in controls.values()))
+    tried: dict[str, tuple[ControlResult, ...]] = {}
+    for label in dict.fromkeys(each.condition for each in comparisons):
+        tried[label] = tuple(
+            _result(pairing(control_label(label, each), label), each, alpha=alpha, direction=direction)
+            for each in wanted
+        )
+    p_M = [_p(each, tried[each.condition], direction) for each in comparisons]
+    judged = []
+    for each, p_holm in zip(comparisons, holm(p_M), strict=True):
+        view = ControlsView(results=tried[each.condition], p_holm=p_holm, alpha=alpha)
+        is_withheld = each.verdict in (Verdict.BETTER, Verdict.WORSE) and not at_most(p_holm, alpha)
+        judged.append(replace(_withheld(each) if is_withheld else each, controls=view))
+    return tuple(judged)
+
+
+def _withheld(comparison: Comparison) -> Comparison:
+    lost = comparison.lost and replace(comparison.lost, verdict=Verdict.CANNOT_TELL, survives=True)
+    return replace(comparison, verdict=Verdict.CANNOT_TELL, cause=VerdictReason.NOT_BEYOND_CONTROL, lost=lost)
+
+
+def controls_sentence(comparison: Comparison, metric: Metric) -> str:
+    """What the controls say about a verdict: `not better than its control random_reward (+1.2 pp over it, p = 0.4)`.
+
+    Empty where no control was run.
+    """
+    view = comparison.controls
+    if view is None:
+        return ""
+    if unbeaten := view.unbeaten:
+        listed = ", ".join(f"{each.control} ({_shown(each, metric)})" for each in unbeaten)
+        return f"not better than its control{'s' if len(unbeaten) > 1 else ''} {listed}"
+    if comparison.cause is VerdictReason.NOT_BEYOND_CONTROL:
+        return f"with the controls of all conditions the corrected p is {view.p_holm:.2g}, above {view.alpha:g}"
+    listed = ", ".join(f"{each.control} ({_shown(each, metric)})" for each in view.results)
+    return f"better than its control{'s' if len(view.results) > 1 else ''} {listed}"
+
+
+def _shown(result: ControlResult, metric: Metric) -> str:
+    if result.difference is None:
+        return "no finished run to compare with"
+    p = "nothing to test" if result.p is None else f"p = {result.p:.2g}"
+    return f"{shown_difference(result.difference, metric)} over it, {p}"
+
+
+def _result(pairing: Pairing, control: Control, *, alpha: float, direction: Direction) -> ControlResult:
+    [judged] = judge([pairing], alpha=alpha, direction=direction)
+    return ControlResult(
+        control=str(control),
+        label=pairing.baseline,
+        seeds=judged.seeds,
+        difference=judged.difference,
+        interval=judged.interval,
+        p=judged.p,
+        is_beaten=judged.verdict is Verdict.BETTER,
+    )
+
+
+def _p(comparison: Comparison, results: Sequence[ControlResult], direction: Direction) -> float:
+    """The p value of what a verdict would claim: with "better" that of the weakest of its tests."""
+    own = 1.0 if comparison.p is None else comparison.p
+    difference = comparison.difference or 0.0
+    if difference == 0.0 or (difference > 0.0) != (direction is Direction.HIGHER):
+        return own
+    return max([own, *(each.p if each.is_beaten and each.p is not None else 1.0 for each in results)])

@@ -1,0 +1,182 @@
+"""The verdict's second scope: the same difference on examples like the held-out ones, not on these alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.types import Floats
+from retrain.records.runs.budget import Spent
+from retrain.records.runs.curves import SECONDS, read_curves
+from retrain.records.runs.example_rates import (
+    ExampleRates,
+    NoExamplesError,
+    OtherExamplesError,
+    PerExample,
+    aligned,
+    per_example,
+    read_rates,
+)
+from retrain.records.runs.metric import Metric
+from retrain.records.runs.readable import Run
+from retrain.verdicts.stats.components import components, draw_components
+from retrain.verdicts.stats.crossed import Inference, crossed
+from retrain.verdicts.study.advice import Cost, advise
+from retrain.verdicts.study.comparison import Comparison, ExamplesView
+from retrain.verdicts.study.two_policies import TwoPolicies, two_policies
+
+EVAL_SECONDS = "eval_time_s"
+TIMED_RUNS = 2  # of each condition; reading their times again costs little
+
+
+def with_examples(
+    comparisons: Sequence[Comparison], runs: Sequence[Run], *, metric: Metric, budget: float
+) -> tuple[Comparison, ...]:
+    """The comparisons, each with its view on examples like these, or the reason why there is none."""
+    try:
+        reader = _Reader(runs, per_example(metric), metric=metric, budget=budget)
+    except NoExamplesError as error:
+        return tuple(replace(each, examples=ExamplesView(reason=str(error))) for each in comparisons)
+    return tuple(replace(each, examples=_view(each, reader)) for each in comparisons)
+
+
+def two_runs(runs: Sequence[Run], *, metric: Metric, budget: float) -> TwoPolicies | None:
+    """Two single runs over their examples; None for any other number of runs, or where these are not on record."""
+    if len(runs) != 2:
+        return None
+    try:
+        reader = _Reader(runs, per_example(metric), metric=metric, budget=budget)
+        return two_policies([reader.rates(run.candidate.condition, run.seed) for run in runs], metric)
+    except NoExamplesError:  # the verdict's line names the reason
+        return None
+
+
+def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
+    seeds = comparison.seeds
+    if len(seeds) < 2:
+        return ExamplesView(reason=f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'} in common")
+    try:
+        found = [reader.rates(label, seed) for label in (comparison.baseline, comparison.condition) for seed in seeds]
+        rates_RE = aligned(found)
+    except NoExamplesError as error:
+        return ExamplesView(reason=str(error), are_others=isinstance(error, OtherExamplesError))
+    diffs_NE, clusters_E = rates_RE[len(seeds) :] - rates_RE[: len(seeds)], found[0][1].clusters
+    level = comparison.level
+    result = crossed(diffs_NE, level=level, clusters_E=clusters_E)
+    squares = result.squares
+    view = ExamplesView(
+        num_seeds=len(seeds),
+        num_examples=diffs_NE.shape[1],
+        num_clusters=squares.num_clusters,
+        estimate=result.mean,
+        level=level,
+    )
+    if result.both is None:
+        what = "one example, or one cluster" if squares.num_clusters < 2 else "the differences do not spread"
+        return replace(view, reason=what)
+    draws = draw_components(squares)
+    interval, p = _not_narrower(result.both, comparison)
+    advice = None
+    if interval[0] <= 0.0 <= interval[1] and result.mean:
+        advice = advise(
+            draws,
+            difference=result.mean,
+            half_width=(interval[1] - interval[0]) / 2.0,
+            level=level,
+            num_examples=view.num_examples,
+            least_seeds=comparison.least_seeds,
+            cost=reader.cost(comparison.baseline, comparison.condition, seeds),
+        )
+    normal = crossed(diffs_NE, level=1.0 - comparison.alpha, clusters_E=clusters_E).both
+    view = replace(view, normal=normal.interval if normal else None)
+    return replace(view, interval=interval, p=p, components=components(draws), advice=advice)
+
+
+def _not_narrower(both: Inference, comparison: Comparison) -> tuple[tuple[float, float], float]:
+    """Interval and p, widened to those over seeds where few seeds let the exact test say less than Student's t."""
+    low, high = comparison.interval or both.interval
+    p = both.p if comparison.p is None else max(both.p, comparison.p)
+    return (min(low, both.interval[0]), max(high, both.interval[1])), p
+
+
+class _Reader:
+    """Reads each run's examples once, at the evaluation that its value of the metric is from."""
+
+    def __init__(self, runs: Sequence[Run], figure: PerExample, *, metric: Metric, budget: float) -> None:
+        self._runs: Mapping[tuple[str, int], Run] = {(run.candidate.condition, run.seed): run for run in runs}
+        self._figure, self._metric, self._budget = figure, metric, budget
+        self._found: dict[tuple[str, int], tuple[str, ExampleRates] | NoExamplesError] = {}
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}  # a thousand runs have one list of ids
+        self._times: dict[Path, tuple[float, float] | None] = {}
+
+    def rates(self, label: str, seed: int) -> tuple[str, ExampleRates]:
+        """The run's name and its examples; NoExamplesError says why there are none."""
+        if (label, seed) not in self._found:
+            try:
+                self._found[label, seed] = self._read(self._runs[label, seed])
+            except NoExamplesError as error:
+                self._found[label, seed] = error
+        found = self._found[label, seed]
+        if isinstance(found, NoExamplesError):
+            raise found
+        return found
+
+    def cost(self, baseline: str, condition: str, seeds: Sequence[int]) -> Cost | None:
+        """The measured cost of more of either; None where the runs did not record their times."""
+        run_s = example_s = 0.0
+        for label in (baseline, condition):
+            times = [self._time(label, seed) for seed in seeds[:TIMED_RUNS]]
+            known = [each for each in times if each]
+            if not known:
+                return None
+            run_s += float(np.mean([each[0] for each in known]))
+            example_s += len(seeds) * float(np.mean([each[1] for each in known]))
+        return Cost(seed_s=run_s, example_s=example_s) if run_s > 0.0 and example_s > 0.0 else None
+
+    def _read(self, run: Run) -> tuple[str, ExampleRates]:
+        folder, name = run.candidate.folder, run.candidate.name
+        found = _evaluated(run.spent, self._metric, self._budget)
+        if folder is None or found is None:
+            raise NoExamplesError(f"{name} has no evaluation")
+        rates = read_rates(folder, self._figure, step=found[0], expected=found[1])
+        ids, clusters = (self._names.setdefault(each, each) for each in (rates.ids, rates.clusters))
+        return name, replace(rates, ids=ids, clusters=clusters)
+
+    def _time(self, label: str, seed: int) -> tuple[float, float] | None:
+        """Seconds of a run up to the budget with its evaluations, and of one example in one evaluation."""
+        run = self._runs[label, seed]
+        folder = run.candidate.folder
+        if folder is None:
+            return None
+        if folder not in self._times:
+            self._times[folder] = _timed(folder, run.spent, self.rates(label, seed)[1].lines, self._budget)
+        return self._times[folder]
+
+
+def _evaluated(spent: Spent, metric: Metric, budget: float) -> tuple[int, float] | None:
+    """Step and value of the last evaluation of the metric within the budget, as `budget.value_at` takes it."""
+    curves, values_R = spent.curves, spent.curves.column(metric.field)
+    rows = np.flatnonzero((spent.spent_R <= budget) & (curves.steps_R >= 0) & np.isfinite(values_R))
+    return (int(curves.steps_R[rows[-1]]), float(values_R[rows[-1]])) if rows.size else None
+
+
+def _timed(folder: Path, spent: Spent, examples: int, budget: float) -> tuple[float, float] | None:
+    try:
+        curves = read_curves(folder / "metrics.jsonl", {SECONDS, EVAL_SECONDS})
+    except ConfigError:  # read once already: it has changed since
+        return None
+    steps_R, evaluations_R = curves.column(SECONDS), curves.column(EVAL_SECONDS)
+    within_R = _same_rows(spent.spent_R, steps_R.size) <= budget
+    in_steps, evaluated = float(np.nansum(steps_R[within_R])), evaluations_R[within_R & np.isfinite(evaluations_R)]
+    if not evaluated.size or not in_steps > 0.0:
+        return None
+    return in_steps + float(evaluated.sum()), float(np.median(evaluated)) / examples
+
+
+def _same_rows(spent_R: Floats, rows: int) -> Floats:
+    """The cost after each row of the file as it is now: what a running run has added since is beyond any budget."""
+    return np.concatenate([spent_R[:rows], np.full(max(0, rows - spent_R.size), np.inf)])

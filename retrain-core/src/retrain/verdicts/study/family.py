@@ -1,0 +1,155 @@
+"""Judges comparisons together: Holm's correction, the power of this many seeds, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from retrain.kernel.types import Floats
+from retrain.records.runs.metric import Direction
+from retrain.verdicts.stats import paired, power
+from retrain.verdicts.stats.flip import FlipTest, at_most, fewest_exchanged, patterns_for
+from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
+from retrain.verdicts.study.deciding import DecidingTest
+from retrain.verdicts.study.per_seed import Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pairing:
+    """A baseline and a condition over their common seeds, one value per seed each, in the order of `seeds`.
+
+    `test_of` makes the test that decides, of the seeds and their differences; None for the sign-flip test of a fixed
+    number of seeds. It is made anew for other values of the same pair (`replace`), lost seeds at the worst value, say.
+    Without `is_paired` it is the permutation test of unpaired runs.
+    """
+
+    baseline: str
+    condition: str
+    seeds: tuple[int, ...]
+    baseline_N: Floats
+    condition_N: Floats
+    test_of: Callable[[Sequence[int], Floats], DecidingTest] | None = None
+    is_paired: bool = True
+
+    @property
+    def diffs_N(self) -> Floats:
+        """Condition minus baseline, per seed."""
+        return self.condition_N - self.baseline_N
+
+    @property
+    def test(self) -> DecidingTest | None:
+        """The test that decides; None for the sign-flip test of a fixed number of seeds."""
+        return self.test_of(self.seeds, self.diffs_N) if self.test_of else None
+
+
+def with_values(pairing: Pairing, baseline: Values, condition: Values) -> Pairing:
+    """The same pair and deciding test with other values, over the seeds that both have."""
+    seeds = tuple(seed for seed in baseline if seed in condition)
+    baseline_N, condition_N = (np.array([side[seed] for seed in seeds], dtype=float) for side in (baseline, condition))
+    return replace(pairing, seeds=seeds, baseline_N=baseline_N, condition_N=condition_N)
+
+
+def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) -> tuple[Comparison, ...]:
+    """Every pairing, with the chance of any false verdict over all of them at most `alpha`.
+
+    better / worse needs a p of at most alpha after Holm's correction over all pairings, those that could not be tested
+    included; the interval, at the level of that correction, then lies on one side of zero.
+    """
+    patterns = patterns_for(len(pairings), alpha)
+    tests = [deciding_test(each, patterns) for each in pairings]
+    p_M = [1.0 if test is None else test.p for test in tests]
+    holm_M = holm(p_M)
+    level_M = levels(p_M, alpha=alpha)
+    judged = []
+    for index, (pairing, test) in enumerate(zip(pairings, tests, strict=True)):
+        smallest = 1.0 if test is None else test.smallest_p
+        at_best = holm([*p_M[:index], smallest, *p_M[index + 1 :]])[index]
+        judged.append(
+            _judged(
+                pairing,
+                test,
+                p_holm=holm_M[index],
+                level=level_M[index],
+                can_decide=at_most(at_best, alpha),
+                alpha=alpha,
+                comparisons=len(pairings),
+                direction=direction,
+            )
+        )
+    return tuple(judged)
+
+
+def deciding_test(pairing: Pairing, patterns: int) -> DecidingTest | None:
+    """The test that decides; None below two seeds."""
+    if len(pairing.seeds) < 2:
+        return None
+    if not pairing.is_paired:
+        return FlipTest.of_exchanges(pairing.baseline_N, pairing.condition_N, patterns=patterns)
+    return pairing.test or FlipTest.of(pairing.diffs_N, patterns=patterns)
+
+
+def holm(p_M: Sequence[float]) -> list[float]:
+    """p values corrected so that the chance of any false rejection stays below alpha (Holm 1979), in the given order.
+
+    The i-th smallest of m becomes the running maximum of (m - i + 1) p, at most 1.
+    """
+    adjusted, before = [1.0] * len(p_M), 0.0
+    for rank, index in enumerate(sorted(range(len(p_M)), key=lambda i: p_M[i])):
+        before = max(before, min(1.0, (len(p_M) - rank) * p_M[index]))
+        adjusted[index] = before
+    return adjusted
+
+
+def levels(p_M: Sequence[float], *, alpha: float) -> list[float]:
+    """The level of each comparison's interval, in the given order: that of the step of Holm's correction it stands at.
+
+    Of m comparisons of which r are found, the i-th smallest p was held against alpha / (m - i + 1) and found, all
+    others failed at alpha / (m - r): 1 minus these are the levels.
+    """
+    found = [at_most(each, alpha) for each in holm(p_M)]
+    level_M = [0.0] * len(p_M)
+    for rank, index in enumerate(sorted(range(len(p_M)), key=lambda i: p_M[i])):
+        level_M[index] = 1.0 - alpha / (len(p_M) - min(rank, sum(found)))
+    return level_M
+
+
+def _judged(
+    pairing: Pairing,
+    test: DecidingTest | None,
+    *,
+    p_holm: float,
+    level: float,
+    can_decide: bool,
+    alpha: float,
+    comparisons: int,
+    direction: Direction,
+) -> Comparison:
+    diffs_N, num_seeds = pairing.diffs_N, len(pairing.seeds)
+    difference = float(diffs_N.mean()) if num_seeds else None
+    sd, share = paired.spread(diffs_N), alpha / comparisons
+    detectable_d = power.detectable_d(num_seeds, share) if sd and pairing.is_paired else None
+    verdict, cause = Verdict.CANNOT_TELL, VerdictReason.NOT_SIGNIFICANT if can_decide else VerdictReason.TOO_FEW
+    if test is not None and difference is not None and at_most(p_holm, alpha):
+        is_better = (difference > 0.0) == (direction is Direction.HIGHER)
+        verdict, cause = (Verdict.BETTER if is_better else Verdict.WORSE), VerdictReason.FOUND
+    return Comparison(
+        baseline=pairing.baseline,
+        condition=pairing.condition,
+        seeds=pairing.seeds,
+        difference=difference,
+        interval=None if test is None else test.interval(level),
+        level=level,
+        p=None if test is None else test.p,
+        p_holm=None if test is None else p_holm,
+        smallest_p=1.0 if test is None else test.smallest_p,
+        d_z=paired.paired_d(diffs_N),
+        d_pooled=paired.pooled_d(pairing.baseline_N, pairing.condition_N),
+        detectable=None if detectable_d is None or sd is None else detectable_d * sd,
+        least_seeds=power.least_seeds(share) if pairing.is_paired else fewest_exchanged(share),
+        verdict=verdict,
+        cause=cause,
+        alpha=alpha,
+        num_comparisons=comparisons,
+    )

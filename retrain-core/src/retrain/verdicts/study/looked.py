@@ -1,0 +1,197 @@
+"""Looks at a study: what the ledger knows about its runs, and the look and its verdicts put on record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError
+from retrain.records.runs.source import Candidate, Source, find_runs
+from retrain.records.seal import seal_of
+from retrain.verdicts.ledger import disk
+from retrain.verdicts.ledger.campaigns import (
+    OnRecord,
+    check_campaign,
+    find_campaign,
+    not_given,
+    run_before,
+    unreadable,
+)
+from retrain.verdicts.ledger.chain import append
+from retrain.verdicts.ledger.history import History, RunHistory, read_history
+from retrain.verdicts.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, is_on_record, looks_in
+from retrain.verdicts.ledger.place import ledger_folder, ledgers_above, name_in
+from retrain.verdicts.study.shopping import Shopping
+from retrain.verdicts.study.study import Options, Study, study_of
+
+CONTRADICTED = "the ledger names what does not fit the plan or the records"
+UNKNOWN = "unknown"  # a notice that begins so is no accusation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ledger:
+    """One ledger and the runs that it may know. `is_own` is False for a ledger further up, whose runs were moved down.
+
+    `campaign` is the compared campaign as this ledger has it; `problem` says why it cannot be read.
+    """
+
+    history: History
+    present: Sequence[disk.RunOnDisk]
+    campaign: OnRecord | None
+    problem: disk.Finding | None
+    is_own: bool
+
+    def looks(self, *, data: str = "") -> Looks:
+        """The looks on record at the campaign, at any of the runs, or at records with this hash."""
+        known = [each.known for each in self.present if each.known]
+        runs = {each.name for each in self.present} | {each.name for each in known}
+        campaigns = self.campaign.names if self.campaign else {each.campaign for each in known if each.campaign}
+        return looks_in(self.history, campaigns=campaigns, runs=runs, data=data)
+
+
+def looked_at(paths: Sequence[Path], options: Options, *, is_recorded: bool = True) -> Study:
+    """`compare`, with what the ledger knows; the look and its verdicts are recorded, once for the same data.
+
+    A ledger that cannot be read or written changes no verdict: that is told among the notices. Unless every compared
+    run and the plan are on record as they are on disk, a planned study is unverified.
+    """
+    source = find_runs(paths)
+    notices: list[str] = []
+    ledgers: list[_Ledger] = []
+    for folder, candidates in _by_ledger(source).items():
+        present = [disk.read_run(folder, each.folder) for each in candidates if each.folder]
+        for place in (folder, *ledgers_above(folder)):
+            try:
+                ledgers.append(_opened(read_history(place), source, present, is_own=place == folder))
+            except ConfigError as error:
+                notices.append(f"{UNKNOWN}, the ledger {error.problems[0].where} {error.problems[0].what}")
+    study = study_of(source, options, earlier=_earlier(source, ledgers))
+    findings = [found for each in ledgers for found in _findings(each) if found.is_certain or each.is_own]
+    notices += [found.what for found in findings]
+    has_left_plan = any(found.is_certain for found in findings)
+    study = replace(
+        study,
+        exploratory=(*study.exploratory, CONTRADICTED) if has_left_plan else study.exploratory,
+        is_unverified=any(each.startswith(UNKNOWN) for each in notices),
+    )
+    looks = Looks()
+    for each in ledgers:
+        if each.is_own:
+            looks, reason = _recorded(each, study, options, source, is_recorded=is_recorded)
+            notices += [UNRECORDED.format(reason)] if reason else []
+    shopping = Shopping(looks=looks, registered_in=_registered_in(source))
+    return replace(study, notices=tuple(dict.fromkeys(notices)), shopping=shopping)
+
+
+def _earlier(source: Source, ledgers: Sequence[_Ledger]) -> list[int]:
+    """The seeds that each earlier look has seen.
+
+    Looks by `status` and the like gave no choice in a campaign that ran all the seeds with which it began.
+    """
+    is_as_begun = bool(source.campaign) and not source.added_seeds and all(each.has_ended for each in source.candidates)
+    found = [look for each in ledgers for look in each.looks().looks]
+    return [look.num_seeds for look in found if not (look.by and is_as_begun)]
+
+
+def _opened(history: History, source: Source, runs: Sequence[disk.RunOnDisk], *, is_own: bool) -> _Ledger:
+    present = disk.in_ledger(history, runs)
+    campaign, problem = None, None
+    if source.campaign:
+        try:
+            campaign = find_campaign(history, source.campaign, present)
+        except ConfigError as error:
+            problem = unreadable(name_in(history.folder, source.campaign), error)
+    return _Ledger(history=history, present=present, campaign=campaign, problem=problem, is_own=is_own)
+
+
+def _by_ledger(source: Source) -> dict[Path, list[Candidate]]:
+    if source.campaign:
+        return {ledger_folder(source.campaign): list(source.candidates)}
+    found: dict[Path, list[Candidate]] = {}
+    for each in source.candidates:
+        if each.folder:
+            found.setdefault(ledger_folder(each.folder), []).append(each)
+    return found
+
+
+def _findings(ledger: _Ledger) -> list[disk.Finding]:
+    """What the ledger and the disk disagree on, about these runs and their campaign."""
+    history, present, campaign = ledger.history, ledger.present, ledger.campaign
+    found = [
+        disk.Finding(what=f"{history.file}: {fault}", fix="`retrain ledger verify` says more")
+        for fault in history.faults[:1]
+    ]
+    found += [ledger.problem] if ledger.problem else []
+    alike = {each.setup for each in present}
+    names = {each.name for each in present}
+
+    def in_scope(run: RunHistory) -> bool:
+        return campaign.owns(run) if campaign else run.name in names and run.setup in alike
+
+    elsewhere = disk.Elsewhere(history.folder)
+    found += check_campaign(history, campaign, present) if campaign else not_given(history, present)
+    if campaign and campaign.manifest.get("plan"):
+        found += run_before(campaign, present, elsewhere.unknown(history, campaign.folder))
+    found += disk.gone(history, present, in_scope, elsewhere)
+    found += disk.changed(history, present) + disk.copied(history, present)
+    return found + disk.unseen(history, present, campaign.opening if campaign else None)
+
+
+def _data(study: Study, source: Source, present: Sequence[disk.RunOnDisk]) -> str:
+    """Hash of the records that were compared."""
+    left_out = {each.name for each in study.left_out}
+    compared = {str(each.folder.resolve()) for each in source.candidates if each.folder and each.name not in left_out}
+    hashes = [[*run.identity[1:], run.hashes.get(disk.METRICS)] for run in present]
+    kept = [each for run, each in zip(present, hashes, strict=True) if str(run.folder.resolve()) in compared]
+    return seal_of({"runs": sorted(kept, key=str)})
+
+
+def _recorded(
+    ledger: _Ledger, study: Study, options: Options, source: Source, *, is_recorded: bool
+) -> tuple[Looks, str]:
+    """All looks including this one, and why it could not be recorded."""
+    history, present = ledger.history, ledger.present
+    name = name_in(history.folder, source.campaign) if source.campaign else ""
+    scope: dict[str, Any] = {"campaign": name} if name else {"runs": sorted(each.name for each in present)}
+    data = _data(study, source, present)
+    look = {
+        **scope,
+        "metric": str(study.metric),
+        "direction": study.direction.value,
+        "alpha": study.alpha,
+        "baseline": study.baseline,
+        "align": study.align.value,
+        "at": options.at,
+        "last": options.last,
+        "all_pairs": options.all_pairs,
+        "seeds": {each.label: list(each.seeds) for each in study.conditions if each.seeds},
+        "data": data,
+    }
+    reason = ""
+    if not is_on_record(history.looks, look):
+        reason = append(history.folder, LOOK, **look) if is_recorded else ""
+        history.looks.append(look)
+    verdict = {**scope, "look": seal_of(look), "standing": study.standing, "comparisons": _verdicts(study)}
+    if is_recorded and study.comparisons and not is_on_record(history.verdicts, verdict):
+        reason = append(history.folder, VERDICT, **verdict) or reason
+    return ledger.looks(data=data), reason
+
+
+def _verdicts(study: Study) -> list[dict[str, Any]]:
+    return [
+        {
+            "condition": each.condition,
+            "baseline": each.baseline,
+            "difference": each.difference,
+            "interval": each.interval,
+            "p_holm": each.p_holm,
+            "verdict": each.verdict.value,
+        }
+        for each in study.comparisons
+    ]
+
+
+def _registered_in(source: Source) -> str:
+    return source.plan.registered_in if source.plan else ""

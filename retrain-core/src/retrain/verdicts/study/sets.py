@@ -1,0 +1,218 @@
+"""Conditions over several evaluation sets: aggregates of each, and one family of verdicts over all sets together.
+
+The verdict over the sets is about the mean over sets of each seed, tested over seeds like any other difference: a run
+is scored on all sets, so its scores are not independent, and the seeds are what repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Floats
+from retrain.records.runs.example_rates import HELD_OUT_SET
+from retrain.records.runs.metric import EVAL_PREFIX, HELD_OUT, Metric
+from retrain.records.runs.source import Candidate
+from retrain.verdicts.stats import benchmarks
+from retrain.verdicts.stats.paired import t_interval
+from retrain.verdicts.study.comparison import Comparison
+from retrain.verdicts.study.family import Pairing, with_values
+from retrain.verdicts.study.per_seed import Values
+
+OF_EVERY_SET = ("correct_rate", "mean_reward", "pass_at_")
+THRESHOLDS = 101  # of a profile
+_STREAMS = Seeds(0)  # fixed, so that a comparison is reproducible
+
+Interval = tuple[float, float]
+Judged = Callable[[Sequence[Pairing]], Sequence[Comparison]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """A number over all sets and its 95 % interval; None below two seeds."""
+
+    value: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetScores:
+    """A condition over its seeds that have a number on every set.
+
+    `mean` is over sets and seeds (Student's t over seeds); `iqm` and `gap` are the interquartile mean and the
+    optimality gap of `stats.benchmarks` with bootstrap intervals, the gap of rates alone. `scores` has a row per seed,
+    in the order of the sets, as has `set_means`; `profile` is the share of them above each threshold of the view.
+    """
+
+    condition: str
+    seeds: tuple[int, ...]
+    mean: Aggregate
+    iqm: Aggregate
+    gap: Aggregate | None
+    scores: tuple[tuple[float, ...], ...]
+    set_means: tuple[float, ...]
+    profile: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetsComparison:
+    """A pair of conditions: the verdict on the mean over sets, one per set in their order, all in one family.
+
+    `improvement` is the chance that a run of the condition is above one of the baseline, averaged over sets.
+    """
+
+    overall: Comparison
+    per_set: tuple[Comparison, ...]
+    improvement: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetsView:
+    """All conditions over the sets `names`, whose metrics are `metrics`; `thresholds` are those of the profiles."""
+
+    names: tuple[str, ...]
+    metrics: tuple[Metric, ...]
+    thresholds: tuple[float, ...]
+    conditions: tuple[SetScores, ...]
+    comparisons: tuple[SetsComparison, ...]
+
+    @property
+    def num_comparisons(self) -> int:
+        """The size of the family."""
+        return sum(1 + len(each.per_set) for each in self.comparisons)
+
+
+def set_metrics(candidates: Iterable[Candidate], requested: Metric | None) -> dict[str, Metric]:
+    """The metric on each set that the runs were configured with, the held-out examples first.
+
+    `requested` names the measure and summary, on whichever set: `eval_mean_reward:best`, `eval_hard_pass_at_4`.
+    """
+    names = list(dict.fromkeys(name for each in candidates for name in _configured(each)))
+    metric = requested or HELD_OUT
+    measure = metric.field.removeprefix(EVAL_PREFIX)
+    is_of_a_set = not measure.startswith(OF_EVERY_SET)  # a set may be called `correct`
+    for name in sorted(names, key=len, reverse=True):
+        if is_of_a_set and measure.startswith(f"{name}_"):
+            measure = measure.removeprefix(f"{name}_")
+            break
+    fields = {HELD_OUT_SET: f"{EVAL_PREFIX}{measure}"}
+    fields |= {name: f"{EVAL_PREFIX}{name}_{measure}" for name in names}
+    return {name: Metric(field, metric.summary) for name, field in fields.items()}
+
+
+def sets_view(
+    metrics: Mapping[str, Metric],
+    labels: Sequence[str],
+    pairings: Sequence[Pairing],
+    *,
+    values_of: Callable[[str, Metric], Values],
+    judged: Judged,
+) -> SetsView:
+    """The view of those sets on which some run has a number; ConfigError when these are fewer than two.
+
+    `values_of` gives a condition's metric by seed. `judged` judges a family; each pair keeps its deciding test.
+    """
+    values = {name: {label: values_of(label, metric) for label in labels} for name, metric in metrics.items()}
+    values = {name: by_label for name, by_label in values.items() if any(by_label.values())}
+    if len(values) < 2:
+        what = f"the runs were evaluated on {', '.join(values) or 'no set'}: there is nothing to combine"
+        raise ConfigError(Problem(where="--sets", what=what, fix="evaluate on several sets: [eval.sets.NAME]"))
+    found = {label: _matrix([by_label[label] for by_label in values.values()]) for label in labels}
+    is_rate = all(metrics[name].is_rate for name in values)
+    thresholds_T = _thresholds([scores_NM for _, scores_NM in found.values() if scores_NM.size], is_rate=is_rate)
+    return SetsView(
+        names=tuple(values),
+        metrics=tuple(metrics[name] for name in values),
+        thresholds=tuple(thresholds_T.tolist()),
+        conditions=tuple(
+            _scores(label, seeds, scores_NM, thresholds_T, is_rate=is_rate)
+            for label, (seeds, scores_NM) in found.items()
+            if seeds
+        ),
+        comparisons=_comparisons(pairings, values, found, judged),
+    )
+
+
+def _configured(candidate: Candidate) -> list[str]:
+    config = candidate.record.get("config")
+    table = config.get("eval") if isinstance(config, dict) else None
+    sets = table.get("sets") if isinstance(table, dict) else None
+    return [name for name in sets if isinstance(name, str)] if isinstance(sets, dict) else []
+
+
+def _matrix(by_set: Sequence[Values]) -> tuple[tuple[int, ...], Floats]:
+    """The seeds with a number on every set, and their scores, (N, M)."""
+    seeds = tuple(seed for seed in by_set[0] if all(seed in values for values in by_set))
+    scores_NM = np.array([[values[seed] for values in by_set] for seed in seeds], dtype=np.float64)
+    return seeds, scores_NM.reshape(len(seeds), len(by_set))
+
+
+def _thresholds(scores: Sequence[Floats], *, is_rate: bool) -> Floats:
+    if is_rate or not scores:
+        return np.linspace(0.0, 1.0, THRESHOLDS)
+    low, high = min(float(each.min()) for each in scores), max(float(each.max()) for each in scores)
+    return np.linspace(low, high, THRESHOLDS)
+
+
+def _scores(label: str, seeds: tuple[int, ...], scores_NM: Floats, thresholds_T: Floats, *, is_rate: bool) -> SetScores:
+    means_N = scores_NM.mean(axis=1)
+    return SetScores(
+        condition=label,
+        seeds=seeds,
+        mean=Aggregate(value=float(means_N.mean()), interval=_within(t_interval(means_N), is_rate=is_rate)),
+        iqm=_aggregate(scores_NM, benchmarks.interquartile_mean),
+        gap=_aggregate(scores_NM, benchmarks.optimality_gap) if is_rate else None,
+        scores=tuple(tuple(row) for row in scores_NM.tolist()),
+        set_means=tuple(scores_NM.mean(axis=0).tolist()),
+        profile=tuple(benchmarks.performance_profile(scores_NM, thresholds_T).tolist()),
+    )
+
+
+def _within(interval: Interval | None, *, is_rate: bool) -> Interval | None:
+    return (max(interval[0], 0.0), min(interval[1], 1.0)) if interval and is_rate else interval
+
+
+def _aggregate(scores_NM: Floats, statistic: benchmarks.Statistic) -> Aggregate:
+    interval = None
+    if scores_NM.shape[0] > 1:
+        low, high = benchmarks.bootstrap(scores_NM, statistic, _STREAMS.stream("compare", "sets"))
+        interval = float(low), float(high)
+    return Aggregate(value=float(statistic(scores_NM)), interval=interval)
+
+
+def _comparisons(
+    pairings: Sequence[Pairing],
+    values: Mapping[str, Mapping[str, Values]],
+    found: Mapping[str, tuple[tuple[int, ...], Floats]],
+    judged: Judged,
+) -> tuple[SetsComparison, ...]:
+    means = {
+        label: dict(zip(seeds, scores_NM.mean(axis=1).tolist(), strict=True))
+        for label, (seeds, scores_NM) in found.items()
+    }
+    columns = [means, *values.values()]
+    family = [
+        with_values(pairing, column[pairing.baseline], column[pairing.condition])
+        for column in columns
+        for pairing in pairings
+    ]
+    verdicts = iter(judged(family))
+    by_column = [[next(verdicts) for _ in pairings] for _ in columns]
+    return tuple(
+        SetsComparison(
+            overall=overall,
+            per_set=tuple(per_set),
+            improvement=_improvement(found[overall.baseline][1], found[overall.condition][1]),
+        )
+        for overall, *per_set in zip(*by_column, strict=True)
+    )
+
+
+def _improvement(baseline_NM: Floats, condition_KM: Floats) -> float | None:
+    if not baseline_NM.size or not condition_KM.size:
+        return None
+    return benchmarks.improvement_over_benchmarks(baseline_NM, condition_KM)

@@ -1,0 +1,309 @@
+"""Reads runs, aligns them on a common budget, summarises them by condition and compares."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.controls import Control
+from retrain.records.runs.budget import COSTS, Align
+from retrain.records.runs.choose import chosen_metric, condition_metrics
+from retrain.records.runs.held_out import other_examples
+from retrain.records.runs.metric import CORRECT, Direction, Metric, parse_metric
+from retrain.records.runs.readable import LeftOut, Run, common_budget, readable_runs
+from retrain.records.runs.registered import Analysis, Plan, departures
+from retrain.records.runs.source import Source, find_runs
+from retrain.records.runs.undeclared import undeclared, without_inputs
+from retrain.verdicts.study.comparison import Comparison
+from retrain.verdicts.study.controls import controls_in, with_controls
+from retrain.verdicts.study.equivalence import with_margin
+from retrain.verdicts.study.examples import two_runs, with_examples
+from retrain.verdicts.study.family import Pairing, judge
+from retrain.verdicts.study.few_seeds import with_few_seeds
+from retrain.verdicts.study.looks import Looks, chosen_looks
+from retrain.verdicts.study.lost import sides_of, with_lost, with_seeds
+from retrain.verdicts.study.per_seed import Collapse, collapses
+from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
+from retrain.verdicts.study.shopping import Shopping
+from retrain.verdicts.study.summaries import Condition, Summaries
+from retrain.verdicts.study.two_policies import TwoPolicies
+
+DEFAULT_ALPHA = 0.05
+MORE_DIFFERS = "the runs differ in more than their conditions say"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of a comparison; None = as planned, else the default.
+
+    `at` is a budget in units of `align`, `last` the number of steps that `final` and `best` average over; with `sets`
+    all evaluation sets are compared together, too.
+    """
+
+    metric: Metric | None = None
+    baseline: str | None = None
+    all_pairs: bool = False
+    align: Align = Align.STEPS
+    at: float | None = None
+    last: int | None = None
+    alpha: float | None = None
+    direction: Direction | None = None
+    sets: bool = False
+
+
+def options_of(
+    *,
+    metric: str | None,
+    align: str,
+    at: float | None,
+    last: int | None,
+    alpha: float | None,
+    lower: bool,
+    called: Callable[[str], str],
+    **others: Any,
+) -> Options:
+    """Options from what a user gave; ConfigError names the one that cannot be, as `called(name)` calls it."""
+
+    def refused(name: str, what: str, fix: str) -> ConfigError:
+        return ConfigError(Problem(where=called(name), what=what, fix=fix))
+
+    if align not in list(Align):
+        raise refused("align", f"unknown budget {align!r}", f"use one of: {', '.join(Align)}")
+    for name, value in (("at", at), ("alpha", alpha)):
+        if value is not None and not math.isfinite(value):
+            raise refused(name, f"{value} is not a finite number", "leave it out for the default")
+    if at is not None and (at <= 0 or (align == Align.STEPS and not float(at).is_integer())):
+        what = "is not positive" if at <= 0 else "is not a whole number of steps"
+        raise refused("at", f"{at} {what}", "give a budget that the runs have reached")
+    if alpha is not None and not 0 < alpha < 0.5:
+        raise refused("alpha", f"{alpha} is not between 0 and 0.5", f"the default is {DEFAULT_ALPHA}")
+    if last is not None and last < 1:
+        raise refused("last", f"{last} steps are none", "give at least 1")
+    return Options(
+        metric=parse_metric(metric, where=called("metric")) if metric is not None else None,
+        align=Align(align),
+        at=at,
+        last=last,
+        alpha=alpha,
+        direction=Direction.LOWER if lower else None,
+        **others,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """The whole comparison. `exploratory` lists departures from the plan; empty if as planned.
+
+    `budget` is where the curves are cut, `shortest` the runs that set it unless `at` was given. `undeclared` says in
+    what the compared runs differ besides what their conditions say, `unknown` how many recorded no code and data.
+    `num_examples` is the number of held-out examples that decide, None for metrics of training; `other_examples` says
+    which runs had other ones than the first.
+    `samplers` are those of the runs if they differ and the metric is one of training, whose prompts they chose.
+    `notices` and `shopping` are what the ledger knows, `is_unverified` says that it does not have all runs and
+    the plan as they are on disk; `looked_at` adds them.
+    """
+
+    campaign: Path | None
+    metric: Metric
+    direction: Direction
+    alpha: float
+    baseline: str
+    align: Align
+    budget: float
+    shortest: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    metrics: tuple[Metric, ...]
+    comparisons: tuple[Comparison, ...]
+    left_out: tuple[LeftOut, ...]
+    plan: Plan | None
+    exploratory: tuple[str, ...]
+    undeclared: tuple[str, ...]
+    unknown: int
+    num_examples: int | None = None
+    other_examples: tuple[str, ...] = ()
+    collapses: tuple[Collapse, ...] = ()
+    sets: SetsView | None = None
+    two_runs: TwoPolicies | None = None
+    samplers: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    shopping: Shopping | None = None
+    is_unverified: bool = False
+
+    @property
+    def standing(self) -> str:
+        """`planned`, `planned, unverified` (no ledger shows that it was) or `exploratory`."""
+        if self.exploratory:
+            return "exploratory"
+        return "planned, unverified" if self.is_unverified else "planned"
+
+
+def compare(paths: Sequence[Path], options: Options) -> Study:
+    """Compare a campaign, or run folders; ConfigError if nothing can be compared or the options are invalid.
+
+    Nothing is recorded and no ledger is read: `looked_at` is for verdicts that somebody sees.
+    """
+    return study_of(find_runs(paths), options)
+
+
+def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -> Study:
+    """`compare` of runs that were found; `earlier` are the numbers of seeds of earlier looks at them."""
+    plan = source.plan
+    requested = options.metric or (plan.metric if plan else None)
+    costs = [COSTS[options.align]] if options.align in COSTS else []
+    sets = set_metrics(source.candidates, requested) if options.sets else {}
+    wanted = {CORRECT.field, *costs, *(each.field for each in sets.values())}
+    wanted |= {requested.field} if requested else set()
+    runs, left_out = readable_runs(source, wanted, align=options.align, at=options.at)
+    metric = chosen_metric(requested, [run.curves for run in runs], where="--metric" if options.metric else "plan")
+    budget, shortest = common_budget(runs, options.at)
+    judging = _Judging(
+        source=source,
+        options=options,
+        metric=metric,
+        direction=options.direction or (plan.direction if plan else None) or Direction.HIGHER,
+        alpha=options.alpha or (plan.alpha if plan else None) or DEFAULT_ALPHA,
+        baseline=_baseline(options, source, runs),
+        looks=chosen_looks(source, earlier),
+        controls=controls_in(source),
+    )
+    summaries = Summaries(runs, budget=budget, last=options.last, direction=judging.direction)
+    metrics = condition_metrics(metric, [run.curves for run in runs])
+    asked_for = Counter(each.condition for each in source.candidates)
+    values = {label: summaries.values(label, metric) for label in source.conditions}
+    pairings = judging.pairings(summaries)
+    comparisons = judging.comparisons(pairings, summaries, values)
+    comparisons = with_few_seeds(with_examples(comparisons, runs, metric=metric, budget=budget))
+    others = _other_examples(comparisons, runs, metric)
+    study = Study(
+        campaign=source.campaign,
+        metric=metric,
+        direction=judging.direction,
+        alpha=judging.alpha,
+        baseline=judging.baseline,
+        align=options.align,
+        budget=budget,
+        shortest=shortest,
+        conditions=tuple(summaries.condition(each, metrics, num_runs=asked_for[each]) for each in source.conditions),
+        metrics=metrics,
+        comparisons=comparisons,
+        left_out=tuple(left_out),
+        plan=plan,
+        exploratory=(),
+        undeclared=undeclared(source, [run.candidate for run in runs], judging.baseline),
+        unknown=without_inputs([run.candidate for run in runs]),
+        num_examples=None if others else summaries.num_examples(source.conditions, metric),
+        other_examples=others,
+        collapses=collapses(values, metric, direction=judging.direction),
+        sets=judging.sets(sets, pairings, summaries) if options.sets else None,
+        samplers=_samplers(runs, metric),
+        two_runs=None if source.campaign else two_runs(runs, metric=metric, budget=budget),
+    )
+    return replace(study, exploratory=_departures(study, options, source))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judging:
+    """How the conditions of one study are judged: as planned, unless the options say otherwise."""
+
+    source: Source
+    options: Options
+    metric: Metric
+    direction: Direction
+    alpha: float
+    baseline: str
+    looks: Looks
+    controls: Mapping[str, tuple[str, Control]]
+
+    def pairings(self, summaries: Summaries) -> list[Pairing]:
+        """The baseline with every condition, or all pairs; a control is only held against its own condition."""
+        labels = [label for label in self.source.conditions if label not in self.controls or label == self.baseline]
+        pairs = _pairs(labels, self.baseline, all_pairs=self.options.all_pairs)
+        return [self._pairing(summaries, first, second) for first, second in pairs]
+
+    def comparisons(
+        self, pairings: Sequence[Pairing], summaries: Summaries, values: Mapping[str, Mapping[int, float]]
+    ) -> tuple[Comparison, ...]:
+        """The verdicts, then what may weaken them: lost runs and controls; then what was looked at."""
+        sides = sides_of(self.source.candidates, values, is_cut=self.options.at is not None)
+        found = with_lost(self._judged(pairings), pairings, sides, direction=self.direction, judged=self._judged)
+        found = with_controls(
+            found,
+            self.controls,
+            partial(self._pairing, summaries),
+            alpha=self.alpha,
+            direction=self.direction,
+        )
+        return self.looks.viewed(with_seeds(found, values, direction=self.direction), pairings)
+
+    def sets(self, sets: Mapping[str, Metric], pairings: Sequence[Pairing], summaries: Summaries) -> SetsView:
+        """All evaluation sets together."""
+        judged = partial(judge, alpha=self.alpha, direction=self.direction)
+        return sets_view(sets, self.source.conditions, pairings, values_of=summaries.values, judged=judged)
+
+    def _pairing(self, summaries: Summaries, first: str, second: str) -> Pairing:
+        return self.looks.prepared(summaries.pairing(first, second, self.metric))
+
+    def _judged(self, family: Sequence[Pairing]) -> tuple[Comparison, ...]:
+        plan = self.source.plan
+        margin = plan.margin if plan and self.metric == plan.metric else None
+        return with_margin(judge(family, alpha=self.alpha, direction=self.direction), family, margin)
+
+
+def _departures(study: Study, options: Options, source: Source) -> tuple[str, ...]:
+    made = Analysis(
+        metric=study.metric,
+        alpha=study.alpha,
+        baseline=study.baseline,
+        direction=study.direction,
+        seeds={each.label: each.seeds for each in study.conditions if each.seeds},
+        is_all_pairs=options.all_pairs,
+        aligned_on=study.align,
+        at_steps=int(study.budget) if study.align is Align.STEPS else None,
+        last=options.last,
+        first_start=source.first_start,
+    )
+    found = (*departures(study.plan, made), *study.other_examples)
+    return (*found, MORE_DIFFERS) if study.undeclared else found
+
+
+def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Run], metric: Metric) -> tuple[str, ...]:
+    """By the ids in `eval.jsonl` where all runs have them, and by the settings that draw the examples."""
+    views = [each.examples for each in comparisons if each.examples]
+    are_alike = bool(views) and all(view.num_examples for view in views)
+    found = other_examples([run.candidate for run in runs], metric, are_ids_alike=are_alike)
+    return found or tuple(f"other held-out examples: {view.reason}" for view in views if view.are_others)[:1]
+
+
+def _samplers(runs: Sequence[Run], metric: Metric) -> tuple[str, ...]:
+    """The samplers of the runs where they differ and chose the prompts behind the metric."""
+    if metric.is_eval:
+        return ()
+    tables = (run.candidate.record.get("config") for run in runs)
+    data = (table.get("data") if isinstance(table, Mapping) else None for table in tables)
+    found = {str(keys["sampler"]) for keys in data if isinstance(keys, Mapping) and "sampler" in keys}
+    return tuple(sorted(found)) if len(found) > 1 else ()
+
+
+def _baseline(options: Options, source: Source, runs: Sequence[Run]) -> str:
+    """The requested baseline, the planned one, or the first condition with a compared run."""
+    present = {run.candidate.condition for run in runs}
+    first = next(label for label in source.conditions if label in present)
+    baseline = options.baseline or (source.plan.baseline if source.plan else "") or first
+    if baseline not in source.conditions:
+        where = "--baseline" if options.baseline else "plan"
+        fix = f"one of: {', '.join(source.conditions)}"
+        raise ConfigError(Problem(where=where, what=f"{baseline!r} is not a condition here", fix=fix))
+    return baseline
+
+
+def _pairs(labels: Sequence[str], baseline: str, *, all_pairs: bool) -> list[tuple[str, str]]:
+    if all_pairs:
+        return list(combinations(labels, 2))
+    return [(baseline, label) for label in labels if label != baseline]

@@ -1,0 +1,119 @@
+"""Each condition's metrics over its seeds, and two conditions side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from retrain.records.runs.budget import Spent, value_at
+from retrain.records.runs.metric import Direction, Metric
+from retrain.records.runs.readable import Run
+from retrain.verdicts.stats.binomial import held_out_limits, training_limits
+from retrain.verdicts.stats.paired import t_interval
+from retrain.verdicts.study.family import Pairing
+
+EXAMPLES = Metric("eval_examples")
+MOST_PROMPTS = 10**6  # per step; beyond any real number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A metric of one condition: the value of each seed, their mean and its 95 % interval.
+
+    That of a held-out share is for another seed and other examples like these, with one seed for that run on other
+    examples (`stats.binomial`). That of a share of training, or of any other number, is for another seed, and None
+    below two.
+    """
+
+    values: Mapping[int, float]
+    mean: float | None
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition: the seeds compared, the number of requested runs, and every metric by name."""
+
+    label: str
+    seeds: tuple[int, ...]
+    num_runs: int
+    estimates: Mapping[str, Estimate]
+
+
+class Summaries:
+    """The value of each run for each metric, computed once."""
+
+    def __init__(self, runs: Sequence[Run], *, budget: float, last: int | None, direction: Direction) -> None:
+        self._runs: dict[str, dict[int, Spent]] = {}
+        self._records: dict[str, list[Mapping[str, Any]]] = {}
+        for run in runs:
+            self._runs.setdefault(run.candidate.condition, {})[run.seed] = run.spent
+            self._records.setdefault(run.candidate.condition, []).append(run.candidate.record)
+        self._budget, self._last, self._direction = budget, last, direction
+        self._values: dict[tuple[str, Metric], dict[int, float]] = {}
+
+    def values(self, label: str, metric: Metric) -> Mapping[int, float]:
+        """Values by seed, without runs that have none."""
+        if (label, metric) not in self._values:
+            self._values[label, metric] = self._read(label, metric)
+        return self._values[label, metric]
+
+    def _read(self, label: str, metric: Metric) -> dict[int, float]:
+        found = {}
+        for seed, spent in self._runs.get(label, {}).items():
+            value = value_at(spent, metric, budget=self._budget, last=self._last, direction=self._direction)
+            if value is not None:
+                found[seed] = value
+        return found
+
+    def condition(self, label: str, metrics: Sequence[Metric], *, num_runs: int) -> Condition:
+        """The condition with its metrics."""
+        estimates = {str(metric): self._estimate(label, metric) for metric in metrics}
+        return Condition(label=label, seeds=tuple(self._runs.get(label, ())), num_runs=num_runs, estimates=estimates)
+
+    def _estimate(self, label: str, metric: Metric) -> Estimate:
+        values = self.values(label, metric)
+        values_N = np.array(list(values.values()))
+        if not values_N.size:
+            return Estimate(values=values, mean=None, interval=None)
+        examples = min(self.values(label, EXAMPLES).values(), default=0.0) if metric.is_eval else 0.0
+        if not metric.is_rate or not ((values_N >= 0.0) & (values_N <= 1.0)).all():
+            interval = t_interval(values_N)
+        elif examples >= 1:
+            interval = held_out_limits(values_N, int(examples))
+        else:
+            interval = training_limits(values_N, self._prompts(label))
+        return Estimate(values=values, mean=float(values_N.mean()), interval=interval)
+
+    def _prompts(self, label: str) -> int:
+        """The fewest prompts per step of the condition's runs; 1 where one did not record them."""
+        return min((_batch_size(record) for record in self._records.get(label, ())), default=1)
+
+    def pairing(self, baseline: str, condition: str, metric: Metric) -> Pairing:
+        """Two conditions over the seeds for which both have a number."""
+        left, right = self.values(baseline, metric), self.values(condition, metric)
+        seeds = tuple(seed for seed in left if seed in right)
+        return Pairing(
+            baseline=baseline,
+            condition=condition,
+            seeds=seeds,
+            baseline_N=np.array([left[seed] for seed in seeds]),
+            condition_N=np.array([right[seed] for seed in seeds]),
+        )
+
+    def num_examples(self, labels: Sequence[str], metric: Metric) -> int | None:
+        """The held-out examples behind a metric, if all runs have as many; None for others."""
+        if not metric.is_eval:
+            return None
+        counts = {count for label in labels for count in self.values(label, EXAMPLES).values()}
+        return int(counts.pop()) if len(counts) == 1 else None
+
+
+def _batch_size(record: Mapping[str, Any]) -> int:
+    config = record.get("config")
+    training = config.get("training") if isinstance(config, Mapping) else None
+    size = training.get("batch_size") if isinstance(training, Mapping) else None
+    return size if isinstance(size, int) and 1 <= size <= MOST_PROMPTS else 1

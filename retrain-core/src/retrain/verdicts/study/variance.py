@@ -1,0 +1,157 @@
+"""What the spread of a metric over runs comes from: the order of the data, initialisation, sampling, evaluation, rest.
+
+A source can be told apart only where `[training] seeds` moved it without another; what never moved alone is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from retrain.kernel.config.schema import SeedSource
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.reading import read_records
+from retrain.records.rewind import EVALUATION
+from retrain.records.runs.budget import Align, along, value_at
+from retrain.records.runs.choose import chosen_metric
+from retrain.records.runs.curves import read_curves
+from retrain.records.runs.example_rates import HELD_OUT_SET
+from retrain.records.runs.metric import CORRECT, HELD_OUT, Direction, Metric, Summary
+from retrain.records.runs.run_status import DONE
+from retrain.records.runs.settings_key import settings_key
+from retrain.records.runs.source import Candidate, find_runs
+from retrain.verdicts.stats.variance import Components, components
+
+SOURCES: tuple[str, ...] = get_args(SeedSource)
+CALLED = {"data": "data order"}  # as a reader would; the others are called as in `[training] seeds`
+LEAST_RUNS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledNoise:
+    """What a finite number of completions per held-out example adds to a run's rate, from the runs' own `eval.jsonl`.
+
+    It is a part of evaluation, or of the rest. `share` is of the total variance, at most 1.
+    """
+
+    variance: float
+    share: float
+    runs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decomposition:
+    """The shares of variance of a metric at the end of runs that differ in their seeds alone within a condition."""
+
+    metric: Metric
+    budget: float
+    conditions: int
+    components: Components
+    noise: SampledNoise | None
+    left_out: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    run: Candidate
+    group: Hashable
+    levels: Mapping[str, int]
+    value: float
+
+
+def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: float = 0.95) -> Decomposition:
+    """Estimate the shares over the finished runs of a campaign, or run folders; ConfigError where that cannot be done.
+
+    Runs whose settings are equal, seeds apart, form a group, and only spread within groups counts. The components of
+    all groups are taken to be the same.
+    """
+    candidates = find_runs(paths).candidates
+    fields = {CORRECT.field} | ({metric.field} if metric else set())
+    found, left_out = [], []
+    for each in candidates:
+        if each.state != DONE or each.folder is None or each.seed is None:
+            left_out.append((each.name, each.problem or each.state if each.state != DONE else "no seed is recorded"))
+            continue
+        found.append((each, read_curves(each.folder / "metrics.jsonl", fields)))
+    if len(found) < LEAST_RUNS:
+        raise _too_few(len(found), paths)
+    chosen = chosen_metric(metric, [curves for _, curves in found], where="--metric")
+    spents = [along(curves, Align.STEPS) for _, curves in found]
+    budget = min(spent.total for spent in spents if spent)
+    measured = []
+    for (run, _), spent in zip(found, spents, strict=True):
+        value = value_at(spent, chosen, budget=budget, direction=Direction.HIGHER) if spent else None
+        if value is None:
+            left_out.append((run.name, f"it has no {chosen}"))
+        else:
+            group, levels = settings_key(run.record), seed_levels(run.record)
+            measured.append(_Measured(run=run, group=group, levels=levels, value=value))
+    return _decomposed(measured, chosen, budget, tuple(left_out), level)
+
+
+def seed_levels(record: Mapping[str, Any]) -> dict[str, int]:
+    """The seed that each source of a run followed, by its `run.json`."""
+    apart, evaluation = _value(record, "training", "seeds"), _value(record, "eval", "seed")
+    followed = dict.fromkeys(SOURCES, int(record["seed"]))
+    followed["evaluation"] = evaluation if isinstance(evaluation, int) else 0
+    given = apart if isinstance(apart, dict) else {}
+    return followed | {source: seed for source, seed in given.items() if source in SOURCES}
+
+
+def _value(record: Mapping[str, Any], table: str, key: str) -> object:
+    config = record.get("config")
+    keys = config.get(table) if isinstance(config, dict) else None
+    return keys.get(key) if isinstance(keys, dict) else None
+
+
+def _decomposed(
+    measured: Sequence[_Measured], metric: Metric, budget: float, left_out: tuple[tuple[str, str], ...], level: float
+) -> Decomposition:
+    groups = [each.group for each in measured]
+    factors = {CALLED.get(source, source): [each.levels[source] for each in measured] for source in SOURCES}
+    found = components(np.array([each.value for each in measured]), factors, groups, level=level)
+    if found is None:
+        what = "no spread is left to compare with"
+        why = "every run has a seed combination that its own sources explain, or all runs have the same number"
+        fix = "add runs that cross the seeds, such as 4 data seeds x 4 initialisation seeds"
+        raise ConfigError(Problem(where="--variance", what=what, why=why, fix=fix))
+    noise = _noise(measured, found.total) if (metric.field, metric.summary) == (HELD_OUT.field, Summary.FINAL) else None
+    return Decomposition(
+        metric=metric,
+        budget=budget,
+        conditions=len(set(groups)),
+        components=found,
+        noise=noise,
+        left_out=left_out,
+    )
+
+
+def _noise(measured: Sequence[_Measured], total: float) -> SampledNoise | None:
+    """The mean over runs of the estimated sampling variance of their last held-out rate."""
+    found = [noise for each in measured if each.run.folder and (noise := _noise_of(each.run.folder)) is not None]
+    if not found:
+        return None
+    variance = float(np.mean(found))
+    return SampledNoise(variance=variance, share=min(1.0, variance / total) if total > 0 else 1.0, runs=len(found))
+
+
+def _noise_of(run: Path) -> float | None:
+    """sum_e p_e (1 - p_e) / (S - 1) / E^2: unbiased for E examples of S completions drawn anew; None with S = 1."""
+    file = run / EVALUATION
+    rows = [record for _, record in read_records(file)] if file.is_file() else []
+    last = max((int(row["step"]) for row in rows), default=None)
+    right = [row["correct"] for row in rows if row["step"] == last and row["set"] == HELD_OUT_SET]
+    if not right or min(map(len, right)) < 2:
+        return None
+    noises_E = [float(np.var(each)) / (len(each) - 1) for each in right]  # p (1 - p) is the variance of zeros and ones
+    return sum(noises_E) / len(right) ** 2
+
+
+def _too_few(count: int, paths: Sequence[Path]) -> ConfigError:
+    what = f"{count} finished runs are too few for shares of variance"
+    fix = f"at least {LEAST_RUNS}, better 16: 4 data seeds x 4 initialisation seeds"
+    return ConfigError(Problem(where=", ".join(map(str, paths[:3])), what=what, fix=fix))

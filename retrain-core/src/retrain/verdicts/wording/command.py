@@ -1,0 +1,126 @@
+"""`retrain compare CAMPAIGN | RUN...`: which condition is better, and whether the data can show it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from retrain.records.runs.budget import Align
+from retrain.records.runs.metric import parse_metric
+from retrain.text.terminal_text import printable
+from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.verdicts.study.looked import looked_at
+from retrain.verdicts.study.study import Study, options_of
+
+PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
+EPILOG = """\b
+Examples:
+  retrain compare logs/campaign_20260301_120000
+  retrain compare CAMPAIGN --metric eval_correct_rate:final --baseline grpo+none
+  retrain compare logs/run_a logs/run_b --align tokens --json
+  retrain compare CAMPAIGN --variance
+
+\b
+Exit codes: 0 done; 2 usage error, or nothing that can be compared.
+"""
+
+
+@click.command("compare", epilog=EPILOG)
+@click.argument(
+    "paths", metavar="CAMPAIGN | RUN... | FILE FILE", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option("--metric", metavar="FIELD[:final|best|auc]", help="The metric that decides; a field of metrics.jsonl.")
+@click.option("--baseline", metavar="LABEL", help="Condition that the others are compared with (default: the first).")
+@click.option("--all-pairs", is_flag=True, help="Compare every condition with every other.")
+@click.option(
+    "--align", type=click.Choice([each.value for each in Align]), default="steps", show_default=True, help="Budget."
+)
+@click.option(
+    "--at",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Budget at which the curves are cut, in units of --align; runs that reached it count, ended or not.",
+)
+@click.option("--last", type=click.IntRange(min=1), help="Steps that final and best average over (default: a tenth).")
+@click.option("--alpha", type=click.FloatRange(0, 0.5, min_open=True, max_open=True), help="Default: 0.05.")
+@click.option("--lower", is_flag=True, help="Lower is better.")
+@click.option("--sets", is_flag=True, help="All evaluation sets together and each of them, in one family of verdicts.")
+@click.option("--variance", is_flag=True, help="Where the spread comes from: data order, initialisation, sampling, ...")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="As Markdown.")
+def command(
+    paths: tuple[Path, ...],
+    variance: bool,
+    as_json: bool,
+    as_markdown: bool,
+    **chosen: Any,
+) -> None:
+    """Compare the conditions of a campaign, or of run folders, over their seeds; two runs over their examples.
+
+    Two files that `retrain eval` wrote, of two checkpoints say, are compared over their examples as well.
+
+    The look and its verdicts are recorded in `ledger.jsonl`, in the folder that holds the campaign or the runs.
+    """
+    if as_json and as_markdown:
+        raise click.UsageError("--json and --markdown exclude each other")
+    if variance:
+        others = {**chosen, "metric": None, "align": chosen["align"] != Align.STEPS}
+        if as_markdown or any(others.values()):
+            raise click.UsageError("--variance goes with --metric and --json only")
+        _print_variance(paths, chosen["metric"], as_json=as_json)
+        return
+    if len(paths) == 2 and all(path.is_file() for path in paths):
+        if as_markdown or any({**chosen, "metric": None, "align": chosen["align"] != Align.STEPS}.values()):
+            raise click.UsageError("two files of `retrain eval` go with --metric and --json only")
+        InterimLooks("compare of evaluations", partial(click.echo, err=True)).at(paths)
+        _print_policies(paths, chosen["metric"], as_json=as_json)
+        return
+    options = options_of(**chosen, called=lambda name: f"--{name}")
+    _print(looked_at(paths, options), as_json=as_json, as_markdown=as_markdown)
+
+
+def _print_variance(paths: Sequence[Path], metric: str | None, *, as_json: bool) -> None:
+    from retrain.verdicts.study.variance import decompose
+    from retrain.verdicts.wording.variance_lines import variance_data, variance_sentences
+
+    found = decompose(paths, parse_metric(metric, where="--metric") if metric else None)
+    InterimLooks("compare --variance", partial(click.echo, err=True)).at(paths)
+    if as_json:
+        click.echo(json.dumps(variance_data(found), indent=2, allow_nan=False))
+        return
+    for line in variance_sentences(found):
+        click.echo(printable(line))
+
+
+def _print_policies(files: Sequence[Path], metric: str | None, *, as_json: bool) -> None:
+    from retrain.verdicts.study.two_policies import two_evaluations
+    from retrain.verdicts.wording.data import plain_data
+    from retrain.verdicts.wording.words import policies_sentence
+
+    found = two_evaluations(files, parse_metric(metric, where="--metric") if metric else None)
+    if as_json:
+        click.echo(json.dumps(plain_data(found) | {"metric": str(found.metric)}, indent=2, allow_nan=False))
+        return
+    click.echo(printable(f"{policies_sentence(found)}."))
+
+
+def _print(study: Study, *, as_json: bool, as_markdown: bool) -> None:
+    if as_json:
+        from retrain.verdicts.wording.data import study_data
+
+        click.echo(json.dumps(study_data(study), indent=2, allow_nan=False))
+        return
+    from retrain.verdicts.wording.show import markdown, picture
+
+    if as_markdown:
+        click.echo(markdown(study))
+        return
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    Console(highlight=False, width=width).print(picture(study))

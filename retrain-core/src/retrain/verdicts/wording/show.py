@@ -1,0 +1,111 @@
+"""Renders a comparison for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from retrain.text.terminal_text import printable
+from retrain.verdicts.study.comparison import Verdict
+from retrain.verdicts.study.study import Study
+from retrain.verdicts.wording import sentences
+from retrain.verdicts.wording.answer import answer
+from retrain.verdicts.wording.sets_tables import sets_notes, sets_tables
+from retrain.verdicts.wording.tables import TextTable, comparison_table, condition_tables
+from retrain.verdicts.wording.typical_seed import collapse_sentences
+from retrain.verdicts.wording.verdict_line import further_lines, verdict_line
+
+COLOURS = {
+    Verdict.BETTER.value: "green",
+    Verdict.WORSE.value: "red",
+    Verdict.PRACTICALLY_SAME.value: "blue",
+    Verdict.CANNOT_TELL.value: "yellow",
+}
+MOST_LINES = 20
+
+
+def picture(study: Study) -> RenderableType:
+    """The answer in a sentence, header, one table per metric, the verdicts and their reasons."""
+    parts: list[RenderableType] = [Text(printable(answer(study)), style="bold"), Text()]
+    parts += [Text(printable(line), style="bold" if not i else "") for i, line in _heads(study)]
+    for table in condition_tables(study):
+        parts += [Text(), Text(printable(table.title), style="bold"), _rich(table)]
+    if study.comparisons:
+        parts += [Text(), Text("Verdicts", style="bold"), _rich(comparison_table(study))]
+        for line, further in _reasons(study):
+            parts += [Text(), Text(printable(line)), *(Text(printable(f"  {each}")) for each in further)]
+    for table in sets_tables(study):
+        parts += [Text(), Text(printable(table.title), style="bold"), _rich(table)]
+    notes = list(_notes(study))
+    return Group(*parts, *([Text()] if notes else []), *(Text(printable(note), style="yellow") for note in notes))
+
+
+def markdown(study: Study) -> str:
+    """The comparison as Markdown."""
+    lines = [f"**{_escaped(answer(study))}**", ""]
+    lines += [f"## {_escaped(title)}" if not i else f"{_escaped(title)}  " for i, title in _heads(study)]
+    for table in condition_tables(study):
+        lines += ["", f"### {_escaped(table.title)}", "", *_markdown_table(table)]
+    if study.comparisons:
+        lines += ["", "### Verdicts", "", *_markdown_table(comparison_table(study)), ""]
+        for line, further in _reasons(study):
+            lines += [f"- {_escaped(line)}", *(f"  - {_escaped(each)}" for each in further)]
+    for table in sets_tables(study):
+        lines += ["", f"### {_escaped(table.title)}", "", *_markdown_table(table)]
+    notes = list(_notes(study))
+    return "\n".join([*lines, *([""] if notes else []), *(f"- {_escaped(note)}" for note in notes)])
+
+
+def _heads(study: Study) -> Iterator[tuple[int, str]]:
+    title = f"Comparison of {study.campaign}" if study.campaign else "Comparison"
+    parts = (sentences.runs_sentence, sentences.budget_sentence, sentences.metric_sentence, sentences.standing)
+    return enumerate([title, *(part(study) for part in parts)])
+
+
+def _reasons(study: Study) -> Iterator[tuple[str, Sequence[str]]]:
+    """The line of every verdict, and the lines below it."""
+    for each in study.comparisons[:MOST_LINES]:
+        against = f" against {each.baseline}" if each.baseline != study.baseline else ""
+        yield f"{each.condition}{against}: {verdict_line(each, study)}", further_lines(each, study)
+    if len(study.comparisons) > MOST_LINES:
+        yield f"and {len(study.comparisons) - MOST_LINES} more: --json has all of them", ()
+
+
+def _notes(study: Study) -> Iterator[str]:
+    yield from sentences.differing(study)
+    yield from sentences.on_record(study)
+    yield from sentences.survivors(study)
+    yield from collapse_sentences(study)
+    yield from filter(None, (sentences.beforehand(study), sentences.next_step(study)))
+    yield from sets_notes(study)
+    for each in study.left_out[:MOST_LINES]:
+        yield f"left out: {each.name}: {each.reason}"
+    if len(study.left_out) > MOST_LINES:
+        yield f"and {len(study.left_out) - MOST_LINES} more left out: --json has all of them"
+
+
+def _rich(content: TextTable) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for index, head in enumerate(content.heads):
+        is_name = index < content.num_names
+        table.add_column(head, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+    for row in content.rows:
+        table.add_row(*(Text(printable(cell), style=COLOURS.get(cell, "")) for cell in row))
+    return table
+
+
+def _markdown_table(content: TextTable) -> list[str]:
+    bars = ["---" if index < content.num_names else "---:" for index in range(len(content.heads))]
+    rows = [content.heads, tuple(bars), *(tuple(map(_escaped, row)) for row in content.rows)]
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _escaped(text: str) -> str:
+    """Text escaped for Markdown: control characters, markup and the bar of a table."""
+    plain = printable(text)
+    for character in "\\`*_[]<>|~#":
+        plain = plain.replace(character, f"\\{character}")
+    return plain.replace("&", "&amp;")

@@ -1,0 +1,134 @@
+"""How numbers of a comparison are said: differences, intervals, levels, scopes and worst seeds."""
+
+from __future__ import annotations
+
+import math
+
+from retrain.records.runs.metric import Metric, shown, shown_difference
+from retrain.verdicts.study.comparison import Comparison, Verdict
+from retrain.verdicts.study.study import Study
+from retrain.verdicts.study.two_policies import TwoPolicies
+
+NO_LIMIT = "no limit"
+UNBOUNDED = "too few seeds to bound it"
+
+
+def percent(level: float) -> str:
+    """A level as `95 %` or `98.75 %`."""
+    return f"{100 * level:.4g} %"
+
+
+def level_words(study: Study) -> str:
+    """The level of the intervals, as `95 %`; a range where they have several."""
+    levels = sorted({each.level for each in study.comparisons}) or [1.0 - study.alpha]
+    ends = dict.fromkeys(percent(level) for level in (levels[0], levels[-1]))
+    return " to ".join(ends)
+
+
+def limits(interval: tuple[float, float], metric: Metric) -> str:
+    """`6.1 to 17.2`; an infinite limit in words: `at least 6.1, no upper limit`."""
+    low, high = interval
+    if math.isinf(low) and math.isinf(high):
+        return UNBOUNDED
+    if math.isinf(high):
+        return f"at least {_bare(low, metric)}, no upper limit"
+    if math.isinf(low):
+        return f"at most {_bare(high, metric)}, no lower limit"
+    return f"{_bare(low, metric)} to {_bare(high, metric)}"
+
+
+def bracketed(interval: tuple[float, float] | None, metric: Metric) -> str:
+    """`[+6.1, +17.2]` for the cell of a table, `[too few seeds]` where both ends are infinite; empty without one."""
+    if interval is None:
+        return ""
+    if all(map(math.isinf, interval)):
+        return " [too few seeds]"
+    return " [{}, {}]".format(*(_signed(end, metric) if math.isfinite(end) else NO_LIMIT for end in interval))
+
+
+def sized(difference: float, interval: tuple[float, float] | None, level: float, metric: Metric) -> str:
+    """`+11.7 pp (95 % interval 6.1 to 17.2)`: a difference is never said without how well it is known."""
+    size = shown_difference(difference, metric)
+    if interval is None:
+        return f"{size} (no interval)"
+    if all(map(math.isinf, interval)):
+        return f"{size} ({UNBOUNDED})"
+    colon = ":" if any(map(math.isinf, interval)) else ""
+    return f"{size} ({percent(level)} interval{colon} {limits(interval, metric)})"
+
+
+def too_few_seeds(comparison: Comparison, study: Study) -> str:
+    """`too few seeds for a verdict (3; 6 are the fewest). All 3 were better, +21.6 pp on average; likely between`..."""
+    num_seeds, looks = len(comparison.seeds), comparison.looks
+    least = f"{comparison.least_seeds} are the fewest"
+    if looks and looks.next_look:
+        least = f"the next look is at {looks.next_look}"
+    told = f"too few seeds for a verdict ({num_seeds}; {least})"
+    if comparison.difference is None or comparison.per_seed is None:
+        return told
+    wins, few = comparison.per_seed.wins, comparison.few_seeds
+    counted = f"{wins} of {num_seeds} {'was' if wins == 1 else 'were'}"
+    if wins == num_seeds > 1:
+        counted = "Both were" if num_seeds == 2 else f"All {num_seeds} were"
+    told = f"{told}. {counted} better, {shown_difference(comparison.difference, study.metric)} on average"
+    if few is None:
+        return f"{told}, {over_seeds(num_seeds)}, on {scope(study)}; {UNBOUNDED}"
+    low, high = (_bare(end, study.metric) for end in few.interval)
+    where = "examples like these" if few.is_of_examples else scope(study)
+    estimate = f"an estimate, {percent(few.level)} if seeds are roughly normal"
+    return f"{told}; likely between {low} and {high} ({estimate}), {over_seeds(num_seeds)}, on {where}"
+
+
+def policies_sentence(found: TwoPolicies) -> str:
+    """`b against a, these two policies: +5.2 pp (95 % interval 1.0 to 9.4) for other examples like these 64`..."""
+    clusters = f" of {found.num_clusters:,} sources" if found.num_clusters < found.num_examples else ""
+    size = sized(found.difference, found.interval, found.level, found.metric)
+    return (
+        f"{found.second} against {found.first}, these two policies: "
+        f"{size} for other examples like these {found.num_examples:,}{clusters}, paired by example; it says nothing "
+        "about how they were trained, which takes several seeds"
+    )
+
+
+def verdict_words(comparison: Comparison) -> str:
+    """The verdict, with its condition where the line that counts lost runs at their worst does not confirm it."""
+    lost, is_found = comparison.lost, comparison.verdict in (Verdict.BETTER, Verdict.WORSE)
+    if is_found and lost and lost.difference is not None and not lost.survives:
+        return f"{comparison.verdict}, unless lost runs were bad"
+    return str(comparison.verdict)
+
+
+def scope(study: Study) -> str:
+    """The examples behind a difference: `these 64 examples`, or `the prompts of training`."""
+    if not study.metric.is_eval:
+        return "the prompts of training"
+    if study.other_examples:
+        return "different held-out examples"
+    return f"these {study.num_examples:,} examples" if study.num_examples else "these held-out examples"
+
+
+def over_seeds(count: int) -> str:
+    """`over 8 seeds`."""
+    return f"over {count} seed{'' if count == 1 else 's'}"
+
+
+def worst_seeds(comparison: Comparison, study: Study) -> str:
+    """`Worst seed of each: grpo+none 71.1%, maxrl+none 80.5%`; empty without a common seed."""
+    if comparison.per_seed is None:
+        return ""
+    worst = (comparison.per_seed.worst_baseline, comparison.per_seed.worst_condition)
+    left, right = (shown(value, study.metric) for value in worst)
+    return f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}"
+
+
+def _bare(value: float, metric: Metric) -> str:
+    return _digits(100 * value) if metric.is_rate else f"{value:.4g}"
+
+
+def _signed(value: float, metric: Metric) -> str:
+    return f"{'+' if value > 0 else ''}{_bare(value, metric)}"
+
+
+def _digits(points: float) -> str:
+    """Percentage points to a tenth, but what is not zero never as `0.0`: on which side of it a limit lies decides."""
+    return f"{points:.1f}" if abs(points) >= 0.05 or not points else f"{points:.1g}"

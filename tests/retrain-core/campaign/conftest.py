@@ -1,0 +1,182 @@
+"""Campaigns of the toy policy, written to a file and run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import retrain
+from retrain.api import Job
+from retrain.campaign import schedule, session
+from retrain.campaign.load import Campaign, load_campaign
+from retrain.campaign.session import run_campaign
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.registry import Plugins
+
+SOURCES = Path(retrain.__file__).parents[1]
+TWO = """
+[[campaign.conditions]]
+advantage_mode = "toy_raw"
+transform_mode = "toy_flat"
+
+[[campaign.conditions]]
+advantage_mode = "grpo"
+transform_mode = "toy_index"
+"""
+PLAYED = """
+[[campaign.conditions]]
+advantage_mode = "grpo"
+transform_mode = "toy_flat"
+
+[[campaign.conditions]]
+advantage_mode = "toy_raw"
+transform_mode = "toy_flat"
+"""
+BASE = """
+[backend]
+backend = "toy"
+devices = "cpu"
+
+[algorithm]
+uncertainty_kind = "toy_nll"
+
+[data]
+source = "toy"
+
+[reward]
+type = "toy"
+
+[training]
+batch_size = 3
+group_size = 4
+max_tokens = 6
+save_every = 1
+grace_s = 5.0
+
+[scoring]
+workers = 1
+
+[logging]
+log_dir = "out"
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, toys: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """`write(campaign="seeds = [1]", conditions=TWO, more="")`: a file of toys, in the folder that is now current."""
+    monkeypatch.chdir(tmp_path)
+    path = os.pathsep.join([str(toys), str(SOURCES), *(p for p in sys.path if p.endswith("/src"))])
+    monkeypatch.setenv("PYTHONPATH", path)
+
+    def make(campaign: str = "seeds = [1, 2]\nmax_steps = 4", conditions: str = TWO, more: str = "") -> Path:
+        text = f'[campaign]\n{campaign}\n{conditions}\n{BASE}\n[model]\nmodel = "{tokenizer_folder}"\n{more}'
+        Path("c.toml").write_text(text, encoding="utf-8")
+        return Path("c.toml")
+
+    return make
+
+
+@pytest.fixture
+def toy_plugins(toys: Path) -> Plugins:
+    """Everything installed, and the toys."""
+    return load_plugins({})
+
+
+@pytest.fixture
+def load_text(write: Callable[..., Path], toy_plugins: Plugins) -> Callable[..., Campaign]:
+    """`load_text(campaign, conditions, more, arguments=[...])`: the campaign, or its ConfigError."""
+
+    def load(*texts: str, arguments: tuple[str, ...] = ()) -> Campaign:
+        return load_campaign([str(write(*texts)), *arguments], toy_plugins)
+
+    return load
+
+
+@pytest.fixture
+def start(write: Callable[..., Path]) -> Callable[..., subprocess.Popen[str]]:
+    """`start("c.toml", ...)`: `python -m retrain` in the current folder, in a session of its own."""
+
+    def call(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "retrain", *arguments],
+            env={**os.environ, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return call
+
+
+@pytest.fixture
+def finish(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[int, str, str]]:
+    """The same to its end: exit code, stdout, stderr."""
+
+    def call(*arguments: str, **environ: str) -> tuple[int, str, str]:
+        process = start(*arguments, **environ)
+        out, err = process.communicate(timeout=280)
+        return process.returncode, out, err
+
+    return call
+
+
+class Finishes:
+    """A launcher whose jobs are done at once, and a job of it."""
+
+    pid = None
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def start(self, job: Job) -> Finishes:
+        self.started.append(job.name)
+        (job.folder / "run.json").write_text(json.dumps({"status": "done", "seed": 1, "started": "now", "config": {}}))
+        (job.folder / "adapter/final").mkdir(parents=True)
+        return self
+
+    def poll(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """`play(campaign, conditions, arguments=(), logs=False, devices='devices = "cpu"')`: the runs that were started.
+
+    With `logs`, the campaign has no log_dir of its own. `launcher` starts them. Further options are those of
+    `run_campaign`.
+    """
+    monkeypatch.setattr(schedule, "POLL_S", 0.0)
+    loaded: list[Plugins] = []
+
+    def call(
+        campaign: str,
+        conditions: str = PLAYED,
+        *,
+        arguments: tuple[str, ...] = (),
+        logs: bool = False,
+        devices: str = 'devices = "cpu"',
+        launcher: Finishes | None = None,
+        **options: Any,
+    ) -> list[str]:
+        launcher = launcher or Finishes()
+        plugins = loaded[0] if loaded else load_plugins({})  # at the first campaign: tests install distributions
+        loaded[:] = [plugins]
+        monkeypatch.setattr(session, "_launcher", lambda campaign, plugins: launcher)
+        file = write(f"max_steps = 4\n{campaign}\n", conditions)
+        text = file.read_text().replace('devices = "cpu"', devices)
+        file.write_text(text.replace('[logging]\nlog_dir = "out"\n', "") if logs else text)
+        run_campaign(load_campaign([str(file), *arguments], plugins), plugins, **options)
+        return launcher.started
+
+    return call

@@ -1,0 +1,70 @@
+"""Whole campaigns of the toy policy on Slurm."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.campaign.outcome import progress
+from retrain.campaign.slurm.script import RECORD
+from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
+
+Finish = Callable[..., tuple[int, str, str]]
+Start = Callable[..., subprocess.Popen[str]]
+ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_index"\n'
+SEEDS = "seeds = [1, 2]\nmax_steps = 4\n"
+OFTEN = "launcher_options = { poll_s = 0.2 }\n"
+SLURM = ("--campaign-launcher", "slurm", "--campaign-parallel", "true")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cluster", ["stand-in", pytest.param("slurm", marks=pytest.mark.server)], indirect=True)
+def test_jobs_outlive_the_campaign_and_are_found_again(
+    write: Callable[..., Path], start: Start, finish: Finish, cluster: Any
+) -> None:
+    write(SEEDS, ONE)
+    assert finish("c.toml", "--log-dir", "here")[0] == 0
+    write(SEEDS + OFTEN, ONE)
+    cluster.fill()
+    process = start("c.toml", "--log-dir", "there", *SLURM)
+    records = [Path("there/runs") / f"grpo+toy_index_s{seed}" / RECORD for seed in (1, 2)]
+    wait_for(lambda: all(file.exists() and '"job_id": ""' not in file.read_text() for file in records), process)
+    kill_all(process, orphans_too=False)
+    process = start("c.toml", "--log-dir", "there", *SLURM)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "grpo+toy_index_s2 started (started by an earlier session, waiting for it)" in line:
+            break
+    cluster.free()
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, out + err
+    content = manifest("there")
+    assert (content["launcher"], content["status"]) == ("slurm", "done")
+    assert [entry["attempts"] for entry in content["runs"]] == [1, 1]
+    check_same("there", "here")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cluster", ["stand-in", pytest.param("slurm", marks=pytest.mark.server)], indirect=True)
+def test_a_stop_reaches_what_runs_and_what_waits(write: Callable[..., Path], start: Start, cluster: Any) -> None:
+    write(SEEDS.replace("4", "5000") + OFTEN, ONE)
+    process = start("c.toml", *SLURM)
+    wait_for(lambda: progress(Path("out/runs/grpo+toy_index_s1")).steps_done > 2, process)
+    process.terminate()
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 75, out + err
+    assert {entry["status"] for entry in manifest()["runs"]} == {"stopped"}
+
+
+def test_a_machine_without_slurm_says_so(
+    write: Callable[..., Path], finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(SEEDS, ONE)
+    code, _, err = finish("c.toml", *SLURM, PATH=str(tmp_path))
+    assert code == 2
+    assert "sbatch, squeue, scancel, sinfo not found" in err
+    assert not Path("out/runs").exists()

@@ -1,0 +1,52 @@
+"""What a campaign leaves in the ledger, and what becomes of one whose run is deleted and run again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign.on_record import CampaignRecord
+from retrain.campaign.report_lines import Lines
+from retrain.verdicts.ledger.chain import NAME, read_chain
+from retrain.verdicts.ledger.command import command as ledger
+from retrain.verdicts.study.looked import looked_at
+from retrain.verdicts.study.study import Options
+from tests.invoke import invoke
+
+SEEDS = "seeds = [7]\nmax_steps = 2\n"
+PLAN = '\n[campaign.plan]\nhypothesis = "they differ"\nprimary_metric = "correct_rate"\n'
+RUN = "grpo+toy_index_s7"
+
+
+def test_a_ledger_that_cannot_be_written_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / NAME).mkdir()
+    record = CampaignRecord(tmp_path / "out", Lines(1, parallel=False))
+    record.attempt("a_s1", 1, continues=False)
+    record.ended("done", done=1, failed=0)
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).count("not in the ledger") == 1
+
+
+@pytest.mark.long
+def test_a_finished_run_that_is_deleted_and_run_again_is_named(
+    write: Callable[..., Path], finish: Callable[..., tuple[int, str, str]]
+) -> None:
+    write(SEEDS, more=PLAN)
+    code, out, err = finish("c.toml", "--log-dir", "logs/out")
+    assert (code, err) == (0, ""), out
+    kinds = [entry.record["kind"] for entry in read_chain(Path("logs") / NAME)]
+    runs = ["attempt_started", "run_started", "run_ended"] * 2
+    assert kinds == ["campaign_opened", "plan_sealed", *runs, "campaign_ended"]
+    study = looked_at([Path("logs/out")], Options())
+    assert study.notices == ()
+    assert invoke(ledger, ["verify"]).exit_code == 0
+
+    shutil.rmtree(Path("logs/out/runs") / RUN)
+    assert finish("c.toml", "--log-dir", "logs/out")[0] == 0
+    study = looked_at([Path("logs/out")], Options())
+    assert any(f"{RUN}, begun" in line and "is gone; it was run again" in line for line in study.notices)
+    assert study.standing == "exploratory"
+    assert invoke(ledger, ["verify"]).exit_code == 1

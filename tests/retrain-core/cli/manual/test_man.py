@@ -1,0 +1,298 @@
+"""`retrain man` in all formats, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.cli.manual import command as man_command
+from retrain.cli.manual.html_page import html_page
+from retrain.cli.manual.man_page import man_page
+from retrain.cli.manual.pages import MANUAL
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.registry import HOOK_OF_KIND
+from retrain.kernel.types import Kind
+
+Command = Callable[..., Any]
+MARKER = re.compile(r"<!--|-->|<<AUTO")
+HOSTILE = (
+    "## A <script>alert(1)</script> & \\fBx\n\n.TH evil\n'so /etc/passwd\n\n`a\\b` -- \u03bb <img src=x onerror=y>\n"
+)
+
+
+@pytest.fixture
+def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the manual that may be written to."""
+    copy = tmp_path / "manual.md"
+    shutil.copy(MANUAL, copy)
+    monkeypatch.setattr(man_command, "MANUAL", copy)
+    return copy
+
+
+@pytest.mark.parametrize("form", ["text", "json", "troff", "html"])
+@pytest.mark.parametrize("topic", ["", "commands", "metrics"])
+def test_every_form_prints_something_without_internal_markers(form: str, topic: str, command: Command) -> None:
+    result = command("man", "--format", form, *(["--topic", topic] if topic else []))
+    assert (result.code, result.err) == (0, "")
+    assert len(result.out) > 1000
+    assert not MARKER.search(result.out.replace("<!doctype", ""))
+
+
+def test_text_is_the_file_and_a_topic_is_its_part(command: Command) -> None:
+    whole = command("man").out
+    assert whole.startswith("# retrain")
+    assert command("manual").out == whole
+    part = command("man", "-t", "quickstart").out
+    assert part.startswith("## Quickstart")
+    assert part.strip() in whole
+
+
+@pytest.mark.parametrize("name", ["capacity-planning", "environments", "Quickstart", " hooks "])
+def test_topics_have_other_spellings(name: str, command: Command) -> None:
+    assert command("man", "--topic", name).code == 0
+
+
+def test_a_topic_may_be_named_alone(command: Command) -> None:
+    alone = command("man", "campaign")
+    assert (alone.code, alone.out) == (0, command("man", "--topic", "campaign").out)
+    assert "did you mean 'campaign'?" in command("man", "campagn").err
+    assert "one topic at a time" in command("man", "campaign", "metrics").err
+    assert "fix: add --check" in command("man", "page.md").err
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("metrix", "'metrics'"), ("zzz", "topics: quickstart")])
+def test_an_unknown_topic_is_answered_with_the_nearest(name: str, wanted: str, command: Command) -> None:
+    result = command("man", "--topic", name)
+    assert result.code == 2
+    assert wanted in result.err
+
+
+def test_json_has_the_documented_fields(command: Command) -> None:
+    whole = json.loads(command("man", "--json").out)
+    assert set(whole) == {"tool", "path", "topics", "manual"}
+    assert Path(whole["path"]) == MANUAL
+    part = json.loads(command("man", "--format", "json", "--topic", "quickstart").out)
+    assert set(part) == {"tool", "path", "topic", "section", "content"}
+    assert (part["tool"], part["topic"], part["section"]) == ("retrain", "quickstart", "Quickstart")
+    assert part["content"] in whole["manual"]
+    rows = json.loads(command("man", "--list-topics", "--json").out)
+    assert [row["name"] for row in rows] == whole["topics"]
+
+
+def test_list_and_path(command: Command) -> None:
+    lines = command("man", "--list-topics").out.splitlines()
+    assert len(lines) == 24
+    assert Path(command("man", "--path").out.strip()) == MANUAL
+
+
+@pytest.mark.parametrize(
+    ("topic", "own", "others"),
+    [
+        (
+            "data",
+            ("### [data]", "| `files` |", "--data-path tasks.jsonl"),
+            ("### [reward]", "### [eval]", "### backend"),
+        ),
+        ("rewards", ("### [reward]", "| `match` |", "retrain audit"), ("### [data]", "### data source")),
+        ("evaluation", ("### [eval]", "retrain eval logs/train"), ("### [data]", "### reward")),
+    ],
+)
+def test_what_a_person_asks_for_first_has_keys_parts_and_examples(
+    topic: str, own: tuple[str, ...], others: tuple[str, ...], command: Command
+) -> None:
+    shown = command("man", topic).out
+    assert all(part in shown for part in own)
+    assert not any(part in shown for part in others)
+
+
+def test_what_is_installed_is_what_is_printed(distribution: Callable[..., Path], command: Command) -> None:
+    source = (
+        "from retrain.api import MetricSpec, PluginSpec, hookimpl\n"
+        "@hookimpl\ndef retrain_register_advantages(register):\n"
+        "    register(PluginSpec(name='fresh_advantage', summary='Quite new | indeed.', factory='x:y'))\n"
+        "@hookimpl\ndef retrain_describe_metrics():\n"
+        "    return [MetricSpec(name='fresh_rate', meaning='How fresh.', unit='kg')]\n"
+    )
+    distribution("fresh", {"fresh": source})
+    assert "`fresh_advantage` | fresh | Quite new \\| indeed." in command("man", "-t", "plugins").out
+    assert "`fresh_rate` | kg | How fresh." in command("man", "-t", "metrics").out
+    result = command("man", "--check")
+    assert result.code == 1
+    assert "stale" in result.out
+
+
+def test_a_command_that_cannot_be_loaded_does_not_take_the_manual_with_it(
+    distribution: Callable[..., Path], command: Command
+) -> None:
+    source = (
+        "from retrain.api import PluginSpec, hookimpl\n@hookimpl\ndef retrain_register_commands(register):\n"
+        "    register(PluginSpec(name='broken', summary='s', factory='no_such_module:command'))\n"
+    )
+    distribution("broken", {"broken": source})
+    page = command("man", "-t", "commands").out
+    assert "### retrain broken\n\nCannot be loaded: ModuleNotFoundError." in page
+    assert "### retrain status" in page
+
+
+def test_a_plugin_that_cannot_describe_its_metrics_is_named(
+    distribution: Callable[..., Path], command: Command
+) -> None:
+    source = "from retrain.api import hookimpl\n@hookimpl\ndef retrain_describe_metrics():\n    return 1 / 0\n"
+    distribution("faulty", {"faulty": source})
+    page = command("man", "-t", "metrics").out
+    assert "### faulty, `faulty`\n\nCannot be described: ZeroDivisionError." in page
+    assert "| `loss` |" in page
+
+
+@pytest.mark.long
+def test_sync_brings_the_file_along_and_check_tells(manual: Path, command: Command) -> None:
+    assert command("man", "--sync").code == 0
+    whole = manual.read_text(encoding="utf-8")
+    manual.write_text(re.sub(r"\| `lr` \|.*\n", "", whole), encoding="utf-8")
+    stale = command("man", "--check")
+    assert (stale.code, stale.out) == (1, f"{manual} (stale)\n")
+    assert stale.err == "fix: retrain man --sync\n"
+    assert manual.read_text(encoding="utf-8") != whole, "--check writes nothing"
+    assert command("man", "--sync").out == f"{manual} (updated)\n"
+    assert manual.read_text(encoding="utf-8") == whole
+    assert command("man", "--sync").out == f"{manual} (already up to date)\n"
+    assert command("man", "--check").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--sync", "--check"], "exclude each other"),
+        (["page.md"], "files are for --sync and --check"),
+        (["--check", "gone.md"], "cannot be read"),
+        (["--check", "bytes.md"], "cannot be read"),
+        (["--sync", "odd.md"], "there is no generated section 'nonsense'"),
+        (["--sync", "damaged.md"], "damaged page"),
+        (["--format", "pdf"], "pdf"),
+    ],
+)
+def test_wrong_usage_is_told_and_changes_nothing(
+    arguments: list[str], wanted: str, command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "bytes.md").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "odd.md").write_text("<!-- generated: nonsense -->\n<!-- end: nonsense -->\n", encoding="utf-8")
+    (tmp_path / "damaged.md").write_text("<!-- generated: keys -->\n", encoding="utf-8")
+    result = command("man", *arguments)
+    assert result.code == 2
+    assert wanted in result.err
+    assert "Traceback" not in result.err
+    assert "nonsense -->\n<!-- end" in (tmp_path / "odd.md").read_text(encoding="utf-8")
+
+
+def test_every_command_option_table_hook_and_metric_of_ours_is_in_the_manual(command: Command) -> None:
+    page, plugins = command("man").out, load_plugins({})
+    for entry in plugins.registered(Kind.COMMAND):
+        assert f"### retrain {entry.spec.name}\n" in page
+    for kind in Kind:
+        for entry in plugins.registered(kind):
+            if kind is not Kind.COMMAND:
+                assert f"`{entry.spec.name}`" in page, (kind, entry.spec.name)
+    for hook in HOOK_OF_KIND.values():
+        assert f"def {hook}(" in page
+    assert "Cannot be loaded" not in page
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+@pytest.mark.parametrize("source", ["manual", "hostile"])
+def test_groff_reads_the_man_page_without_a_warning(source: str, command: Command) -> None:
+    troff = command("man", "--format", "troff").out if source == "manual" else man_page(HOSTILE)
+    assert troff.isascii()
+    done = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", "-rLL=100n"],
+        input=troff,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    plain = re.sub(r"\x1b\[[\d;]*m|.\x08", "", done.stdout)
+    wanted = (
+        ("QUICKSTART", "retrain init --template tiny") if source == "manual" else (".TH evil", "a\\b", "--", "\u03bb")
+    )
+    for text in wanted:
+        assert text in plain
+
+
+@pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
+def test_mandoc_reads_it_too(command: Command) -> None:
+    troff = command("man", "--format", "troff").out
+    subprocess.run(["mandoc", "-man", "-Werror"], input=troff, capture_output=True, text=True, check=True, timeout=60)
+
+
+class _Tags(HTMLParser):
+    """The tags of a page, and every resource that it would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.loads: list[str] = []
+        self.ids: set[str] = set()
+        self.targets: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        given = dict(attrs)
+        self.loads += [given[name] or "" for name in ("src", "srcset", "data") if name in given]
+        self.ids |= {given["id"] or ""} if "id" in given else set()
+        if tag == "a" and (given.get("href") or "").startswith("#"):
+            self.targets.add((given["href"] or "")[1:])
+
+
+@pytest.mark.parametrize("source", ["manual", "hostile"])
+def test_the_html_page_is_escaped_and_stands_alone(source: str, command: Command) -> None:
+    page = command("man", "--format", "html").out if source == "manual" else html_page(HOSTILE, title="<b>")
+    assert page.startswith("<!doctype html>")
+    tags = _Tags()
+    tags.feed(page)
+    assert not tags.loads
+    assert not tags.seen & {"script", "img", "link", "iframe", "b"}
+    assert tags.targets <= tags.ids
+    if source == "hostile":
+        assert "&lt;script&gt;" in page
+        assert "&lt;img" in page
+    else:
+        assert len(tags.targets) == 24
+
+
+def test_on_a_terminal_it_is_rendered(tmp_path: Path) -> None:
+    main, terminal = pty.openpty()
+    script = str(Path(sys.executable).with_name("retrain"))
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "HF_HUB_OFFLINE": "1"}
+    environ.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        [script, "man", "--topic", "quickstart"], stdout=terminal, stderr=terminal, cwd=tmp_path, env=environ
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(main, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(main)
+    assert process.wait(timeout=60) == 0
+    text = shown.decode()
+    assert "\x1b[" in text
+    assert "Quickstart" in text
+    assert "```" not in text

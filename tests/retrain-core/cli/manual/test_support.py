@@ -1,0 +1,119 @@
+"""The table of what works with which backend: made by asking, and held against what backends declare."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrain.cli.manual.support import KEYS, Asked, ask, questions, support
+from retrain.credit.check_loss import applicable_losses
+from retrain.kernel.declared import Capabilities, Kind
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.registry import Plugins
+from retrain.run.check import registered_tables
+
+BACKENDS = ("local", "tinker", "prime_rl")
+REGULARISERS = {"kl.coef": "kl_{where}", "entropy.coef": "entropy", "entropy.kl_cov": "kl_cov"}
+REGULARISERS |= {"entropy.clip_cov": "clip_cov"}
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return load_plugins({})
+
+
+@pytest.fixture(scope="module")
+def asked_of_all(plugins: Plugins) -> list[Asked]:
+    return list(ask(plugins, BACKENDS))
+
+
+@pytest.fixture
+def answers(asked_of_all: list[Asked]) -> dict[tuple[str, str], str]:
+    """`answers[what, backend]`: empty for yes, or why not."""
+    return {(each.text, name): answer for each in asked_of_all for name, answer in each.answers.items()}
+
+
+@pytest.mark.long
+def test_losses_and_regularisers_are_answered_as_they_are_declared(plugins: Plugins, asked_of_all: list[Asked]) -> None:
+    seen = 0
+    for asked in asked_of_all:
+        *_, path = asked.values
+        for backend in BACKENDS:
+            declared = plugins.find(Kind.BACKEND, backend)[0].spec.traits
+            assert isinstance(declared, Capabilities)
+            works = asked.answers[backend] == ""
+            if list(asked.values) == ["algorithm.loss"]:
+                losses = applicable_losses(plugins, backend) or ["importance_sampling"]  # told elsewhere: the default
+                assert works == (asked.values[path] in losses), asked.text
+            elif path in REGULARISERS:
+                name = REGULARISERS[path].format(where=asked.values.get("kl.where"))
+                assert works == (name in declared.regularisers), (asked.text, backend)
+            else:
+                continue
+            seen += 1
+    assert seen >= 3 * 9
+
+
+def test_the_local_backend_takes_everything(answers: dict[tuple[str, str], str]) -> None:
+    assert {what: answer for (what, backend), answer in answers.items() if backend == "local" and answer} == {}
+
+
+@pytest.mark.parametrize(
+    ("what", "backend", "words"),
+    [
+        (
+            "[algorithm] dual_clip = 3.0",
+            "tinker",
+            "3.0 would have no effect: this backend does not apply it",
+        ),
+        ('[algorithm] aggregation = "constant"', "prime_rl", "aggregation = 'constant' would have no effect"),
+        ("[algorithm] is_bounds = [0.5, 2.0]", "prime_rl", "is_bounds"),
+        ("[algorithm] dual_clip = 3.0", "prime_rl", "loss = 'ppo' would have no effect"),
+        ('[optimizer] schedule = "cosine"', "prime_rl", "schedule = 'cosine' would have no effect"),
+        ('[algorithm] recipe = "gspo"', "tinker", "cannot apply the loss 'gspo'"),
+        ("[model] lora_rank = 0", "tinker", "trains adapters only"),
+        (
+            "[model] lora_rank = 0",
+            "prime_rl",
+            "lora_rank = 0 would have no effect: the trainer is configured elsewhere",
+        ),
+        ("[sft] steps = 20", "prime_rl", "cannot train on given answers"),
+        ('[kl] where = "loss", coef = 0.1', "tinker", "needs the term 'kl_loss' of the loss"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    answers: dict[tuple[str, str], str], what: str, backend: str, words: str
+) -> None:
+    assert words in answers[what, backend]
+
+
+@pytest.mark.parametrize(
+    ("what", "backend"),
+    [
+        ("[training] minibatches = 2", "prime_rl"),
+        ('[training] overlong = "mask"', "tinker"),
+        ('[algorithm] aggregation = "sequence_mean"', "tinker"),
+        ("[algorithm] is_bounds = [0.5, 2.0]", "tinker"),
+        ("[algorithm] batch_norm = true", "prime_rl"),
+        ('[optimizer] schedule = "cosine"', "tinker"),
+        ('[algorithm] recipe = "dapo"', "tinker"),
+        ("[sft] steps = 20", "tinker"),
+        ('[teacher] model = "some-teacher"', "tinker"),
+        ('[teacher] model = "some-teacher"', "prime_rl"),
+        ('[algorithm] loss = "likelihood"', "tinker"),
+        ('[kl] where = "reward", coef = 0.1', "tinker"),
+    ],
+)
+def test_what_happens_before_the_backend_works_with_all(
+    answers: dict[tuple[str, str], str], what: str, backend: str
+) -> None:
+    assert answers[what, backend] == ""
+
+
+@pytest.mark.long
+def test_every_question_is_asked_and_every_recipe_is_a_row(plugins: Plugins) -> None:
+    asked = list(questions(plugins, registered_tables(plugins)))
+    assert all(values in asked for values in KEYS)  # a renamed key would drop out of the table
+    text = support(plugins)
+    for entry in plugins.registered(Kind.RECIPE):
+        assert f'recipe = "{entry.spec.name}"' in text
+    assert text.startswith("|  | `local` | `tinker` | `prime_rl` |")

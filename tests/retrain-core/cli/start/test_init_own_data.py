@@ -1,0 +1,190 @@
+"""`retrain init --model M --data D --reward R`: it looks at the data, tries the reward, and writes what is special."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.cli.start.own_data import DataChoice, Wishes, choose_data
+from retrain.cli.start.written import configuration_text
+from retrain.kernel.config.load import all_keys
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.run.check import registered_tables
+
+Command = Callable[..., Any]
+Put = Callable[..., Path]
+SUMS = [{"prompt": f"What is {n} + 30?", "answer": str(n + 30)} for n in range(200)]
+OPTIONS = ("--reward", "match", "--max-steps", "7", "--json")
+TINY = ("init", "--model", "builtin:tiny", "--data")
+pytestmark = pytest.mark.usefixtures("offline")
+DEFAULTS = {key.path: key.default for key in all_keys(registered_tables(load_plugins({})))}
+
+
+def written(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "retrain.toml").read_text())
+
+
+def test_word_problems_of_a_file(command: Command, put: Put, tmp_path: Path) -> None:
+    put("tasks.jsonl", SUMS)
+    done = command(*TINY, "tasks.jsonl", "--reward", "match")
+    assert (done.code, done.err) == (0, "\nMeasuring how fast this machine is ...\n")
+    for told in (
+        "prompt: column 'prompt' (by its name)",
+        "files: 200 rows from tasks.jsonl",
+        "160 examples to train on, 40 held out",
+        "<|im_start|>user\n  | What is 0 + 30?\n  | Put your final answer in \\boxed{}.<|im_end|>",
+        r"perfect answer       \boxed{30}: the verifier reads 30, score 1",
+        "reference alone      30: the verifier reads no answer, score 0",
+        "Reward audit of match: passed",
+        "Wrote retrain.toml (your data). Next:\n  retrain explain\n  retrain\n",
+    ):
+        assert told in done.out
+    assert done.out.count(", as the model sees it:") == 3
+    content = written(tmp_path)
+    assert content["data"] == {"source": "files", "path": "tasks.jsonl"}
+    assert content["eval"] == {"every": 20, "examples": 40}
+    assert content["training"]["lr"] == 3e-3  # the built-in model's own
+    assert content["logging"] == {"log_dir": "logs/tasks"}
+    text = (tmp_path / "retrain.toml").read_text()
+    assert "# The reward is the default, match: 1 when the last" in text
+    for table, keys in content.items():
+        for name, value in keys.items():
+            assert value != DEFAULTS[f"{table}.{name}"], f"[{table}] {name} is the default"
+            assert any(line.startswith(f"{name} = ") and "  # " in line for line in text.splitlines()), name
+    explained = json.loads(command("explain", "--json").out)
+    assert (explained["warnings"], explained["max_steps"], explained["reward_type"]) == ([], 70, "match")
+    assert command("audit").code == 0
+    again = command(*TINY, "tasks.jsonl")
+    assert (again.code, again.out) == (2, "")
+    assert "the file exists already; nothing was written" in again.err
+
+
+def test_a_hub_model_that_is_not_here_and_worked_solutions(command: Command, put: Put, tmp_path: Path) -> None:
+    rows = [{"question": f"{n}?", "solution": rf"Surely $\boxed{{\frac{{{n}}}{{7}}}}$."} for n in range(1, 31)]
+    put("data/tasks.jsonl", [*rows, rows[0], {"question": "?", "solution": "nothing"}])
+    done = command("init", "--model", "Qwen/Qwen3-0.6B", "--data", "data/tasks.jsonl", *OPTIONS)
+    assert done.code == 0
+    told = json.loads(done.out)
+    assert told["data"] == {
+        "source": "files",
+        "path": "data/tasks.jsonl",
+        "prompt_key": "question",
+        "answer_key": "solution",
+        "options": {"extract": "boxed"},
+    }
+    assert (told["examples"], told["held_out"], told["rewards"]) == (30, 6, ["match"])
+    assert told["shown"][0]["prompt"] == "1?\nPut your final answer in \\boxed{}."
+    assert told["shown"][0]["perfect"]["read"] == told["shown"][0]["reference"] == r"\frac{1}{7}"
+    assert any("1 duplicates dropped" in note for note in told["notes"])
+    assert any("1 rows left out: no reference answer" in note for note in told["notes"])
+    assert "prompts are shown without its chat template" in told["warnings"][0]
+    content = written(tmp_path)
+    assert (content["model"]["model"], content["training"]["max_steps"]) == ("Qwen/Qwen3-0.6B", 7)
+    assert content["data"]["options"] == {"extract": "boxed"}
+    assert command("explain").code == 0
+
+
+def test_a_reward_that_cannot_score_the_data_is_told_before_anything_is_written(
+    command: Command, put: Put, tmp_path: Path
+) -> None:
+    put("tasks.jsonl", SUMS[:30])
+    (tmp_path / "bad.py").write_text("def score(example, text):\n    return 1.0\n")
+    done = command(*TINY, "tasks.jsonl", "--reward", "bad.py")
+    assert done.code == 1
+    assert "the reward failed its audit" in done.err
+    assert "an empty answer is correct" in done.err
+    assert not (tmp_path / "retrain.toml").exists()
+    (tmp_path / "good.py").write_text("def right(example, text):\n    return float(text == example.reference)\n")
+    done = command(*TINY, "tasks.jsonl", "--reward", "good.py:right")
+    assert done.code == 0, done.err
+    assert written(tmp_path)["reward"] == {"type": "custom", "custom_module": "good.py", "custom_function": "right"}
+    assert "score 1" in done.out
+
+
+@pytest.mark.long
+def test_a_folder_of_splits_with_hostile_names_and_content(command: Command, put: Put, tmp_path: Path) -> None:
+    name = "./a\n[training]\nmax_steps = 1 #"
+    rows = [{"question": f"\x1b[2J{n} apples?", "answer": f"Count.\n#### \x1b]0;{n}"} for n in range(9)]
+    put(f"{name}/train.jsonl", rows)
+    put(f"{name}/test.jsonl", rows[:1])
+    done = command(*TINY, name, "--reward", "match", "--log-dir", "logs/here")
+    assert done.code == 0, done.err
+    assert "\x1b" not in done.out
+    assert "9 examples to train on, 0 held out" in done.out
+    assert "warning: 9 examples are too few to hold some out" in done.out
+    content = written(tmp_path)
+    assert (content["data"]["path"], content["training"]["max_steps"]) == (name, 70)
+    assert content["data"]["options"] == {"split": "train", "extract": "hashes"}
+    assert content["logging"] == {"log_dir": "logs/here"}
+    assert "eval" not in content
+
+
+def test_what_is_written_for_a_source_by_name() -> None:
+    plugins = load_plugins({})
+    formulas = DataChoice(settings={"source": "arithmetic"}, reward="math")
+    text = configuration_text(Wishes(data="arithmetic", reward="match"), formulas, plugins, examples=1000)
+    content = tomllib.loads(text)
+    assert (content["data"], content["reward"]) == ({"source": "arithmetic"}, {"type": "match"})  # instead of its own
+    assert content["eval"] == {"every": 20, "examples": 64}
+    copy = choose_data(Wishes(data=f"gsm8k:{Path.cwd()}", split="test"), plugins)
+    assert copy.settings == {"source": "gsm8k", "path": str(Path.cwd()), "options": {"split": "test"}}
+    judged = tomllib.loads(configuration_text(Wishes(data="arithmetic", reward="judge:gpt-4.1"), copy, plugins))
+    assert judged["reward"] == {"type": "judge", "judge_model": "gpt-4.1"}
+    gym = choose_data(Wishes(data="reasoning_gym:chain_sum"), plugins)
+    assert gym.settings == {"source": "reasoning_gym", "options": {"name": "chain_sum"}}
+    content = tomllib.loads(configuration_text(Wishes(data="reasoning_gym:chain_sum"), gym, plugins))
+    assert "reward" not in content
+    assert content["logging"] == {"log_dir": "logs/chain_sum"}
+
+
+REFUSED = [
+    (("--data", "task.jsonl"), "(?s)no such file or folder.*did you mean 'tasks.jsonl'"),
+    (
+        ("--data", "nobody/nothing"),
+        "(?s)no file or folder 'nobody/nothing' is here.*nobody/nothing .split train. cannot",
+    ),
+    (("--data", "gsm8k"), r"data set openai/gsm8k \(main, split train\) cannot be loaded"),  # the name, not the folder
+    (("--data", "mixed"), "has other columns than mixed/a.jsonl"),
+    (("--data", "bad.jsonl"), "bad.jsonl:2: not JSON"),
+    (("--data", "empty.jsonl"), "the data set is empty"),
+    (("--data", "reasoning_gym"), "--data reasoning_gym:NAME"),
+    (("--data", "arithmetic:hard"), "'arithmetic' takes no 'hard'"),
+    (("--data", "tasks.jsonl", "--reward", "mtach"), "(?s)mtach.*did you mean 'match'"),
+    (("--data", "tasks.jsonl", "--prompt-key", "promt"), "no column 'promt'"),
+    (("--data", "tasks.jsonl", "-t", "tiny"), "exclude each other"),
+    (("--model", "builtin:tiny"), "name the data too: --data FILE"),
+    (("--data", "tasks.jsonl", "--model", "./nowhere"), "no model folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_what_cannot_be_used_is_one_clear_error(
+    command: Command, put: Put, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    put("tasks.jsonl", SUMS[:3])
+    put("gsm8k/train.jsonl", SUMS[:3])
+    put("mixed/a.jsonl", SUMS[:3])
+    put("mixed/b.jsonl", [{"question": "q", "reply": "1"}])
+    put("bad.jsonl", SUMS[:1]).open("a").write("{'prompt': __import__('os').system('touch ran')}\n")
+    put("empty.jsonl", [])
+    done = command("init", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert re.search(message, done.err), done.err
+    assert str(tmp_path) not in done.err
+    assert "/tmp" not in done.err
+    assert not (tmp_path / "retrain.toml").exists()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_reward_that_reads_programs_has_the_prompt_ask_for_one() -> None:
+    choice = DataChoice(settings={"source": "files", "path": "p.jsonl"})
+    for reward, asked in (("code", "Put your whole program into one ```python block."), ("match", None)):
+        wishes = Wishes(model="builtin:tiny", data="p.jsonl", reward=reward)
+        content = tomllib.loads(configuration_text(wishes, choice, load_plugins({})))
+        assert content["data"].get("instruction") == asked

@@ -1,0 +1,135 @@
+"""Completion through the protocol of each shell: what is offered, and at what cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.cli.candidates import candidates
+from retrain.cli.completion import SHELLS, VARIABLE
+from retrain.kernel.registry import Plugins
+from tests.shared import first_or_long
+
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def offered(plugins: Plugins, *words: str) -> list[str]:
+    """The values for the last word."""
+    return [item.value for item in candidates(plugins, words[:-1], words[-1])]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with two configurations and another file."""
+    for name in ("retrain.toml", "exp.toml", "pyproject.toml", "notes.md"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("di",), ["diff"]),
+        (("ex",), ["explain", "export", "exp.toml"]),
+        (("py",), [""]),  # a file, for the shell to find
+        (("chat", "lo"), [""]),
+        (("merge", "lo"), [""]),
+        (("help", "dif"), ["diff"]),
+        (("explain", ""), ["exp.toml", "retrain.toml"]),
+        (("--transform-m",), ["--transform-mode"]),
+        (("--transform-mode", "gtpo_"), ["gtpo_hicra", "gtpo_sepa"]),
+        (("exp.toml", "--transform-mode", "gtpo_"), ["gtpo_hicra", "gtpo_sepa"]),
+        (("--transform-mode=gtpo_s",), ["--transform-mode=gtpo_sepa"]),  # zsh, fish
+        (("--transform-mode", "="), ["gtpo", "gtpo_hicra", "gtpo_sepa", "none"]),  # bash splits at the sign
+        (("--transform-mode", "=", "gtpo_s"), ["gtpo_sepa"]),
+        (("--loss", "p"), ["ppo"]),
+        (("--trust-remote-code", ""), ["true", "false"]),
+        (("--max-steps", ""), []),
+        (("--log-dir", ""), [""]),
+        (("--resume", ""), [""]),
+        (("--set", "training.max_ste"), ["training.max_steps="]),
+        (("--quie",), ["--quiet"]),
+        (("explain", "--js"), ["--json"]),
+        (("explain", "--transform-m"), ["--transform-mode"]),
+        (("explain", "--backend", "lo"), ["local"]),
+        (("init", "--template", "quick"), ["quickstart"]),
+        (("init", "-t", "quick"), ["quickstart"]),
+        (("init", "--transform-m"), []),
+        (("completion", "z"), ["zsh"]),
+        (("compare", "--align", "t"), ["tokens"]),
+        (("credit", "run", "--transform", "gtpo_s"), ["gtpo_sepa"]),
+        (("plugin", ""), ["new"]),
+        (("plugin", "new", "mine", "--kind", "data"), ["data-source"]),
+        (("plugin", "new", "mine", "--no-in"), ["--no-input"]),
+        (("plugins", "--kind", "trans"), ["transform"]),
+        (("init", "--output", ""), [""]),
+        (("--log-dir", "lo"), [""]),
+        (("--versi",), ["--version"]),
+        (("no-such-command", "--see"), ["--seed", "--seeds"]),  # a configuration of that name
+    ],
+)
+def test_what_is_offered(words: tuple[str, ...], wanted: list[str], plugins: Plugins, folder: Path) -> None:
+    assert offered(plugins, *words) == wanted
+
+
+def test_commands_are_those_that_are_registered(plugins: Plugins, folder: Path) -> None:
+    found = offered(plugins, "")
+    assert {"diff", "explain", "init", "help", "retrain.toml"} <= set(found)
+    assert "train" not in found
+    assert "pyproject.toml" not in found
+
+
+def test_what_a_plugin_registers_is_offered(toys: Path, script: Script) -> None:
+    done = script(environ={VARIABLE: "bash_complete", "COMP_WORDS": "retrain\n--backend\n", "COMP_CWORD": "2"})
+    assert "plain,toy" in done.stdout.splitlines()
+
+
+@pytest.mark.long
+def test_the_protocols_of_zsh_and_fish_carry_descriptions(script: Script) -> None:
+    asked = {"COMP_WORDS": "retrain --loss", "COMP_CWORD": "1"}
+    zsh = script(environ={VARIABLE: "zsh_complete", **asked}).stdout.splitlines()
+    assert zsh[:2] == ["plain", "--loss"]
+    assert zsh[2].startswith("Policy loss: importance_sampling, ppo")
+    fish = script(environ={VARIABLE: "fish_complete", "COMP_WORDS": "retrain --los", "COMP_CWORD": "--los"}).stdout
+    assert fish.startswith("plain,--loss\tPolicy loss: importance_sampling, ppo")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_is_printed_and_asks_through_the_variable(shell: str, command: Callable[..., Any]) -> None:
+    result = command("completion", shell)
+    assert result.code == 0
+    assert f"{VARIABLE}={shell}_complete" in result.out
+
+
+@pytest.mark.parametrize("question", first_or_long(["bash_complete", "tcsh_complete", "nonsense", "bash_nonsense"]))
+def test_a_question_that_makes_no_sense_is_answered_without_a_word(question: str, script: Script) -> None:
+    done = script(environ={VARIABLE: question})  # no COMP_WORDS
+    assert (done.stdout, done.stderr) == ("", "")
+    assert done.returncode == (0 if question == "bash_complete" else 2)
+
+
+def test_the_environment_file_is_read_in_silence(script: Script, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("A=b\n")
+    asked = {VARIABLE: "bash_complete", "COMP_WORDS": "retrain\nexpl", "COMP_CWORD": "1"}
+    done = script(environ=asked)
+    assert (done.stdout, done.stderr) == ("plain,explain\n", "")
+
+
+def test_completing_commands_imports_nothing_that_takes_time(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom retrain.kernel.plugins.discover import load_plugins\n"
+        "from retrain.cli.candidates import candidates\n"
+        "plugins = load_plugins()\nassert candidates(plugins, [], 'e')\n"
+        "assert candidates(plugins, ['init', '-t'], 't')\n"
+        "slow = {'numpy', 'pydantic', 'rich', 'asyncio', 'scipy'} & set(sys.modules)\nassert not slow, slow\n"
+        "assert candidates(plugins, [], '--trans')\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'scipy'} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

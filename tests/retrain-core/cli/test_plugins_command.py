@@ -1,0 +1,153 @@
+"""`retrain plugins`: what is installed, what failed, and what a configuration finds and selects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import retrain
+
+Command = Callable[..., Any]
+TRANSFORM = """
+from retrain.advantages import TransformSpec
+print("a plugin that talks")
+flat = TransformSpec(name="flat")
+"""
+
+
+@pytest.fixture
+def searched(tmp_path: Path) -> Path:
+    """A folder with two good modules, one that cannot be imported, one that calls sys.exit, and a private one."""
+    folder = tmp_path / "plugins_of_this_test"
+    folder.mkdir()
+    (folder / "fine.py").write_text(TRANSFORM)
+    (folder / "broken.py").write_text("import there_is_no_such_module\n")
+    (folder / "leaves.py").write_text("raise SystemExit(3)\n")
+    (folder / "_private.py").write_text("raise RuntimeError('nobody imports me')\n")
+    (tmp_path / "run.toml").write_text(
+        '[plugins]\nsearch_paths = ["plugins_of_this_test"]\n'
+        '[algorithm]\ntransform_mode = "fine.flat"\nadvantage_mode = "grpp"\n'
+    )
+    return folder
+
+
+def content_of(command: Command, *arguments: str) -> dict[str, Any]:
+    result = command("plugins", *arguments, "--json")
+    assert (result.code, result.err.replace("a plugin that talks\n", "")) == (0, "")
+    content: dict[str, Any] = json.loads(result.out)
+    return content
+
+
+def test_every_row_names_distribution_version_and_file(command: Command) -> None:
+    content = content_of(command)
+    rows = {(kind, row["name"]): row for kind, rows in content["kinds"].items() for row in rows}
+    row = rows["command", "plugins"]
+    assert (row["distribution"], row["version"]) == ("retrain-core", retrain.__version__)
+    assert Path(row["file"]) == Path(retrain.__file__).parent / "cli" / "plugins.py"
+    for row in rows.values():
+        assert Path(row["file"]).is_file(), row
+    assert "config" not in content
+
+
+def test_nothing_is_imported_to_find_the_files(command: Command, distribution: Callable[..., Path]) -> None:
+    plugin = (
+        "from retrain.api import PluginSpec, hookimpl\n"
+        "@hookimpl\n"
+        "def retrain_register_transforms(register):\n"
+        '    register(PluginSpec(name="heavy", summary="s", factory="weighty.inner.part:make"))\n'
+        '    register(PluginSpec(name="nowhere", summary="s", factory="there_is_none:make"))\n'
+    )
+    site = distribution("strangers", {"light_plugin": plugin})
+    package = site / "weighty" / "inner"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "part.py").write_text("raise RuntimeError('imported')\n")
+    rows = {row["name"]: row for row in content_of(command)["kinds"]["transform"]}
+    assert rows["heavy"]["file"] == str(package / "part.py")
+    assert rows["nowhere"]["file"] == ""
+
+
+def test_one_kind_may_be_asked_for(command: Command) -> None:
+    assert list(content_of(command, "--kind", "data-source")["kinds"]) == ["data source"]
+    result = command("plugins", "--kind", "data-sauce")
+    assert result.code == 2
+    assert "data-source" in result.err
+
+
+def test_the_table_has_a_line_per_name_and_no_empty_kind(command: Command) -> None:
+    result = command("plugins")
+    lines = result.out.splitlines()
+    headings = [line for line in lines if line and not line.startswith(" ")]
+    content = content_of(command)
+    assert headings == [kind for kind, rows in content["kinds"].items() if rows]
+    assert len(lines) == len(headings) + sum(map(len, content["kinds"].values()))
+    (row,) = (line.split("  ") for line in lines if line.startswith("  gtpo_sepa "))
+    assert [cell.strip() for cell in row if cell][1:3] == [
+        f"retrain-sepa {retrain.__version__}",
+        "retrain_sepa/transforms.py",
+    ]
+
+
+def test_with_a_configuration_its_modules_are_imported_and_each_has_a_status(searched: Path, command: Command) -> None:
+    content = content_of(command, "run.toml")
+    assert content["runtime"] == {"search_paths": ["plugins_of_this_test"], "strict": True}
+    assert content["discovered"] == [
+        {
+            "module": "plugins_of_this_test.broken",
+            "file": str(searched / "broken.py"),
+            "status": "error: ModuleNotFoundError: No module named 'there_is_no_such_module'",
+        },
+        {"module": "plugins_of_this_test.fine", "file": str(searched / "fine.py"), "status": "ok"},
+        {
+            "module": "plugins_of_this_test.leaves",
+            "file": str(searched / "leaves.py"),
+            "status": "error: SystemExit: 3",
+        },
+    ]
+
+
+def test_with_a_configuration_every_part_it_selects_is_traced(searched: Path, command: Command) -> None:
+    content = content_of(command, "run.toml", "--seed", "3")
+    selected = {part["key"]: part for part in content["selected"]}
+    dotted = selected["algorithm.transform_mode"]
+    assert (dotted["name"], dotted["source"], dotted["file"]) == ("fine.flat", "dotted path", str(searched / "fine.py"))
+    missing = selected["algorithm.advantage_mode"]
+    assert (missing["source"], missing["file"]) == ("", "")
+    assert "no advantage named 'grpp'" in missing["problem"]
+    assert selected["backend.backend"]["distribution"] == "retrain-local"
+    assert selected["data.source"]["name"] == "math"
+    assert any("grpp" in problem for problem in content["problems"])
+    shown = command("plugins", "run.toml").out
+    assert "plugins_of_this_test.leaves  plugins_of_this_test/leaves.py  error: SystemExit: 3" in shown
+    assert "not provided" in shown
+
+
+def test_the_configuration_of_the_folder_is_used(searched: Path, command: Command) -> None:
+    (searched.parent / "run.toml").rename(searched.parent / "retrain.toml")
+    assert content_of(command)["config"] == "retrain.toml"
+
+
+def test_a_clash_and_a_broken_plugin_are_shown(command: Command, distribution: Callable[..., Path]) -> None:
+    second = (
+        "from retrain.api import PluginSpec, hookimpl\n"
+        "@hookimpl\n"
+        "def retrain_register_advantages(register):\n"
+        '    register(PluginSpec(name="grpo", summary="Mine.", factory=len))\n'
+    )
+    distribution("second-owner", {"second_owner": second})
+    distribution("broken-one", {"broken_one": "raise OSError('\\x1b[31mlibfoo.so')\n"})
+    out = command("plugins").out
+    assert out.count("CLASH: two owners") == 2
+    (failure,) = (line for line in out.splitlines() if line.startswith("failed to load"))
+    assert failure == "failed to load: broken-one 1.0 (broken_one): OSError: �[31mlibfoo.so"
+
+
+def test_what_the_environment_leaves_out_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETRAIN_BLOCK", "retrain-sepa")
+    assert "left out by RETRAIN_PLUGINS or RETRAIN_BLOCK: retrain-sepa" in command("plugins").out
+    assert content_of(command)["left_out"] == ["retrain-sepa"]

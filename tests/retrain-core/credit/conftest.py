@@ -1,0 +1,48 @@
+"""A credit flow of toy parts: the tests say which stage is what, and the real pipeline puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.advantages import amplify_planning, gtpo_weights, top_rho_threshold
+from retrain.credit.flow import CreditFlow
+from retrain.credit.pipeline import CreditGroup
+from retrain.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
+
+
+@pytest.fixture
+def make_flow() -> Callable[..., CreditFlow]:
+    """`make_flow(transform=..., mask_rho=...)`: centred advantage, surprisal, no transform, unless said otherwise."""
+
+    def make(**changes: Any) -> CreditFlow:
+        parts: dict[str, Any] = {
+            "advantage": AdvantageSpec(name="toy_centre", compute=lambda ctx: ctx.rewards_G - ctx.rewards_G.mean()),
+            "transform": TransformSpec(name="toy_none"),
+            "uncertainty": UncertaintySpec(name="toy_nll", compute=lambda ctx: -ctx.logprobs_T),
+            "stages": {"gtpo": gtpo_weights, "hicra": amplify_planning, "top_rho": top_rho_threshold},
+            "gtpo_beta": 0.1,
+            "hicra_alpha": 0.2,
+        }
+        return CreditFlow(**(parts | changes))
+
+    return make
+
+
+@pytest.fixture
+def make_credit_group() -> Callable[..., CreditGroup]:
+    """`make_credit_group(rewards, logprobs)`: a group, without planning tokens unless given."""
+
+    def make(rewards: Sequence[float], logprobs: Sequence[Sequence[float]], **more: Any) -> CreditGroup:
+        planning = more.pop("planning", [[False] * len(lp) for lp in logprobs])
+        return CreditGroup(
+            rewards_G=np.array(rewards, dtype=np.float64),
+            logprobs_G=[np.array(lp, dtype=np.float64) for lp in logprobs],
+            planning_G=[np.array(mask, dtype=np.bool_) for mask in planning],
+            **({"name": "group 0"} | more),
+        )
+
+    return make

@@ -1,0 +1,228 @@
+"""The KL of a run: what rewards lose, what the loss is given, what is recorded, and how the coefficient moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.api import BackendError, Completion, Example, Group, Outcome, ResumeError, Score, StopReason
+from retrain.credit.algorithm import train_rows
+from retrain.credit.divergence import k1, k3
+from retrain.credit.group_status import group_status
+from retrain.credit.kl.shaper import KlShaper, shaper_of, steered
+from retrain.credit.kl.tables import KlTable
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import TrainingTable
+from retrain.kernel.contracts.views import GroupsView
+from retrain.kernel.informative import GroupStatus, num_correct
+
+LOGPROBS, REFERENCE = np.array([-1.0, -0.5, -2.0]), np.array([-0.8, -0.9, -2.0])
+REPORT: Any = SimpleNamespace()
+ALL = frozenset({"kl_reward", "kl_loss", "kl_log"})
+
+
+@dataclass
+class Backend:
+    """A backend whose reference gives each token of a row the same log-probability, or one of its own by id."""
+
+    by_token: dict[int, float] = field(default_factory=dict)
+    regularisers: frozenset[str] = ALL
+    asked: list[int] = field(default_factory=list)
+
+    @property
+    def capabilities(self) -> Any:
+        return SimpleNamespace(regularisers=self.regularisers)
+
+    def reference_logprobs(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
+        assert temperature == 0.7
+        self.asked.append(len(rows))
+        found = []
+        for row in rows:
+            of_row = np.array([self.by_token.get(int(token), -1.0) for token in row.tokens_T])
+            found.append(np.where(row.action_T, of_row, 0.0))
+        return found
+
+
+def completion(tokens: Sequence[int], logprobs: Sequence[float], starts: tuple[int, ...] = (0,)) -> Completion:
+    """A prompt of one token, 99, before each start's tokens."""
+    action_T = np.array([token != 99 for token in tokens])
+    logprobs_T = np.zeros(len(tokens))
+    logprobs_T[action_T] = logprobs
+    return Completion(
+        tokens_T=np.array(tokens),
+        action_T=action_T,
+        logprobs_T=logprobs_T,
+        text="",
+        stop_reason=StopReason.EOS,
+        policy_version=0,
+        starts=starts,
+    )
+
+
+def group(*completions: Completion, scores: Sequence[Score | float]) -> Group:
+    given = tuple(score if isinstance(score, Score) else Score.of(score) for score in scores)
+    return Group(example=Example(id="x", prompt="p", reference="r"), completions=completions, scores=given)
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return Backend(by_token=dict(enumerate(REFERENCE)))
+
+
+@pytest.fixture
+def pair() -> Group:
+    """Two completions of tokens 0, 1, 2: one as in the documented vectors, one on the reference."""
+    near = completion([99, 0, 1, 2], REFERENCE.tolist())
+    return group(completion([99, 0, 1, 2], LOGPROBS.tolist()), near, scores=(1.0, 0.0))
+
+
+def shaper(backend: Backend, **keys: Any) -> KlShaper:
+    (made,) = shaper_of(config(**keys), backend)  # type: ignore[arg-type]
+    return made
+
+
+def config(**keys: Any) -> Config:
+    tables = {"kl": KlTable(**keys), "training": TrainingTable(temperature=0.7)}
+    return Config(tables=tables, origins={f"kl.{name}": object() for name in keys})  # type: ignore[dict-item]
+
+
+def test_documented_vectors() -> None:
+    assert k1(REFERENCE - LOGPROBS) == pytest.approx([-0.2, 0.4, 0.0])
+    assert k3(REFERENCE - LOGPROBS) == pytest.approx([0.021403, 0.07032, 0.0], abs=1e-6)
+    assert k3(np.array([1e4, -1e4])) == pytest.approx([np.exp(20) - 21, 19.0], rel=1e-6)
+
+
+def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: Group) -> None:
+    (shaped,), fields = shaper(backend, coef=0.5, where="reward").shape(3, [pair])
+    assert [score.value for score in shaped.scores] == pytest.approx([1.0 - 0.5 * 0.2, 0.0])
+    assert fields == pytest.approx(
+        {"kl_mean": (0.021403 + 0.07032) / 6, "kl_k1_mean": 0.2 / 6, "kl_coef": 0.5, "kl_penalty_mean": 0.05}, abs=1e-6
+    )
+    assert num_correct(shaped) == 1
+    assert all(c.reference_logprobs_T is None for c in shaped.completions)
+
+
+def test_credit_that_takes_rewards_of_single_tokens_gets_those(backend: Backend, pair: Group) -> None:
+    earned = replace(pair.completions[0], rewards_T=np.array([0.0, 1.0, 0.0, 0.0]))
+    (made,) = shaper_of(config(coef=0.5, where="reward"), backend, by_token=True)  # type: ignore[arg-type]
+    given = replace(pair, completions=(earned, *pair.completions[1:]))
+    (shaped,), fields = made.shape(3, [given])
+    assert shaped.scores == pair.scores
+    assert shaped.completions[0].rewards_T == pytest.approx(np.array([0.0, 1.1, -0.2, 0.0]))
+    assert earned.rewards_T.tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert fields["kl_penalty_mean"] == pytest.approx(0.05)
+
+
+def test_a_penalty_does_not_make_a_group_informative(backend: Backend, pair: Group) -> None:
+    tied = group(*pair.completions, scores=(1.0, 1.0))
+    (shaped,), _ = shaper(backend, coef=0.5, where="reward").shape(3, [tied])
+    assert shaped.scores[0].value != shaped.scores[1].value
+    assert group_status(shaped) is GroupStatus.ALL_RIGHT
+
+
+def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend: Backend, pair: Group) -> None:
+    (shaped,), fields = shaper(backend, coef=0.5).shape(3, [pair])
+    assert shaped.scores == pair.scores
+    assert "kl_penalty_mean" not in fields
+    (row,) = train_rows(shaped.completions[0], np.ones(3))
+    assert row.kl_coef == 0.5
+    assert row.reference_logprobs_T is not None
+    assert row.reference_logprobs_T.tolist() == [0.0, *REFERENCE]
+
+
+def test_a_completion_without_a_verdict_is_left_alone(backend: Backend, pair: Group) -> None:
+    undecided = group(*pair.completions, scores=(Score.no_verdict("?"), 1.0))
+    (shaped,), fields = shaper(backend, coef=0.5, where="reward").shape(3, [undecided])
+    assert shaped.scores[0].outcome is Outcome.NO_VERDICT
+    assert (backend.asked, fields["kl_mean"]) == ([1], 0.0)
+    nothing = group(*pair.completions, scores=(Score.no_verdict("?"), Score.failed("!")))
+    _, fields = shaper(backend, coef=0.5).shape(3, [nothing])
+    assert fields == {"kl_coef": 0.5}
+
+
+def test_surplus_groups_are_measured_only_where_their_rewards_count(backend: Backend, pair: Group) -> None:
+    others = tuple(map(replace, pair.completions))
+    groups = (pair, replace(pair, completions=others, is_surplus=True))
+    shaped, fields = shaper(backend, coef=0.5).shape(3, groups)
+    assert (backend.asked, fields["kl_mean"]) == ([2], pytest.approx((0.021403 + 0.07032) / 6, abs=1e-6))
+    assert [c.kl_coef for each in shaped for c in each.completions] == [0.5, 0.5, 0.0, 0.0]
+    shaper(backend).retrain_extra_metrics(GroupsView(step=3, groups=groups[1:]), REPORT)
+    assert backend.asked == [2]
+    shaped, _ = shaper(backend, coef=0.5, where="reward").shape(3, groups)
+    assert backend.asked == [2, 4]
+    assert [each.scores[0].value for each in shaped] == pytest.approx([0.9, 0.9])
+
+
+def test_every_context_of_an_episode_is_a_row_of_its_own(backend: Backend) -> None:
+    episode = completion([99, 0, 99, 1, 2], LOGPROBS.tolist(), starts=(0, 2))
+    (shaped,), _ = shaper(backend, coef=1.0).shape(0, [group(episode, scores=(1.0,))])
+    assert backend.asked == [2]
+    first, second = train_rows(shaped.completions[0], np.ones(3))
+    assert first.reference_logprobs_T is not None
+    assert second.reference_logprobs_T is not None
+    assert [*first.reference_logprobs_T, *second.reference_logprobs_T] == [0.0, REFERENCE[0], 0.0, *REFERENCE[1:]]
+
+
+def test_a_reference_that_is_not_finite_is_no_reward(pair: Group) -> None:
+    with pytest.raises(BackendError, match="reference is not finite"):
+        shaper(Backend(by_token={1: -np.inf}), coef=1.0, where="reward").shape(0, [pair])
+
+
+def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend: Backend, pair: Group) -> None:
+    groups = tuple(group(*[pair.completions[0]] * 8, scores=[1.0] * 8) for _ in range(4))
+    made = shaper(backend)
+    assert made.shape(0, groups) == (groups, {})
+    assert backend.asked == []
+    fields = made.retrain_extra_metrics(GroupsView(step=0, groups=groups), REPORT)
+    assert backend.asked == [2]
+    assert fields == pytest.approx({"kl_mean": (0.021403 + 0.07032) / 3, "kl_k1_mean": 0.2 / 3}, abs=1e-6)
+    assert made.retrain_extra_metrics(GroupsView(step=0, groups=groups), None) == {}
+
+
+def test_nothing_is_measured_where_nobody_asked_or_it_is_dear() -> None:
+    dear = Backend(regularisers=frozenset({"kl_reward"}))
+    assert shaper_of(config(log=False), Backend()) == []  # type: ignore[arg-type]
+    assert shaper_of(config(), dear) == []  # type: ignore[arg-type]
+    assert len(shaper_of(config(log=True), dear)) == 1  # type: ignore[arg-type]
+    assert shaper_of(config(log=True), Backend(regularisers=frozenset())) == []  # type: ignore[arg-type]
+
+
+def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_every_key(pair: Group) -> None:
+    """A run's own config.toml writes `log = true` out, which asks for nothing."""
+    step = GroupsView(step=0, groups=(pair,))
+    dear = Backend(by_token=dict(enumerate(REFERENCE)), regularisers=frozenset({"kl_reward"}))
+    asked = shaper(dear, log=True)
+    assert asked.retrain_extra_metrics(step, REPORT)
+    for state, measures in (({}, False), (asked.retrain_save_state(), True)):
+        resumed = shaper(dear, log=True)
+        resumed.retrain_load_state(state)
+        assert bool(resumed.retrain_extra_metrics(step, REPORT)) == measures
+        assert resumed.retrain_save_state() == state
+    assert shaper(Backend(by_token=dict(enumerate(REFERENCE)))).retrain_save_state() == {}
+
+
+@pytest.mark.parametrize(("kl", "expected"), [(0.11, 0.1 * 1.01), (10.0, 0.1 * 1.02), (0.0, 0.1 * 0.98)])
+def test_a_steered_coefficient_moves_by_a_fifth_in_its_horizon(kl: float, expected: float) -> None:
+    assert steered(0.1, kl, target=0.1, count=10, horizon=100) == pytest.approx(expected)
+
+
+def test_the_coefficient_moves_once_per_finished_step_and_resumes(backend: Backend, pair: Group) -> None:
+    made, view = shaper(backend, coef=0.1, target=1.0, horizon=10), GroupsView(step=0, groups=(pair,))
+    for _ in range(2):  # the second time because memory ran out
+        assert made.shape(0, [pair])[1]["kl_coef"] == 0.1
+    assert made.retrain_extra_metrics(view, REPORT) == {}
+    state = made.retrain_save_state()
+    resumed = shaper(backend, coef=0.1, target=1.0, horizon=10)
+    resumed.retrain_load_state(state)
+    for each in (made, resumed):
+        assert each.shape(1, [pair])[1]["kl_coef"] == 0.1 * (1.0 - 0.2 * 2 / 10)
+    with pytest.raises(ResumeError, match="no coefficient"):
+        resumed.retrain_load_state({})
+    fixed = shaper(backend, coef=0.1)
+    assert fixed.retrain_save_state() == {}
+    fixed.retrain_load_state({})

@@ -1,0 +1,142 @@
+"""What a transform is given that asks for text or for rewards of single tokens, and that nobody else pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from retrain.advantages import compute_composable_advantages
+from retrain.credit.algorithm import CreditAlgorithm
+from retrain.credit.flow import CreditFlow
+from retrain.credit.pipeline import CreditGroup
+from retrain.credit.specs import AlgorithmSpec, TransformContext, TransformSpec
+from retrain.inspect.stored import replay
+from retrain.kernel.contracts.algorithm import Needs
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.types import Group
+from retrain.records.stored_step import StoredStep
+from retrain.testing import conformance
+from retrain.testing.toy_groups import scored_groups
+from tests.docs.reading import SITE, blocks
+
+MakeFlow = Callable[..., CreditFlow]
+MakeCreditGroup = Callable[..., CreditGroup]
+WORDS = {1: "\\bo", 2: "xed{4", 3: "2}", 4: " so", 5: "é"}
+
+
+class Tokenizer:
+    """Decodes a word per id; an id outside its vocabulary is an error."""
+
+    def decode(self, tokens: Any, **_: Any) -> str:
+        return "".join(WORDS[int(token)] for token in tokens)
+
+
+def group_of(make_credit_group: MakeCreditGroup, *ids_G: list[int]) -> Group:
+    """A group with these sampled tokens and rewards 1, 0, 1, ..."""
+    rewards = [float(number % 2 == 0) for number in range(len(ids_G))]
+    (group,) = scored_groups([make_credit_group(rewards, [[-1.0] * len(ids) for ids in ids_G])])
+    pairs = zip(group.completions, ids_G, strict=True)
+    completions = tuple(replace(c, tokens_T=np.array([9, 9, *ids], dtype=np.int64)) for c, ids in pairs)
+    return replace(group, completions=completions)
+
+
+def seen_by(flow: CreditFlow, group: Group, tokenizer: Any) -> list[TransformContext]:
+    seen: list[TransformContext] = []
+
+    def credit(ctx: TransformContext) -> Any:
+        seen.append(ctx)
+        return [np.zeros(len(lp)) for lp in ctx.logprobs_G]
+
+    if flow.algorithm:
+        flow = replace(flow, algorithm=replace(flow.algorithm, compute_context=credit))
+    else:
+        flow = replace(flow, transform=replace(flow.transform, compute_context=credit))
+    CreditAlgorithm(flow=flow, tokenizer=tokenizer).assign(0, [group])
+    return seen
+
+
+@pytest.mark.parametrize("spec", [TransformSpec, AlgorithmSpec])
+def test_a_part_that_asks_sees_the_sampled_tokens_and_their_texts(
+    spec: Any, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
+) -> None:
+    part = spec(name="t", needs_text=True)
+    flow = make_flow(**({"transform": part} if spec is TransformSpec else {"algorithm": part}))
+    (ctx,) = seen_by(flow, group_of(make_credit_group, [1, 2, 3], [4]), Tokenizer())
+    assert ctx.tokens_G is not None
+    assert [tokens.tolist() for tokens in ctx.tokens_G] == [[1, 2, 3], [4]]  # the prompt's are not among them
+    assert ctx.texts_G == [["\\bo", "xed{4", "2}"], [" so"]]
+    assert ctx.token_rewards_G is None
+
+
+def test_nothing_is_decoded_unless_a_part_asks(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+    (ctx,) = seen_by(make_flow(), group_of(make_credit_group, [1], [2]), None)
+    assert (ctx.tokens_G, ctx.texts_G, ctx.token_rewards_G) == (None, None, None)
+
+
+def test_rewards_of_single_tokens_reach_a_part_that_asks(
+    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
+) -> None:
+    group = group_of(make_credit_group, [1, 2], [3])
+    first = replace(group.completions[0], rewards_T=np.array([7.0, 7.0, 0.5, -0.25]))
+    flow = make_flow(transform=TransformSpec(name="t", needs_token_rewards=True))
+    (ctx,) = seen_by(flow, replace(group, completions=(first, group.completions[1])), None)
+    assert ctx.token_rewards_G is not None
+    assert [rewards.tolist() for rewards in ctx.token_rewards_G] == [[0.5, -0.25], [0.0]]
+    assert ctx.texts_G is None
+    assert CreditAlgorithm(flow=flow).needs == Needs(token_rewards=True)  # for the part that sets them
+    with pytest.raises(ConfigError, match="takes rewards of single tokens, which a run does not store"):
+        replay(StoredStep(step=3, metrics={}, groups=()), flow, None, sepa_lambda=0.0)
+
+
+@pytest.fixture
+def boxed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module of the page's example."""
+    code = blocks(SITE / "write" / "text-transform.md", "python")[0]
+    (tmp_path / "boxed_credit_of_the_page.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "boxed_credit_of_the_page"
+
+
+def test_the_example_of_the_page_conforms_and_does_what_it_says(boxed: str) -> None:
+    checks = conformance("transform", f"{boxed}.PLUGIN")
+    assert len(checks) > 5
+    for check in checks:
+        check()
+    texts = ["The", " answer", " is", " \\bo", "xed{4", "2", "", "}", "."]
+    result = compute_composable_advantages(
+        [1.0, 0.0],
+        [[-1.0] * len(texts), [-1.0, -1.0]],
+        advantage_mode="grpo",
+        transform_mode=f"{boxed}.PLUGIN",
+        transform_params={"factor": 4.0},
+        texts_G=[texts, ["no", " answer"]],
+    )
+    expected = np.array([1, 1, 1, 1, 4, 4, 1, 1, 1]) / 15 * 9 * 0.5
+    assert_allclose(result.token_advs[0], expected)
+    assert result.token_advs[0].mean() == pytest.approx(0.5)
+    assert_array_equal(result.token_advs[1], [-0.5, -0.5])
+    assert result.metrics == {"boxed_frac": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("texts", "marked"),
+    [
+        ([], ""),
+        (["\\boxed{1}", " no, ", "\\boxed{", "2", "}"], "00010"),  # the last one counts
+        (["\\boxed{}"], "0"),
+        (["\\boxed{" * 3, "7"], "00"),  # never closed
+        (["\\boxed{é", "", "", "等", "}"], "10010"),
+    ],
+)
+def test_the_example_reads_hostile_texts(boxed: str, texts: list[str], marked: str) -> None:
+    import importlib
+
+    module = importlib.import_module(boxed)
+    assert "".join(str(int(mark)) for mark in module.answer_mask(texts)) == marked
+    assert module.weights(texts, 0.0).sum() == pytest.approx(len(texts))

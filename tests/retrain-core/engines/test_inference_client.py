@@ -1,0 +1,248 @@
+"""Failing requests: retried when that helps, reported once when it does not, and never trained on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.api import BackendError, SampleRequest, SamplingParams
+from retrain.engines.client import Call, Client, RefusedError
+from retrain.engines.table import Settings
+from tests import inference_server as faulty
+from tests.inference_server import InferenceServer, serving
+from tests.toy_policy import ToyModel
+
+PARAMS = SamplingParams(max_tokens=8, temperature=0.7)
+EIGHT = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(8)))]
+
+
+class StopError(BaseException):
+    """The exception that stops a run."""
+
+
+def tokens(groups: Any) -> list[list[int]]:
+    return [sample.tokens_T.tolist() for group in groups for sample in group]
+
+
+PASSING = {
+    "429": faulty.status(429),
+    "429 with Retry-After": faulty.status(429, Retry_After="0.2"),
+    "500": faulty.status(500),
+    "503 with a date": faulty.status(503, Retry_After="Fri, 20 Nov 2026 22:00:00 GMT"),
+    "408": faulty.status(408),
+    "hangs up": faulty.hangs_up,
+    "truncated JSON": faulty.truncated,
+    "a gateway's page": faulty.not_json,
+    "NaN": faulty.changed(token_logprobs=lambda values: [float("nan"), *values[1:]]),
+    "infinity": faulty.changed(token_logprobs=lambda values: [-float("inf"), *values[1:]]),
+    "positive": faulty.changed(token_logprobs=lambda values: [0.5, *values[1:]]),
+    "null": faulty.changed(token_logprobs=lambda values: [None, *values[1:]]),
+    "text": faulty.changed(token_logprobs=lambda values: ["-1", *values[1:]]),
+    "too few log-probabilities": faulty.changed(token_logprobs=lambda values: values[:-1]),
+    "too many tokens": faulty.changed(
+        token_ids=lambda ids: [5, *ids] * 9, token_logprobs=lambda values: [0.0, *values] * 9
+    ),
+    "no tokens": faulty.changed(token_ids=[], token_logprobs=[]),
+    "an id outside": faulty.changed(token_ids=lambda ids: [512, *ids[1:]]),
+    "a negative id": faulty.changed(token_ids=lambda ids: [-1, *ids[1:]]),
+    "a fraction": faulty.changed(token_ids=lambda ids: [1.5, *ids[1:]]),
+    "a boolean": faulty.changed(token_ids=lambda ids: [True, *ids[1:]]),
+    "another prompt": faulty.changed(prompt_token_ids=[1, 2, 3]),
+    "aborted": faulty.changed(finish_reason="abort"),
+    "no reason": faulty.changed(finish_reason=None),
+    "no choice": faulty.changed(choices=[]),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING.keys())
+def test_a_passing_fault_changes_nothing_but_the_count_of_retries(make_engine, server, fault) -> None:
+    engine = make_engine(server)
+    expected = tokens(engine.sample(EIGHT, PARAMS))
+    engine.metrics()
+    server.faults.extend([None, fault, None, fault])
+    assert tokens(engine.sample(EIGHT, PARAMS)) == expected
+    assert engine.metrics()["inference_retries"] == 2
+
+
+UNUSABLE = {name: fault for name, fault in PASSING.items() if name in ("truncated JSON", "NaN")}
+
+
+@pytest.mark.parametrize("fault", UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_a_server_that_always_answers_wrongly_is_one_clear_error(make_engine, server, fault) -> None:
+    engine = make_engine(server, retry_s=600.0)
+    server.always = fault
+    with pytest.raises(BackendError) as caught:
+        engine.sample(EIGHT, PARAMS)
+    text = str(caught.value)
+    assert text.startswith(server.url)
+    assert "of prompt 0 failed" in text
+    assert "3 answers were unusable; none was trained on" in text
+
+
+@pytest.mark.slow
+def test_a_server_that_is_away_too_long_is_one_clear_error(make_engine, server) -> None:
+    engine = make_engine(server, retry_s=1.0)
+    server.die()
+    with pytest.raises(BackendError) as caught:
+        engine.sample(EIGHT, PARAMS)
+    assert "[inference] retry_s = 1 ended it" in str(caught.value)
+    assert "start the server" in str(caught.value)
+
+
+def test_a_request_that_is_refused_is_not_sent_again(make_engine, server) -> None:
+    engine = make_engine(server)
+    server.requests.clear()
+    server.always = faulty.status(400)
+    with pytest.raises(RefusedError, match="HTTP 400: switched on"):
+        engine.sample([SampleRequest(prompt_T=np.arange(3, 9), seeds_G=(1,))], PARAMS)
+    assert len(server.completions) == 1
+
+
+def test_what_a_server_says_is_shown_without_control_characters(make_engine, server) -> None:
+    engine = make_engine(server)
+    server.always = lambda handler, answer: handler.error(400, "\x1b[31mred\n\n alert" + "x" * 5000)
+    with pytest.raises(RefusedError) as caught:
+        engine.sample(EIGHT, PARAMS)
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_request_that_hangs_is_given_up_and_sent_again(make_engine, server) -> None:
+    engine = make_engine(server, timeout_s=1.0)
+    expected = tokens(engine.sample(EIGHT, PARAMS))
+    server.faults.extend([faulty.hangs] * 2)
+    assert tokens(engine.sample(EIGHT, PARAMS)) == expected
+
+
+def test_a_server_that_always_hangs_is_one_clear_error(make_engine, server) -> None:
+    engine = make_engine(server, timeout_s=0.3, retry_s=1.0)
+    server.always = faulty.hangs
+    with pytest.raises(BackendError, match=r"no answer within"):
+        engine.sample(EIGHT, PARAMS)
+
+
+def test_a_hanging_server_is_put_aside_for_another(make_engine) -> None:
+    with serving(ToyModel()) as one, serving(ToyModel()) as two:
+        engine = make_engine(one, two, timeout_s=1.0)
+        one.always = faulty.hangs
+        assert len(tokens(engine.sample(EIGHT, PARAMS))) == 8
+
+
+def test_a_storm_of_429_ends_in_all_samples(make_engine, server) -> None:
+    engine = make_engine(server, retry_s=60.0)
+    server.limit, server.latency_s = 2, 0.01
+    many = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(64)))]
+    assert len(tokens(engine.sample(many, PARAMS))) == 64
+    assert engine.metrics()["inference_retries"] > 0
+    (known,) = engine._caller.servers
+    assert known.room < 32  # it has learnt that the server does not take all at once
+
+
+@pytest.mark.slow
+def test_a_server_killed_and_started_again_in_the_middle_of_a_step(make_engine, policy) -> None:
+    with serving(ToyModel()) as server:
+        server.latency_s = 0.05
+        engine = make_engine(server, max_concurrent=4, retry_s=30.0)
+        policy.train()
+        engine.publish()
+        many = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(40)))]
+        expected = tokens(engine.sample(many, PARAMS))
+        port, again = server.server_address[1], []
+
+        def replace() -> None:
+            server.die()
+            time.sleep(0.5)
+            again.append(InferenceServer(ToyModel(), port=port))
+            threading.Thread(target=again[0].serve_forever, args=(0.01,), daemon=True).start()
+
+        timer = threading.Timer(0.2, replace)
+        timer.start()
+        assert tokens(engine.sample(many, PARAMS)) == expected
+        timer.join()
+        assert engine._adapters.current.key in again[0].adapters
+        engine.close()
+        again[0].die()
+
+
+def test_one_of_two_servers_killed_for_good(make_engine, policy) -> None:
+    with serving(ToyModel()) as one, serving(ToyModel()) as two:
+        one.latency_s = two.latency_s = 0.02
+        engine = make_engine(one, two, max_concurrent=8)
+        many = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(60)))]
+        timer = threading.Timer(0.1, one.die)
+        timer.start()
+        assert len(tokens(engine.sample(many, PARAMS))) == 60
+        timer.join()
+
+
+def test_a_stop_ends_sampling_and_gives_up_what_is_in_flight(make_engine, server) -> None:
+    asked = threading.Event()
+
+    def check_stop() -> None:
+        if asked.is_set():
+            raise StopError
+
+    engine = make_engine(server, check_stop=check_stop)
+    server.always = faulty.hangs
+    timer = threading.Timer(0.5, asked.set)
+    timer.start()
+    with pytest.raises(StopError):
+        engine.sample(EIGHT, PARAMS)
+    server.always = None
+    asked.clear()
+    assert len(tokens(engine.sample(EIGHT, PARAMS))) == 8
+
+
+def test_a_signal_ends_sampling_at_once(make_engine, server) -> None:
+    engine = make_engine(server)
+    server.always = faulty.hangs
+
+    def stop(*_: object) -> None:
+        raise StopError
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    timer = threading.Timer(0.3, os.kill, args=(os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(StopError):
+            engine.sample(EIGHT, PARAMS)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_error_of_whoever_takes_the_samples_ends_the_rest(make_engine, server) -> None:
+    engine = make_engine(server, max_concurrent=2)
+    server.requests.clear()
+
+    def deliver(group: int, index: int, sample: object) -> None:
+        raise ValueError("no room")
+
+    many = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(200)))]
+    with pytest.raises(ValueError, match="no room"):
+        engine.sample(many, PARAMS, deliver)
+    assert len(server.completions) < 200
+
+
+def test_a_fault_of_ours_in_reading_is_not_swallowed(server) -> None:
+    client = Client(Settings(urls=(server.url,)))
+
+    def read(answer: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    try:
+        with pytest.raises(ZeroDivisionError, match="ours"):
+            client.results([Call(path="/v1/models", read=read)])
+        assert client.results([Call(path="/v1/models", read=lambda answer: answer["data"][0]["id"])]) == ["toy"]
+    finally:
+        client.close()
+        client.close()
+
+
+def test_no_request_is_no_work(make_engine, server) -> None:
+    assert make_engine(server).sample([], PARAMS) == []

@@ -1,0 +1,279 @@
+"""The parts of an account: lines read without their texts, calibration, credit by rank, cost per point; odd runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.inspect.signal.credit_share import read_credit
+from retrain.inspect.signal.drawn import _fields, _row, read_drawn
+from retrain.inspect.signal.gain import Gain, cost_per_point, gain_of, mean_gain
+from retrain.inspect.signal.prompts import Forecasts, checked
+from retrain.inspect.signal.report_section import report_section
+from retrain.inspect.signal.summary import by_difficulty
+from retrain.kernel.contracts.views import RunView
+from retrain.kernel.errors import ConfigError
+from retrain.records.reading import parse_record
+from retrain.records.tokens import TokenRecord, write_tokens
+from retrain.verdicts.stats.teaching import Calibration
+
+TEXT = st.text(max_size=30) | st.sampled_from(
+    ['", "reward": 9, "outcome": "failed", ', ', "prompt": ', '], "top_surprisal_tokens": [', '\\", "num_tokens": 7']
+)
+REWARD = st.none() | st.floats(-9, 9)
+NAMES = st.sampled_from(["reward", "outcome", "num_tokens", "shaped_reward", "trained", "x"])
+CHAT = st.lists(st.dictionaries(NAMES, TEXT | st.integers()), max_size=3)
+
+
+@settings(max_examples=150)
+@given(TEXT | CHAT, TEXT, TEXT, REWARD, st.dictionaries(NAMES, st.floats(-9, 9)), st.none() | REWARD, st.booleans())
+def test_a_line_read_without_its_texts_is_the_line(
+    prompt: Any, text: str, name: str, reward: Any, parts: Any, shaped: Any, trained: bool
+) -> None:
+    """Whatever stands in prompts, answers, tokens and names of rewards, and however they imitate our own fields."""
+    record = {
+        "step": 3,
+        "group": 1,
+        "index": 0,
+        "example_id": name,
+        "prompt": prompt,
+        "completion": text,
+        "reference": text,
+        "reward": reward,
+        "outcome": "scored" if reward is not None else "no_verdict",
+        **({"reward_parts": parts} if parts else {}),
+        **({"detail": text} if text else {}),
+        **({"shaped_reward": shaped} if shaped is not None else {}),
+        "num_tokens": 5,
+        "stop_reason": "length",
+        "policy_version": 3,
+        "trained": trained,
+        "top_surprisal_tokens": [
+            {"pos": 0, "surprisal": 1.5, "token": text},
+            {"pos": 1, "surprisal": 0.5, "token": None},
+        ],
+    }
+    for is_ascii in (True, False):
+        line = json.dumps(record, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass") + b"\n"
+        assert repr(_row(_fields(line), {})) == repr(_row(parse_record(line), {}))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"num_tokens": -1}, "no count"),
+        ({"reward": "1"}, "no reward"),
+        ({"outcome": "won"}, "won"),
+        ({"step": None}, ""),
+    ],
+)
+def test_a_damaged_line_is_named_and_a_cut_one_left_out(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    record = {"step": 0, "group": 0, "example_id": "a", "reward": 1.0, "outcome": "scored", "num_tokens": 4}
+    record |= {"stop_reason": "eos", "trained": True}
+    file = tmp_path / "emergence/generations.jsonl"
+    file.parent.mkdir()
+    file.write_text(json.dumps(record) + "\n" + json.dumps(record)[:40], encoding="utf-8")
+    assert read_drawn(tmp_path).tokens_N.tolist() == [4]
+    file.write_text(json.dumps(record) + "\n" + json.dumps(record | change) + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"generations.jsonl:2.*{told}"):
+        read_drawn(tmp_path)
+
+
+def forecasts(rng: np.random.Generator, *, bias: float, groups: int = 320) -> Forecasts:
+    chance_F = rng.uniform(0.1, 0.8, groups)
+    return Forecasts(chance_F=chance_F, taught_F=rng.random(groups) < chance_F + bias, block_F=np.arange(groups) // 8)
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.1])
+def test_the_interval_covers_the_true_calibration_error(bias: float) -> None:
+    """Where every chance is off by `bias`, so is every bin; at 0 chance alone makes the error, and 0 is covered."""
+    rng = np.random.default_rng(5)
+    found = [checked(forecasts(rng, bias=bias)) for _ in range(60)]
+    covered = [each is not None and each.interval[0] <= bias + 1e-9 <= each.interval[1] + 2e-9 for each in found]
+    assert np.mean(covered) >= 0.93
+    assert np.mean([each.interval[1] for each in found if each]) < bias + 0.2
+
+
+def test_forecasts_of_runs_keep_their_steps_apart() -> None:
+    rng = np.random.default_rng(0)
+    joined = Forecasts.joined([forecasts(rng, bias=0.0), forecasts(rng, bias=0.0)])
+    assert len(np.unique(joined.block_F)) == 80
+    assert checked(Forecasts.joined([])) is None
+    assert isinstance(checked(joined).calibration, Calibration)  # type: ignore[union-attr]
+
+
+def stored(folder: Path, advantages: list[list[float]], trained: list[bool]) -> Path:
+    """A step whose completions have these advantages; token t has probability 1 / (t + 2)."""
+    (folder / "emergence").mkdir()
+    lines = []
+    for index, (each, is_trained) in enumerate(zip(advantages, trained, strict=True)):
+        record = {"step": 0, "group": 0, "index": index, "example_id": "a", "reward": float(index), "outcome": "scored"}
+        lines.append(json.dumps(record | {"num_tokens": len(each), "stop_reason": "eos", "trained": is_trained}) + "\n")
+    (folder / "emergence/generations.jsonl").write_text("".join(lines), encoding="utf-8")
+    records = [
+        TokenRecord(
+            tokens_T=np.arange(len(each)),
+            logprobs_T=-np.log(np.arange(len(each)) + 2.0),
+            advantages_T=np.array(each),
+            planning_T=np.arange(len(each)) == 0,
+        )
+        for each in advantages
+    ]
+    write_tokens(folder / "emergence", 0, records)
+    return folder
+
+
+def test_credit_is_summed_over_trained_tokens_by_rank(tmp_path: Path) -> None:
+    run = stored(tmp_path, [[1.0] * 9 + [0.0], [-2.0] * 10, [5.0]], [True, True, False])
+    found = read_credit(run, read_drawn(run))
+    assert found.zero_tokens_N.tolist() == [1, 0, 0]
+    assert found.credit_N.tolist() == [9.0, 20.0, 5.0]
+    assert (found.total.tokens, found.total.credit) == (20, 29.0)
+    assert found.total.pull == pytest.approx(sum((3.0 - (t == 9)) * (1 - 1 / (t + 2)) for t in range(10)), rel=1e-6)
+    assert [each.tokens for each in found.surprisal] == [2] * 10
+    assert [each.credit for each in found.surprisal] == [2.0, *[3.0] * 9]  # the last position is the least likely
+    assert found.planning is not None
+    assert (found.planning.tokens, found.planning.credit) == (2, 3.0)
+    assert found.entropy == ()
+    assert not found.notes
+
+
+@pytest.mark.parametrize("harm", ["missing", "damaged", "of another step"])
+def test_without_a_fitting_token_file_credit_is_not_known(tmp_path: Path, harm: str) -> None:
+    run = stored(tmp_path, [[1.0, 1.0], [-1.0]], [True, True])
+    file = next((run / "emergence/tokens").iterdir())
+    if harm == "missing":
+        file.unlink()
+    elif harm == "damaged":
+        file.write_bytes(b"\x00" * 40)
+    else:
+        (run / "other").mkdir()
+        file.write_bytes(next((stored(run / "other", [[1.0]], [True]) / "emergence/tokens").iterdir()).read_bytes())
+    found = read_credit(run, read_drawn(run))
+    assert not found.is_known_N.any()
+    assert "1 of 1 steps have no token file" in found.notes[0]
+
+
+def gain(values: np.ndarray) -> Gain:
+    spread = 2.0 * float(values.std(ddof=1)) / math.sqrt(values.size)
+    mean = float(values.mean())
+    limits = (mean - spread, mean + spread)
+    return Gain(points=mean, interval=limits, values_C=tuple(values.tolist()), first=-1, last=9)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.integers(3, 12))
+def test_the_limits_of_a_cost_solve_fiellers_equation(seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    points_N, costs_N = rng.normal(8.0, 1.0, size), rng.normal(1000.0, 100.0, size)
+    found = cost_per_point(costs_N, gain(points_N))
+    assert found.interval is not None
+    assert found.value is not None
+    assert found.interval[0] < found.value < found.interval[1]
+    for limit in found.interval:
+        rest_N = costs_N - limit * points_N
+        assert abs(rest_N.mean()) == pytest.approx(2.0 * rest_N.std(ddof=1) / math.sqrt(size), rel=1e-6)
+
+
+def test_a_gain_that_may_be_none_has_no_cost_but_a_least_one() -> None:
+    found = cost_per_point(np.array([1000.0]), replace(gain(np.array([1.0, 9.0])), interval=(-2.0, 10.0)))
+    assert (found.interval, found.at_least) == (None, 100.0)
+    worse = cost_per_point(np.array([1000.0]), replace(gain(np.array([-1.0, -9.0])), interval=(-9.0, -1.0)))
+    assert (worse.value, worse.interval, worse.at_least) == (None, None, None)
+
+
+def test_gains_that_are_all_equal_have_no_interval() -> None:
+    """Student's would have no width: a gain of two seeds for certain."""
+    runs = [Gain(points=3.125, interval=None, values_C=(3.125,), first=-1, last=9)] * 2
+    assert mean_gain(runs).interval is None
+    found = cost_per_point(np.array([1000.0, 1200.0]), mean_gain(runs))
+    assert (found.value, found.interval, found.at_least) == (352.0, None, None)
+
+
+def test_a_made_run_has_a_gain_over_its_examples(tmp_path: Path, made: ModuleType) -> None:
+    run = made.write_run(tmp_path / "run", made.MadeRun(effect=0.3, example_spread=1.0, steps=40))
+    rates = {-1: 0.0, 39: 0.0}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["step"] in rates:
+            rates[record["step"]] = record["eval_correct_rate"]
+    found = gain_of(run, rates)
+    assert isinstance(found, Gain)
+    assert found.points == pytest.approx(100 * (rates[39] - rates[-1]))
+    assert found.interval is not None
+    assert found.interval[0] < found.points < found.interval[1]
+    (run / "eval.jsonl").unlink()
+    bare = gain_of(run, rates)
+    assert isinstance(bare, Gain)
+    assert (bare.points, bare.interval) == (pytest.approx(found.points), None)
+    assert gain_of(run, {}) == "no held-out evaluation"
+
+
+def test_a_campaign_of_older_and_failed_runs_is_answered(
+    tmp_path: Path, made: ModuleType, command: Callable[..., Any]
+) -> None:
+    states = {("maxrl+none", 2): "failed"}
+    folder = made.write_campaign(
+        tmp_path / "c",
+        {"maxrl+none": 0.0, "grpo+none\x1b[31m": 0.1},
+        seeds=[1, 2],
+        steps=6,
+        states=states,
+        completions=4,
+    )
+    (folder / "runs/maxrl+none_s1/metrics.jsonl").write_text("nonsense\n", encoding="utf-8")
+    result = command("signal", str(folder))
+    assert (result.code, "\x1b" in result.out) == (0, False)
+    assert "no account" in result.out
+    data = json.loads(command("signal", str(folder), "--json").out)
+    assert [each["run"] for each in data["absent"]] == ["maxrl+none_s1"]
+    one = data["runs"][0]
+    assert one["drawn_tokens"] == sum(each["tokens"] for each in one["tokens"].values())
+    assert set(one["tokens"]) == {"trained, credit not stored", "no record"}  # a few completions of a step are kept
+    assert one["drawn_tokens"] == one["stated_tokens"]
+    assert any("1 evaluation are not recorded" in note or "evaluations are not" in note for note in one["notes"])
+    alone = command("signal", str(folder / "runs" / one["run"]))
+    assert (alone.code, "Tokens by cause" in alone.out) == (0, True)
+
+
+def test_a_run_that_has_just_begun_and_one_that_does_not_exist(
+    tmp_path: Path, made: ModuleType, command: Callable[..., Any]
+) -> None:
+    run = made.write_run(tmp_path / "run", made.MadeRun(status="running", steps=1, eval_every=0))
+    for name in ("metrics.jsonl", "emergence/generations.jsonl"):
+        (run / name).unlink()
+    result = command("signal", "run")
+    assert result.code == 0
+    assert "Nothing that was drawn is recorded" in result.out
+    view = RunView(config=None, condition="", folder=run, seed=0, first_step=0, capabilities=None)  # type: ignore[arg-type]
+    assert report_section(view) is None
+    missing = command("signal", "nowhere")
+    assert (missing.code, "no such folder" in missing.err) == (2, True)
+
+
+def test_difficulties_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    from retrain.inspect.signal.prompts import PromptAccount
+
+    none = {
+        "groups": 1,
+        "teaching_groups": 0,
+        "tokens": 1,
+        "taught_tokens": 0,
+        "credit": 0.0,
+        "rate": None,
+        "chance": None,
+    }
+    labels = ["Level 10", "Level 2", "all right at first", "none right at first", ""]
+    prompts = [PromptAccount(example=label, difficulty=label, **none) for label in labels]
+    found = [each.difficulty for each in by_difficulty(prompts)]
+    assert found == ["none right at first", "all right at first", "", "Level 2", "Level 10"]

@@ -1,0 +1,323 @@
+"""`retrain diff A B` on real runs of the toy policy, and on folders with every kind of damage."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.inspect.diff_metrics import side_by_side
+from retrain.inspect.diff_show import HIGHER, LOWER, NEITHER, mark
+from retrain.records.tokens import read_tokens, write_tokens
+
+Command = Callable[..., Any]
+Make = Callable[..., Path]
+FIELDS = (
+    *("label_a", "label_b", "final_a", "final_b", "wall_time_a", "wall_time_b", "steps_a", "steps_b"),
+    *("curve_a", "curve_b", "config", "code", "packages", "data", "metrics"),
+)
+
+
+@pytest.fixture
+def diff(command: Command) -> Callable[..., dict[str, Any]]:
+    """`diff("a", "b")`: the JSON of `retrain diff`, which must be all that is printed."""
+
+    def call(a: str | Path, b: str | Path) -> dict[str, Any]:
+        result = command("diff", str(a), str(b), "--json")
+        assert (result.code, result.err) == (0, "")
+        content: dict[str, Any] = json.loads(result.out, parse_constant=pytest.fail)
+        return content
+
+    return call
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def edit_lines(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    records = [change(json.loads(line)) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.mark.long
+def test_the_same_seed_twice_is_identical(toy_run: Make, diff: Command, command: Command) -> None:
+    for name in ("a", "b"):
+        toy_run(name, "--eval-examples", "2")
+    content = diff("a", "b")
+    assert set(FIELDS) <= set(content)
+    assert content["identical"] is True
+    assert (content["config"], content["packages"]) == ({}, {})
+    assert (content["data"]["first_differing_batch"], content["metrics"]["first_diverging_step"]) == (None, None)
+    assert (content["label_a"], content["steps_a"], content["steps_b"]) == ("a", 4, 4)
+    lines = [json.loads(line) for line in Path("a/metrics.jsonl").read_text().splitlines()]
+    assert content["curve_a"] == content["curve_b"] == [line["correct_rate"] for line in lines if line["step"] >= 0]
+    names = ("loss", "correct_rate", "mean_reward", "eval_correct_rate", "eval_mean_reward")
+    assert content["final_a"] == content["final_b"] == {name: lines[-1][name] for name in names}
+    spent_s = sum(line.get("step_time_s", 0.0) + line.get("eval_time_s", 0.0) for line in lines)
+    assert content["wall_time_a"] == pytest.approx(spent_s)
+    shown = command("diff", "a", "b")
+    assert shown.code == 0
+    assert "Identical: 4 steps, the same batches, the same numbers" in shown.out
+
+
+@pytest.mark.long
+def test_another_seed_differs_from_the_first_batch_on(toy_run: Make, diff: Command, command: Command) -> None:
+    toy_run("a")
+    toy_run("b", "--seed", "2")
+    content = diff("a", "b")
+    assert content["identical"] is False
+    assert content["config"] == {"training.seed": {"a": 1, "b": 2, "origin_a": "--seed", "origin_b": "--seed"}}
+    assert (content["data"]["first_differing_batch"], content["data"]["differing_part"]) == (0, "examples")
+    assert content["metrics"]["first_diverging_step"] == 0
+    assert "The runs differ from step 0 on." in command("diff", "a", "b").out
+
+
+def test_another_learning_rate_is_named_and_parts_the_runs_after_the_first_step(
+    toy_run: Make, diff: Command, command: Command
+) -> None:
+    toy_run("a", "--group-size", "32", "--backend-opt", "step_size=0.0", "--lr", "1e-5")
+    toy_run("b", "--group-size", "32", "--backend-opt", "step_size=9.0", "--lr", "2e-5")
+    content = diff("a", "b")
+    assert set(content["config"]) == {"backend.options.step_size", "training.lr"}
+    assert content["config"]["training.lr"] == {"a": 1e-5, "b": 2e-5, "origin_a": "--lr", "origin_b": "--lr"}
+    assert content["data"]["examples_a"] == content["data"]["examples_both"]
+    batch, step = content["data"]["first_differing_batch"], content["metrics"]["first_diverging_step"]
+    assert content["data"]["differing_part"] == "completions"
+    assert batch > 0
+    assert step > 0
+    fields = content["metrics"]["fields"]
+    assert fields
+    a, b = (json.loads(Path(name, "metrics.jsonl").read_text().splitlines()[step]) for name in "ab")
+    assert all((a[name], b[name]) == (sides["a"], sides["b"]) for name, sides in fields.items())
+    assert not any(name.endswith("time_s") for name in fields)
+    shown = command("diff", "a", "b").out
+    assert "training.lr" in shown
+    assert "the same prompts, other completions" in shown
+
+
+@pytest.mark.long
+def test_a_shorter_run_is_the_same_as_far_as_it_goes(toy_run: Make, diff: Command, command: Command) -> None:
+    toy_run("long")
+    toy_run("short", "--max-steps", "2")
+    content = diff("long", "short")
+    assert (content["identical"], content["steps_a"], content["steps_b"]) == (False, 4, 2)
+    assert content["metrics"]["common_steps"] == 2
+    assert (content["data"]["first_differing_batch"], content["metrics"]["first_diverging_step"]) == (None, None)
+    assert content["data"]["examples_a"] > content["data"]["examples_b"] == content["data"]["examples_both"]
+    assert "Identical up to the shorter run (2 steps)." in command("diff", "long", "short").out
+
+
+@pytest.mark.long
+def test_other_tokens_behind_the_same_text_are_seen(toy_run: Make, diff: Command) -> None:
+    a = toy_run("a")
+    shutil.copytree(a, "b")
+    emergence = Path("b/emergence")
+    records = read_tokens(emergence, 2)
+    tokens = [np.concatenate([[19], record.tokens_T[1:]]) for record in records]
+    write_tokens(emergence, 2, [replace(r, tokens_T=t) for r, t in zip(records, tokens, strict=True)])
+    assert diff("a", "b")["data"]["first_differing_batch"] == 2
+    assert diff("a", "b")["data"]["differing_part"] == "tokens"
+    shutil.rmtree(emergence / "tokens")
+    assert diff("a", "b")["identical"] is True
+
+
+@pytest.mark.long
+def test_code_and_packages(make_run: Make, diff: Command, command: Command) -> None:
+    clean, dirty = {"commit": "c" * 40, "dirty": False}, {"commit": "c" * 40, "dirty": True}
+    a = make_run(
+        "a", git=clean, libraries={"numpy": "2.0", "peft": "1"}, distributions={"mine": "1.0"}, python="3.11.1"
+    )
+    b = make_run("b", git=clean, libraries={"numpy": "2.1"}, distributions={"mine": "1.1"}, python="3.11.1")
+    content = diff(a, b)
+    assert content["code"]["same"] is True
+    assert content["packages"] == {
+        "mine": {"a": "1.0", "b": "1.1"},
+        "numpy": {"a": "2.0", "b": "2.1"},
+        "peft": {"a": "1"},
+    }
+    assert content["identical"] is True
+    edit(b / "run.json", git=dirty)
+    assert diff(a, b)["code"] == {"same": None, "a": clean, "b": dirty}
+    assert (
+        "cannot be distinguished: A cccccccccccc, B cccccccccccc with uncommitted changes"
+        in command("diff", "a", "b").out
+    )
+    edit(b / "run.json", git={"commit": "d" * 40, "dirty": True})
+    assert diff(a, b)["code"]["same"] is False
+    edit(b / "run.json", git={})
+    assert diff(a, b)["code"]["same"] is None
+
+
+def test_settings_differ_by_value_type_and_presence_and_name_their_origin(make_run: Make, diff: Command) -> None:
+    a = make_run("a", origins={"training.lr": "retrain.toml:3", "data.options": "--data-opt"})
+    b = make_run("b")
+    (a / "config.toml").write_text(
+        "[training]\nlr = 1.0\nx = [1]\n[data.options]\ncount = 3\n[logging]\nlog_dir = 'a'\n"
+    )
+    (b / "config.toml").write_text(
+        "[training]\nlr = 1\nx = [1]\n[data.options]\n[logging]\nlog_dir = 'b'\n[new]\ny = 0\n"
+    )
+    assert diff(a, b)["config"] == {
+        "data.options.count": {"a": 3, "origin_a": "--data-opt"},
+        "new.y": {"b": 0, "origin_b": "default"},
+        "training.lr": {"a": 1.0, "b": 1, "origin_a": "retrain.toml:3", "origin_b": "default"},
+    }
+
+
+def test_a_killed_run_is_compared_by_its_whole_steps(make_run: Make, diff: Command) -> None:
+    a, b = make_run("a"), make_run("b", status="running")
+    lines = (b / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (b / "metrics.jsonl").write_text("".join(lines[:-1]) + lines[-1][:20])
+    with (b / "emergence/generations.jsonl").open("a") as stream:
+        stream.write('{"step": 3, "group": 0, "exa')
+    content = diff(a, b)
+    assert (content["steps_a"], content["steps_b"]) == (3, 2)
+    assert content["data"]["first_differing_batch"] is None
+    assert content["data"]["examples_b"] == 2
+
+
+def test_a_run_without_steps_has_nothing_to_compare(make_run: Make, diff: Command, command: Command) -> None:
+    make_run("a", metrics="", steps=0)
+    make_run("b")
+    content = diff("a", "b")
+    assert content["final_a"] == dict.fromkeys(
+        ("loss", "correct_rate", "mean_reward", "eval_correct_rate", "eval_mean_reward")
+    )
+    assert (content["identical"], content["curve_a"], content["steps_a"]) == (False, [], 0)
+    shown = command("diff", "a", "b").out
+    assert "Nothing to compare" in shown
+    [row] = [line.split() for line in shown.splitlines() if line.startswith("loss")]
+    assert row == ["loss", "—", "0.4800"]
+    make_run("c", metrics="", steps=0)
+    assert diff("a", "c")["identical"] is False
+
+
+def test_fields_that_one_run_never_has_are_told_apart_from_divergence(make_run: Make, diff: Command) -> None:
+    a, b = make_run("a"), make_run("b")
+    edit_lines(a / "metrics.jsonl", lambda line: line | {"sepa_gate_open": True, "condition": "x", "step_time_s": 9.0})
+    edit_lines(b / "metrics.jsonl", lambda line: line | ({"loss": None} if line["step"] == 2 else {}))
+    metrics = diff(a, b)["metrics"]
+    assert metrics == {
+        "common_steps": 3,
+        "first_diverging_step": 2,
+        "fields": {"loss": {"a": 0.48, "b": None}},
+        "only_a": ["sepa_gate_open"],
+        "only_b": [],
+    }
+
+
+def test_a_step_without_completions_is_said(make_run: Make, diff: Command) -> None:
+    a, b = make_run("a"), make_run("b")
+    file = b / "emergence/generations.jsonl"
+    file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if '"step": 1,' not in line))
+    data = diff(a, b)["data"]
+    assert (data["first_differing_batch"], data["differing_part"]) == (1, "missing")
+    assert data["only_a"] == ["e1"]
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.toml", "metrics.jsonl", "emergence/generations.jsonl"])
+def test_a_missing_file_is_named(make_run: Make, command: Command, name: str) -> None:
+    make_run("a")
+    (make_run("b") / name).unlink()
+    result = command("diff", "a", "b", "--json")
+    assert (result.code, result.out) == (2, "")
+    assert f"b/{name}: cannot be read: No such file" in result.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("run.json", '{\n"a": }', "run.json:2"),
+        ("config.toml", "[training]\nlr = = 1\n", "config.toml:2"),
+        ("config.toml", "\0", "config.toml:1"),
+        ("metrics.jsonl", '{"step": 0}\n{"step": 1, "loss": Infinity}\n', "metrics.jsonl:2"),
+        ("metrics.jsonl", '{"step": 0}\n{"loss": 1}\n', "metrics.jsonl:2"),
+        ("emergence/generations.jsonl", '{"step": 0}\n\x07\n{"step": 1}\n', "generations.jsonl:2"),
+        ("emergence/generations.jsonl", '{"step": 1}\n{"step": 0}\n', "generations.jsonl:2"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(
+    make_run: Make, command: Command, name: str, content: str, place: str
+) -> None:
+    make_run("a")
+    (make_run("b") / name).write_text(content)
+    result = command("diff", "a", "b")
+    assert (result.code, result.out) == (2, "")
+    assert f"{place}: cannot be read" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_damaged_token_records_are_named(toy_run: Make, command: Command) -> None:
+    a = toy_run("a")
+    shutil.copytree(a, "b")
+    file = Path("b/emergence/tokens/step_000001.safetensors")
+    file.write_bytes(file.read_bytes()[:50])
+    result = command("diff", "a", "b")
+    assert result.code == 2
+    assert "step_000001.safetensors: cannot be read" in result.err
+
+
+def test_what_the_files_hold_cannot_steer_the_terminal(make_run: Make, command: Command) -> None:
+    evil = "\x1b[2J[bold]"
+    a, b = make_run("a\x1b[2J", git={"commit": evil, "dirty": False}, status=evil), make_run("b")
+    (a / "config.toml").write_text('[training]\nname = "\\u001b[2J[bold]"\n"\\u001b[31m" = 1\n')
+    edit(b / "run.json", libraries={evil: evil}, origins={"training.max_steps": evil})
+    for file in ("emergence/generations.jsonl", "metrics.jsonl"):
+        edit_lines(a / file, lambda line: line | {"example_id": evil, evil: 1})
+        edit_lines(b / file, lambda line: line | {"example_id": evil * 2, "loss": evil})
+    result = command("diff", str(a), str(b))
+    assert result.code == 0
+    assert "\x1b" not in result.out
+    assert "\ufffd[2J[bold]" in result.out
+
+
+def test_marks_point_at_the_better_run() -> None:
+    assert mark(0.5, 0.25, HIGHER) == "< A"
+    assert mark(0.25, 0.5, HIGHER) == "B >"
+    assert mark(1.0, 2.0, LOWER) == "< A"
+    assert mark(2.0, 2.0, LOWER) == mark(2.0, 2.0, NEITHER) == "="
+    assert mark(1.0, 2.0, NEITHER) == mark(None, 2.0, HIGHER) == ""
+
+
+STEPS = st.lists(st.integers(-1, 12), unique=True).map(sorted)
+
+
+@given(a=STEPS, b=STEPS)
+def test_side_by_side_gives_every_step_once(a: list[int], b: list[int]) -> None:
+    rows = list(side_by_side(iter([(step, f"a{step}") for step in a]), iter([(step, f"b{step}") for step in b])))
+    assert rows == [
+        (step, f"a{step}" if step in a else None, f"b{step}" if step in b else None) for step in sorted({*a, *b})
+    ]
+
+
+def test_two_folders_are_needed(command: Command) -> None:
+    assert command("diff").code == 2
+    assert command("diff", "a").code == 2
+    missing = command("diff", "nowhere", "either")
+    assert missing.code == 2
+    assert "nowhere/run.json: cannot be read: No such file" in missing.err
+
+
+def test_the_held_out_reward_is_a_row_where_it_is_not_the_rate(
+    make_run: Callable[..., Path], command: Callable[..., Any]
+) -> None:
+    for name, more in (
+        ("old", dict[str, float]()),
+        ("binary", {"eval_mean_reward": 0.5}),
+        ("graded", {"eval_mean_reward": 0.625}),
+    ):
+        line = {"step": 0, "condition": "a+b", "loss": 0.5, "correct_rate": 0.5, "eval_correct_rate": 0.5, **more}
+        make_run(name, metrics=f"{json.dumps(line)}\n")
+    shown = {name: command("diff", "old", name).out for name in ("old", "binary", "graded")}
+    assert "held-out reward" not in shown["old"] + shown["binary"]
+    assert re.search(r"held-out reward +— +0\.625", shown["graded"])

@@ -1,0 +1,182 @@
+"""`retrain resume-check` tells before anything is loaded what `retrain --resume` then does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.records.lock import RunLock
+
+LOG = "logs/train"
+STOPPING = """
+import os, signal
+from retrain.api import hookimpl
+
+@hookimpl
+def retrain_phase(run, step, phase):
+    if (step, phase) == (3, "sampling") and not run.first_step:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+@hookimpl
+def retrain_save_state(run): return {"stopping": {"n": 1}}
+"""
+
+
+@pytest.fixture
+def stopped(
+    command: Callable[..., Any], toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path
+) -> Path:
+    """A run of four steps that was stopped within the last one."""
+    distribution("retrain-stopping", {"stopping": STOPPING})
+    base = [*toy_arguments, "--max-steps", "4", "--save-every", "1"]
+    assert command(*base).code == 75
+    return tmp_path / LOG
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def data(result: Any) -> dict[str, Any]:
+    return json.loads(result.out)
+
+
+def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, command: Callable[..., Any]) -> None:
+    with (stopped / "metrics.jsonl").open("a") as stream:
+        stream.write('{"torn')
+    before = contents(stopped)
+    result = command("resume-check", LOG)
+    assert (result.code, result.err) == (0, "")
+    assert f"{LOG} can be resumed at step 3, from {LOG}/adapter/checkpoint_step_3" in result.out
+    assert "all checksums match" in result.out
+    assert "3 steps, 6 prompts drawn" in result.out
+    assert "stopping" in result.out
+    size = len(before["metrics.jsonl"])
+    assert f"metrics.jsonl: cut from {size} to {size - 6} bytes" in result.out
+    assert contents(stopped) == before
+    found = data(command("resume-check", LOG, "--json"))
+    assert (found["can_resume"], found["next_step"], found["is_complete"]) == (True, 3, False)
+    assert found["not_restored"] == []
+    resumed = command("--resume", LOG)
+    assert resumed.code == 0
+    assert f"Resuming {LOG} at step 3 from {LOG}/adapter/checkpoint_step_3" in resumed.out
+    found = data(command("resume-check", LOG, "--json"))
+    assert (found["can_resume"], found["next_step"], found["is_complete"]) == (True, 4, True)
+    assert "is complete" in command("resume-check", LOG).out
+
+
+@pytest.mark.long
+def test_a_damaged_checkpoint_is_not_restored_and_the_one_before_is(stopped: Path, command: Callable[..., Any]) -> None:
+    (stopped / "adapter/checkpoint_step_3/logits.json").write_text("[]")
+    found = data(command("resume-check", LOG, "--json"))
+    assert (found["can_resume"], found["next_step"]) == (True, 2)
+    assert "checkpoint_step_3/logits.json: is damaged" in found["not_restored"][0]["detail"]
+    shown = command("resume-check", LOG).out
+    assert "\ufffd" not in shown
+    assert re.search(r"^  checkpoint  .*logits.json: is damaged.*\n {18}fix: use another one", shown, re.MULTILINE)
+
+
+@pytest.mark.long
+def test_files_without_a_checksum_are_counted(stopped: Path, command: Callable[..., Any]) -> None:
+    folder = stopped / "adapter/checkpoint_step_3"
+    restored = data(command("resume-check", LOG, "--json"))["restored"][0]["detail"]
+    (folder / "notes").mkdir()
+    for name in ("notes/a.txt", "b.txt"):
+        (folder / name).write_text("x" * 10_000)
+    found = data(command("resume-check", LOG, "--json"))
+    assert found["restored"][0]["detail"] == restored
+    (lost,) = found["not_restored"]
+    assert lost["detail"] == "2 without a checksum, which are not part of the checkpoint: b.txt, notes/a.txt"
+
+
+@pytest.mark.long
+def test_with_no_whole_checkpoint_it_would_begin_again(stopped: Path, command: Callable[..., Any]) -> None:
+    for folder in (stopped / "adapter").iterdir():
+        (folder / "logits.json").unlink()
+    result = command("resume-check", LOG)
+    assert result.code == 0
+    assert "from the beginning" in result.out
+    assert "the run starts again with its own seed" in result.out
+
+
+def test_every_differing_key_stands_in_the_way(stopped: Path, command: Callable[..., Any], tmp_path: Path) -> None:
+    text = (stopped / "config.toml").read_text()
+    other = text.replace("group_size = 4", "group_size = 5").replace("max_tokens = 3", "max_tokens = 4")
+    (tmp_path / "other.toml").write_text(other.replace("max_steps = 4", "max_steps = 9"))
+    result = command("resume-check", LOG, "--config", "other.toml", "--json")
+    assert result.code == 1
+    assert [text.split(" was ")[0] for text in data(result)["obstacles"]] == [
+        "training.group_size",
+        "training.max_tokens",
+    ]
+    assert "cannot be resumed" in command("resume-check", LOG, "--config", "other.toml").out
+
+
+@pytest.mark.long
+def test_records_that_were_cut_stand_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
+    (stopped / "emergence/steps.jsonl").write_text("")
+    result = command("resume-check", LOG)
+    assert result.code == 1
+    assert "emergence/steps.jsonl: has 0 bytes" in result.out
+
+
+def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
+    stopped: Path, command: Callable[..., Any]
+) -> None:
+    file = stopped / "emergence/generations.jsonl"
+    file.write_bytes(file.read_bytes().replace(b'"reward": 0.0', b'"reward": 1.0', 1))
+    (stopped / "emergence/tokens/step_000001.safetensors").unlink()
+    found = data(command("resume-check", LOG, "--json"))
+    assert found["obstacles"] == [
+        f"{LOG}/emergence/generations.jsonl is damaged in what was written before step 1: "
+        "its checksum differs, yet every line can be read; "
+        "undo the change or add --resume-anyway"
+    ]
+    (lost,) = found["not_restored"]
+    assert lost["part"] == "records"
+    assert lost["detail"].startswith("1 token file is missing, first ")
+    refused = command("--resume", LOG)
+    assert refused.code == 2
+    assert f"{LOG}/emergence/generations.jsonl is damaged" in refused.err
+    assert "accept it with --resume-anyway" in refused.err
+    assert command("--resume", LOG, "--resume-anyway").code == 0
+    assert data(command("resume-check", LOG, "--json"))["can_resume"]
+    (accepted,) = json.loads((stopped / "run.json").read_text())["resumes"][0]["accepted"]
+    assert "generations.jsonl is damaged" in accepted
+
+
+@pytest.mark.long
+def test_a_living_run_stands_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
+    lock = RunLock(stopped)
+    result = command("resume-check", LOG)
+    lock.release()
+    assert result.code == 1
+    assert "still active" in result.out
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}"])
+def test_what_is_no_run_cannot_be_resumed(
+    text: str | None, command: Callable[..., Any], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    (tmp_path / "retrain.toml").write_text("")
+    (tmp_path / "folder").mkdir()
+    if text is not None:
+        (tmp_path / "folder/run.json").write_text(text)
+    result = command("resume-check", "folder", "--json")
+    assert result.code == 1
+    assert "folder/run.json: cannot be read" in data(result)["obstacles"][0]
+
+
+@pytest.mark.long
+def test_no_model_library_is_imported(stopped: Path, tmp_path: Path) -> None:
+    program = "import sys; from retrain.cli.command_line import run; code = run(['resume-check', 'logs/train'])\n"
+    program += "print(code, [name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr

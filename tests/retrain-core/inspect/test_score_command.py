@@ -1,0 +1,131 @@
+"""`retrain score --replay`: what failed is scored again by the run's own reward."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.kernel.types import Example
+from retrain.tasks.scoring.failures import FailureRecord, write_failures
+
+REWARDS = """
+import os
+from retrain.api import Score
+class Reward:
+    def __init__(self, context):
+        self.vocabulary = len(context.tokenizer)
+    def score(self, example, text):
+        if text.startswith("die"):
+            os._exit(7)
+        if text.startswith("unclear"):
+            return Score.no_verdict("cannot \\x1b[31mtell")
+        return float(text == example.reference and self.vocabulary > 0)
+"""
+CONFIG = """
+[model]
+model = "{tokenizer}"
+[data]
+source = "toy"
+[reward]
+type = "replay_rewards.Reward"
+[scoring]
+workers = 1
+memory_gb = 4.0
+timeout_s = 20.0
+"""
+
+
+def record(text: str, reward: str = "replay_rewards.Reward") -> FailureRecord:
+    example = Example(id="e", prompt="p", reference="7")
+    return FailureRecord(
+        reward=reward, weight=1.0, example=example, text=text, detail="timed out after 10 s", attempts=2, seconds=10.0
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path, toys: Path, tokenizer_folder: Path) -> Path:
+    """A run folder as far as a replay looks at it."""
+    (tmp_path / "replay_rewards.py").write_text(REWARDS, encoding="utf-8")
+    folder = tmp_path / "logs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(CONFIG.format(tokenizer=tokenizer_folder), encoding="utf-8")
+    return folder
+
+
+def test_every_text_gets_its_verdict(run: Path, command: Callable[..., Any]) -> None:
+    write_failures(run / "failures", "step_1", [record("7"), record("8\x1b[2J")])
+    done = command("score", "--replay", "logs/a/failures")
+    assert done.code == 0, done.err
+    first, second = done.out.splitlines()
+    assert "step_1_0.json  replay_rewards.Reward: scored 1 " in first
+    assert first.endswith("(then: timed out after 10 s)")
+    assert "step_1_1.json  replay_rewards.Reward: scored 0 " in second
+
+
+def test_what_fails_again_or_has_no_verdict_is_said_and_told_apart(run: Path, command: Callable[..., Any]) -> None:
+    write_failures(run / "failures", "step_1", [record("7"), record("die"), record("unclear")])
+    done = command("score", "--replay", str(run / "failures"), "--json")
+    assert done.code == 1
+    results = json.loads(done.out)
+    assert [result["outcome"] for result in results] == ["scored", "failed", "no_verdict"]
+    assert results[1]["detail"] == "the scoring process exited with code 7"
+    assert results[0]["value"] == 1.0
+    shown = command("score", "--replay", str(run / "failures" / "step_1_2.json"))
+    assert shown.code == 1
+    assert "no verdict" in shown.out
+    assert "\x1b" not in shown.out
+
+
+def test_another_configuration(run: Path, command: Callable[..., Any], tmp_path: Path) -> None:
+    write_failures(tmp_path / "kept", "step_1", [record("7")])
+    lost = command("score", "--replay", "kept")
+    assert (lost.code, "no config.toml in a folder above it" in lost.err) == (2, True)
+    found = command("score", "--replay", "kept/step_1_0.json", "--config", str(run / "config.toml"))
+    assert found.code == 0, found.err
+
+
+def test_a_reward_that_the_configuration_does_not_have(run: Path, command: Callable[..., Any]) -> None:
+    write_failures(run / "failures", "step_1", [record("7", reward="judge")])
+    done = command("score", "--replay", str(run / "failures"))
+    assert done.code == 2
+    assert "these texts were scored by judge; the configuration has replay_rewards.Reward" in done.err
+
+
+def test_a_verifier_of_the_data_source_is_found_again(
+    run: Path, command: Callable[..., Any], distribution: Callable[..., Path]
+) -> None:
+    source = """
+from retrain.api import LoadedData, PluginSpec, hookimpl
+class Verifier:
+    def score(self, example, text):
+        return 0.25
+class Source:
+    def __init__(self, context):
+        pass
+    def load(self):
+        return LoadedData(examples=(), reward=Verifier())
+@hookimpl
+def retrain_register_data_sources(register):
+    register(PluginSpec(name="verified", summary="Has a verifier.", factory=Source))
+"""
+    distribution("retrain-verified", {"verified_parts": source})
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace('"toy"', '"verified"'))
+    write_failures(run / "failures", "step_1", [record("7", reward="verified")])
+    done = command("score", "--replay", str(run / "failures"), "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)[0]["value"] == 0.25
+
+
+@pytest.mark.parametrize(("content", "told"), [("{}", "is not a record of a failed score"), (None, "does not exist")])
+def test_what_is_no_failure_is_named(
+    content: str | None, told: str, run: Path, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "x.json").write_text(content)
+    done = command("score", "--replay", "x.json")
+    assert (done.code, told in done.err) == (2, True)

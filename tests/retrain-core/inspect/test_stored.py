@@ -1,0 +1,130 @@
+"""Token records survive the disk, and replaying the run's own flow gives the credit that was trained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain.advantages import TransformContext, TransformSpec
+from retrain.credit.flow import CreditFlow, build_flow
+from retrain.inspect.stored import replay
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import AlgorithmTable
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.records.stored_step import read_step
+from retrain.records.tokens import TokenRecord, read_tokens, token_file, write_tokens
+
+
+def record(length: int, *, planning: bool = True) -> TokenRecord:
+    stream = np.random.default_rng(length)
+    return TokenRecord(
+        tokens_T=stream.integers(0, 2**31 - 1, length),
+        logprobs_T=-stream.exponential(size=length).astype(np.float32).astype(np.float64),
+        advantages_T=stream.normal(size=length).astype(np.float32).astype(np.float64),
+        entropies_T=stream.exponential(size=length).astype(np.float32).astype(np.float64),
+        planning_T=stream.random(length) < 0.3 if planning else None,
+    )
+
+
+def store(run: Path, rewards: list[float | None], records: list[TokenRecord], *, parts: bool = False) -> None:
+    write_tokens(run / "emergence", 0, records)
+    lines = [
+        {"step": 0, "group": i // 2, "index": i % 2, "example_id": "e", "reward": reward, "trained": True}
+        for i, reward in enumerate(rewards)
+    ]
+    for line in lines if parts else ():
+        line["reward_parts"] = {"b": -line["reward"]}
+    (run / "emergence/generations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "metrics.jsonl").write_text(json.dumps({"step": -1}) + "\n" + json.dumps({"step": 0}) + "\n")
+
+
+@pytest.fixture(scope="module")
+def flow() -> CreditFlow:
+    table = AlgorithmTable(advantage_mode="maxrl", transform_mode="gtpo_sepa", uncertainty_kind="surprisal")
+    return build_flow(Config(tables={"algorithm": table}), load_plugins())
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    records = [record(3), record(1), record(7)]
+    write_tokens(tmp_path, 12, records)
+    for before, after in zip(records, read_tokens(tmp_path, 12), strict=True):
+        for name in ("tokens_T", "logprobs_T", "advantages_T", "entropies_T", "planning_T"):
+            np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
+
+
+def test_records_without_detector_have_no_planning(tmp_path: Path) -> None:
+    write_tokens(tmp_path, 0, [record(3, planning=False)])
+    assert read_tokens(tmp_path, 0)[0].planning_T is None
+
+
+def test_the_same_records_are_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_tokens(tmp_path / name, 0, [record(5)])
+    assert token_file(tmp_path / "a", 0).read_bytes() == token_file(tmp_path / "b", 0).read_bytes()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    write_tokens(tmp_path, 0, [record(5)])
+    file = token_file(tmp_path, 0)
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ConfigError, match=r"step_000000\.safetensors.*no readable token records"):
+        read_tokens(tmp_path, 0)
+
+
+def test_a_step_is_replayed_under_an_advantage_that_sees_all_of_it(tmp_path: Path) -> None:
+    store(tmp_path, [1.0, 1.0, 1.0, 0.0], [record(3), record(4), record(5), record(6)], parts=True)
+    table = AlgorithmTable(advantage_mode="reinforce_pp", transform_mode="none", uncertainty_kind="surprisal")
+    flow = build_flow(Config(tables={"algorithm": table}), load_plugins())
+    _, _, result = replay(read_step(tmp_path, None), flow, None, sepa_lambda=0.0)
+    shown = [[round(advs_T[0], 6) for advs_T in advs_G] for advs_G in result.token_advs]
+    assert shown == [[0.57735, 0.57735], [0.57735, -1.732051]]
+    gdpo = table.model_copy(update={"advantage_mode": "gdpo", "advantage_params": {"weights": {"b": 1.0}}})
+    flow = build_flow(Config(tables={"algorithm": gdpo}), load_plugins())
+    _, _, result = replay(read_step(tmp_path, None), flow, None, sepa_lambda=0.0)
+    shown = [[float(np.sign(advs_T[0])) for advs_T in advs_G] for advs_G in result.token_advs]
+    assert shown == [[0.0, 0.0], [-1.0, 1.0]]  # by the stored reward b, the negative of the sum
+
+
+def test_texts_are_decoded_for_a_transform_that_reads_them(tmp_path: Path, flow: CreditFlow) -> None:
+    class Tokenizer:
+        def decode(self, tokens: list[int], **_: object) -> str:
+            return "".join(f"<{token}>" for token in tokens)
+
+    seen = []
+
+    def credit(ctx: TransformContext) -> list[np.ndarray]:
+        seen.append(ctx)
+        return [np.zeros(len(logprobs)) for logprobs in ctx.logprobs_G]
+
+    tokens = [record(2), record(3)]
+    store(tmp_path, [1.0, 0.0], tokens)
+    reading = replace(flow, transform=TransformSpec(name="reads", compute_context=credit, needs_text=True))
+    replay(read_step(tmp_path, None), reading, None, sepa_lambda=0.0, tokenizer=Tokenizer())
+    assert seen[0].texts_G == [[f"<{token}>" for token in each.tokens_T] for each in tokens]
+
+
+def test_completions_without_a_verdict_are_left_out(tmp_path: Path, flow: CreditFlow) -> None:
+    store(tmp_path, [1.0, None, 1.0, 0.0], [record(3), record(4), record(5), record(6)])
+    groups, masks, result = replay(read_step(tmp_path, None), flow, None, sepa_lambda=0.0)
+    assert [len(group) for group in groups] == [1, 2]
+    assert [[len(mask) for mask in group] for group in masks] == [[3], [5, 6]]
+    assert [advs.shape for advs in result.token_advs[1]] == [(5,), (6,)]
+
+
+def test_missing_steps_and_runs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
+        read_step(tmp_path, None)
+    store(tmp_path, [1.0, 0.0], [record(3), record(4)])
+    with pytest.raises(ConfigError, match="holds no step 9"):
+        read_step(tmp_path, 9)
+
+
+def test_records_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    store(tmp_path, [1.0, 0.0], [record(3), record(4), record(5)])
+    with pytest.raises(ConfigError, match="2 completions but 3 token records"):
+        read_step(tmp_path, 0)

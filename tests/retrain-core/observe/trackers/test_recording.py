@@ -1,0 +1,158 @@
+"""Recorders are isolated from the run: a fault is logged once, by name, and stops nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pluggy
+import pytest
+
+from retrain.kernel import hooks
+from retrain.kernel.config.load import TableEntry
+from retrain.observe.trackers.recording import Recorders, recorder_names
+
+METHODS = ("start", "step", "checkpoint", "state", "restore", "finish")
+
+
+class Diary:
+    """Records its calls; raises in the methods named."""
+
+    def __init__(self, *faulty: str, state: Any = None) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.faulty = faulty
+        self.kept = state
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in METHODS:
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> Any:
+            self.calls.append((name, arguments))
+            if name in self.faulty:
+                raise RuntimeError(f"no {name}\x1b[2J\nat all")
+            return self.kept if name == "state" else None
+
+        return call
+
+
+class Least:
+    """A recorder without the optional methods."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
+        self.steps.clear()
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        self.steps.append(metrics["step"])
+
+    def finish(self, error: BaseException | None = None) -> None:
+        pass
+
+
+def run(recorders: Recorders, folder: Path, steps: int = 3, error: BaseException | None = None) -> None:
+    """The life of a run, through the hooks."""
+    manager = pluggy.PluginManager("retrain")
+    manager.add_hookspecs(hooks)
+    manager.register(recorders)
+    view: Any = SimpleNamespace(manifest={"seed": 1}, folder=folder)
+    manager.hook.retrain_run_start(run=view)
+    for step in range(steps):
+        manager.hook.retrain_step_end(run=view, metrics={"step": step})
+        manager.hook.retrain_checkpoint_saved(run=view, folder=folder, name=f"checkpoint_step_{step}")
+    manager.hook.retrain_run_end(run=view, error=error)
+
+
+def state_of(recorders: Recorders) -> dict[str, Any]:
+    """What a checkpoint keeps."""
+    kept: dict[str, Any] = recorders.retrain_save_state()["recorders"]
+    return kept
+
+
+def test_every_recorder_hears_everything_in_order(tmp_path: Path) -> None:
+    diary, least = Diary(), Least()
+    run(Recorders({"diary": diary, "least": least}), tmp_path, steps=1)
+    assert diary.calls == [
+        ("start", ({"seed": 1}, tmp_path)),
+        ("step", ({"step": 0},)),
+        ("checkpoint", (tmp_path, "checkpoint_step_0")),
+        ("finish", (None,)),
+    ]
+    assert least.steps == [0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fault_is_reported_once_by_name_and_the_others_continue(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = Diary(state={"n": 1})
+    recorders = Recorders({"bad one": Diary(method, state={"n": 2}), "good": good})
+    with caplog.at_level(logging.WARNING, "retrain"):
+        recorders.retrain_load_state({"recorders": {"bad one": {"n": 0}, "good": {"n": 0}}})
+        run(recorders, tmp_path)
+        assert state_of(recorders)["good"] == {"n": 1}
+    (line,) = caplog.messages
+    assert line.startswith(f"Recorder 'bad one' failed in {method}(): RuntimeError: no {method}")
+    assert line.isprintable()
+    assert good.names() == ["restore", "start", *["step", "checkpoint"] * 3, "finish", "state"]
+
+
+def test_a_recorder_that_did_not_start_is_left_alone_but_finished(tmp_path: Path) -> None:
+    diary = Diary("start")
+    run(Recorders({"x": diary}), tmp_path)
+    assert diary.names() == ["start", "finish"]
+
+
+def test_a_recorder_that_fails_in_one_step_gets_the_next(tmp_path: Path) -> None:
+    diary = Diary("step")
+    run(Recorders({"x": diary}), tmp_path, steps=3)
+    assert diary.names().count("step") == 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x")])
+def test_what_ends_the_run_reaches_finish(error: BaseException, tmp_path: Path) -> None:
+    diary = Diary()
+    run(Recorders({"x": diary}), tmp_path, error=error)
+    assert diary.calls[-1] == ("finish", (error,))
+
+
+@pytest.mark.parametrize("state", [7, {"x": float("nan")}, {"x": object()}, [1]])
+def test_a_state_that_is_not_json_is_left_out_of_the_checkpoint(state: Any, caplog: pytest.LogCaptureFixture) -> None:
+    recorders = Recorders(
+        {"odd": Diary(state=state), "good": Diary(state={"n": (1, 2)}), "none": Diary(), "l": Least()}
+    )
+    assert state_of(recorders) == {"good": {"n": [1, 2]}}
+    assert "Recorder 'odd' failed in state()" in caplog.text
+
+
+def test_only_recorders_of_both_sessions_are_restored() -> None:
+    old, new = Diary(), Diary()
+    recorders = Recorders({"old": old, "new": new, "least": Least()})
+    recorders.retrain_load_state({"recorders": {"old": {"n": 1}, "gone": {}, "least": {}}})
+    recorders.retrain_load_state({})
+    assert (old.calls, new.calls) == ([("restore", ({"n": 1},))], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", []),
+        ("recorders = ['a', 'b', 'a']", ["a", "b"]),
+        ("wandb_project = 'p'", ["wandb"]),
+        ("wandb_project = 'p'\nrecorders = ['tensorboard', 'wandb']", ["wandb", "tensorboard"]),
+    ],
+)
+def test_a_wandb_project_turns_its_recorder_on_once(
+    text: str, wanted: list[str], load: Callable[..., Any], tables: Mapping[str, TableEntry]
+) -> None:
+    config, problems = load(f"[logging]\n{text}\n")
+    assert problems == []
+    assert list(recorder_names(config)) == wanted

@@ -1,0 +1,229 @@
+"""Checkpoints are complete or invisible, are trusted only by checksum, and are pruned in order."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.kernel.errors import BackendError, CheckpointError
+from retrain.records import checkpoints
+from retrain.records.checkpoints import (
+    checkpoint_folders,
+    clear_unfinished,
+    newest_valid,
+    prune,
+    read_checkpoint,
+    save_checkpoint,
+    set_newer_aside,
+)
+
+Save = Callable[..., Path]
+
+
+def state(next_step: int, *, unfinished: bool = False, **metrics: float) -> dict[str, Any]:
+    progress = {"unfinished": {"step": next_step} if unfinished else None}
+    return {"next_step": next_step, "progress": progress, "metrics": metrics}
+
+
+def fill(folder: Path) -> None:
+    (folder / "adapter.bin").write_bytes(bytes(range(256)) * 40)
+    (folder / "deep").mkdir()
+    (folder / "deep" / "moments.bin").write_bytes(b"moments")
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Save:
+    """`save(3, score=0.5)`: the checkpoint after three steps; `name=` gives it another name."""
+
+    def write(next_step: int, *, name: str = "", unfinished: bool = False, **metrics: float) -> Path:
+        name = name or f"checkpoint_step_{next_step + unfinished}"
+        return save_checkpoint(tmp_path, name, fill, state(next_step, unfinished=unfinished, **metrics))
+
+    return write
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved(save: Save) -> None:
+    found = read_checkpoint(save(3, score=0.5))
+    assert (found.next_step, found.first_unwritten_step, found.state["metrics"]) == (3, 3, {"score": 0.5})
+    assert read_checkpoint(save(3, unfinished=True)).first_unwritten_step == 4
+    assert (found.path / "deep" / "moments.bin").read_bytes() == b"moments"
+
+
+@settings(max_examples=60)
+@given(which=st.integers(0, 3), at=st.floats(0, 1), change=st.sampled_from(["flip", "cut", "grow", "remove"]))
+def test_any_change_to_a_file_is_detected(
+    which: int, at: float, change: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    path = save_checkpoint(folder, "checkpoint_step_3", fill, state(3))
+    file = sorted(file for file in path.rglob("*") if file.is_file())[which]
+    content = bytearray(file.read_bytes())
+    place = min(int(at * len(content)), len(content) - 1)
+    if change == "flip":
+        content[place] ^= 1
+    elif change == "cut":
+        del content[place:]
+    elif change == "grow":
+        content.append(0)
+    file.unlink() if change == "remove" else file.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        read_checkpoint(path)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", "{", '{"checkpoint.json": 1}', "\x00"])
+def test_hostile_checksums_are_damage_and_no_crash(text: str, save: Save) -> None:
+    path = save(1)
+    (path / "checksums.json").write_text(text)
+    with pytest.raises(CheckpointError):
+        read_checkpoint(path)
+
+
+def test_checksums_that_leave_the_state_out_do_not_vouch_for_it(save: Save) -> None:
+    path = save(1)
+    (path / "checksums.json").write_text("{}")
+    with pytest.raises(CheckpointError):
+        read_checkpoint(path)
+
+
+def test_the_newest_valid_one_is_found_and_faults_of_newer_ones_are_reported(save: Save, tmp_path: Path) -> None:
+    for step in (2, 10, 9):
+        save(step)
+    save(11, name="final")
+    (tmp_path / "final" / "adapter.bin").write_bytes(b"")
+    (tmp_path / "checkpoint_step_10" / "checkpoint.json").unlink()
+    found, problems = newest_valid(tmp_path)
+    assert found is not None
+    assert found.path.name == "checkpoint_step_9"
+    assert [Path(problem.where).parent.name for problem in problems] == ["final", "checkpoint_step_10"]
+    assert newest_valid(tmp_path / "nowhere") == (None, [])
+
+
+def test_a_final_one_that_lost_its_state_is_still_named(save: Save, tmp_path: Path) -> None:
+    save(2)
+    (save(4, name="final") / "checkpoint.json").unlink()
+    found, problems = newest_valid(tmp_path)
+    assert found is not None
+    assert (found.next_step, len(problems)) == (2, 1)
+
+
+def test_a_stop_within_a_step_is_newer_than_the_checkpoint_before_that_step(save: Save, tmp_path: Path) -> None:
+    save(2)
+    save(2, unfinished=True)
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint_step_3", "checkpoint_step_2"]
+
+
+def test_other_folders_are_no_checkpoints(save: Save, tmp_path: Path) -> None:
+    save(1)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / ".checkpoint_step_9.tmp").mkdir()
+    shutil.copytree(tmp_path / "checkpoint_step_1", tmp_path / ".checkpoint_step_8.tmp")
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint_step_1"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("I/O error"), BackendError("x")]
+)
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
+    error: Exception, save: Save, tmp_path: Path
+) -> None:
+    save(1)
+
+    def broken(folder: Path) -> None:
+        fill(folder)
+        raise error
+
+    for name in ("checkpoint_step_2", "checkpoint_step_1"):
+        with pytest.raises((CheckpointError, BackendError)) as caught:
+            save_checkpoint(tmp_path, name, broken, state(2))
+        assert isinstance(error, BackendError) or "earlier checkpoints are intact" in str(caught.value)
+    assert names(tmp_path) == ["checkpoint_step_1"]
+    assert read_checkpoint(tmp_path / "checkpoint_step_1").next_step == 1
+
+
+def test_a_folder_that_cannot_be_made_is_a_checkpoint_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="could not be written"):
+        save_checkpoint(tmp_path / "file" / "adapter", "final", fill, state(1))
+
+
+def test_too_little_disk_space_is_reported_before_anything_is_written(
+    save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(1)
+    usage = shutil.disk_usage(tmp_path)._replace(free=checkpoints.SPARE_BYTES)
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(CheckpointError, match="64 MiB are free"):
+        save(2)
+    assert names(tmp_path) == ["checkpoint_step_1"]
+
+
+def test_a_replacement_killed_between_its_renames_loses_nothing(save: Save, tmp_path: Path) -> None:
+    save(1)
+    save(4, name="final").rename(tmp_path / ".final.old")
+    found, _ = newest_valid(tmp_path)
+    assert found is not None
+    assert found.next_step == 4
+    clear_unfinished(tmp_path)
+    assert names(tmp_path) == ["checkpoint_step_1", "final"]
+    assert read_checkpoint(tmp_path / "final").next_step == 4
+
+
+def test_what_an_interrupted_write_or_removal_left_goes(save: Save, tmp_path: Path) -> None:
+    save(1)
+    for name in (".checkpoint_step_2.tmp", ".checkpoint_step_1.old", ".checkpoint_step_0.pruned"):
+        shutil.copytree(tmp_path / "checkpoint_step_1", tmp_path / name)
+    (tmp_path / ".mine").mkdir()
+    clear_unfinished(tmp_path)
+    clear_unfinished(tmp_path / "nowhere")
+    assert names(tmp_path) == [".mine", "checkpoint_step_1"]
+
+
+def test_damaged_ones_that_are_newer_stand_aside_so_that_pruning_does_not_count_them(
+    save: Save, tmp_path: Path
+) -> None:
+    for step in (2, 4, 6):
+        save(step)
+    for step in (4, 6):
+        (tmp_path / f"checkpoint_step_{step}" / "adapter.bin").write_bytes(b"")
+    found, _ = newest_valid(tmp_path)
+    set_newer_aside(tmp_path, found)
+    save(3)
+    prune(tmp_path, keep_last=1, keep_best=0, metric="score")
+    kept, problems = newest_valid(tmp_path)
+    assert kept is not None
+    assert (kept.next_step, problems) == (3, [])
+    assert names(tmp_path) == [".checkpoint_step_4.damaged", ".checkpoint_step_6.damaged", "checkpoint_step_3"]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_best", "kept"),
+    [(0, 0, {1, 2, 3, 4, 5}), (1, 0, {5}), (2, 0, {4, 5}), (0, 1, {2, 5}), (1, 2, {2, 3, 5}), (9, 9, {1, 2, 3, 4, 5})],
+)
+def test_pruning_keeps_the_last_and_the_best(
+    keep_last: int, keep_best: int, kept: set[int], save: Save, tmp_path: Path
+) -> None:
+    for step, score in enumerate((0.1, 0.9, 0.5, 0.3), start=1):
+        save(step, score=score)
+    save(5)  # without the metric
+    save(5, name="final")
+    removed = prune(tmp_path, keep_last=keep_last, keep_best=keep_best, metric="score")
+    assert names(tmp_path) == [*(f"checkpoint_step_{step}" for step in sorted(kept)), "final"]
+    assert {path.name for path in removed} == {f"checkpoint_step_{step}" for step in {1, 2, 3, 4, 5} - kept}
+
+
+def test_the_state_is_plain_json_that_a_person_can_read(save: Save) -> None:
+    text = (save(3, score=0.5) / "checkpoint.json").read_text(encoding="utf-8")
+    assert json.loads(text) == state(3, score=0.5)
+    assert "\n" in text.strip()

@@ -1,0 +1,145 @@
+"""`run.json` and `config.toml`: enough to run it again as it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import retrain
+from retrain.kernel.config.load import TableEntry, load_config
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import Problem
+from retrain.kernel.registry import Plugins
+from retrain.records.files import write_text
+from retrain.records.manifest import build_manifest, config_toml
+
+Load = Callable[..., tuple[Config, list[Problem]]]
+FULL = Path(__file__).parents[1] / "kernel" / "config" / "full_annotated.toml"
+PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
+
+
+def reloaded(config: Config, seed: int, tables: Mapping[str, TableEntry], folder: Path) -> Config:
+    """The configuration in `config.toml`."""
+    write_text(folder / "config.toml", config_toml(config, seed=seed))
+    again, problems = load_config(folder / "config.toml", tables=tables)
+    assert [str(problem) for problem in problems] == []
+    return again
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("", ()),
+        (FULL.read_text(encoding="utf-8"), ()),
+        ("[training]\nlr = 1e-7\nmax_steps = 3\n", ("--lr", "2e-3", "--optim-eps", "1e-12")),
+        ("[logging]\nrecorders = ['a']\nstrategic_grams = '[\"a, b\"]'\n", ("--data-opt", 'deep={"a": [1, {"b": 2}]}')),
+    ],
+)
+def test_the_resolved_file_loads_to_the_same_configuration(
+    text: str, arguments: tuple[str, ...], load: Load, tables: Mapping[str, TableEntry], tmp_path: Path
+) -> None:
+    config, problems = load(text, *arguments)
+    assert problems == []
+    again = reloaded(config, 1234, tables, tmp_path)
+    before, after = config.as_dict(), again.as_dict()
+    assert after["training"].pop("seed") == 1234
+    del before["training"]["seed"]
+    assert after == before
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    prompt=PLAIN,
+    lr=st.floats(1e-12, 1e6, exclude_min=True),
+    seed=st.integers(0, 2**31 - 1),
+    params=st.dictionaries(PLAIN.filter(bool).map("k_".__add__), st.one_of(PLAIN, st.integers(-9, 9), st.booleans())),
+)
+@pytest.mark.slow
+def test_any_text_number_or_parameter_survives(
+    prompt: str,
+    lr: float,
+    seed: int,
+    params: dict[str, object],
+    tables: Mapping[str, TableEntry],
+    tmp_path: Path,
+) -> None:
+    config, _ = load_config(None, tables=tables, arguments=[f"--data-system-prompt={prompt}", f"--lr={lr!r}"])
+    config.algorithm.transform_params.update(params)
+    again = reloaded(config, seed, tables, tmp_path)
+    assert again.data.system_prompt == prompt
+    assert again.training.lr == lr
+    assert again.training.seed == seed
+    assert again.algorithm.transform_params == params
+
+
+def test_a_resumed_runs_file_repeats_the_run_instead_of_continuing_it(
+    load: Load, tables: Mapping[str, TableEntry], tmp_path: Path
+) -> None:
+    config, problems = load("", "--resume", str(tmp_path))
+    assert problems == []
+    assert reloaded(config, 1, tables, tmp_path).value("resume.from_", "?") == ""
+
+
+def test_tables_without_a_feature_are_left_out(load: Load) -> None:
+    config, _ = load("")
+    assert "campaign" not in tomllib.loads(config_toml(config, seed=0))
+
+
+def test_the_manifest_names_versions_origins_and_place(
+    load: Load, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, _ = load("[training]\nlr = 1e-3\n", "--max-steps", "3", environ={"RETRAIN__TRAINING__BATCH_SIZE": "2"})
+    manifest = build_manifest(config, plugins, seed=7, condition="maxrl+gtpo_sepa")
+    assert json.loads(json.dumps(manifest, allow_nan=False)) == manifest
+    assert (manifest["status"], manifest["seed"], manifest["condition"]) == ("running", 7, "maxrl+gtpo_sepa")
+    assert manifest["origins"] == {
+        "training.batch_size": "RETRAIN__TRAINING__BATCH_SIZE",
+        "training.lr": f"{tmp_path / 'retrain.toml'}:2",
+        "training.max_steps": "--max-steps",
+    }
+    assert manifest["config"]["training"]["lr"] == 1e-3
+    assert manifest["distributions"]["retrain-core"] == retrain.__version__
+    assert manifest["libraries"]["numpy"]
+    assert manifest["git"] == {}
+    assert manifest["hardware"]["cores"] >= 1
+
+
+def test_the_manifest_names_the_commit_and_whether_it_was_changed(
+    load: Load, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=n", "-c", "user.email=e@e")
+        return subprocess.run(
+            ["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    config, _ = load("")
+    monkeypatch.chdir(tmp_path)
+    git("init", "-q")
+    assert build_manifest(config, plugins, seed=7, condition="x")["git"] == {}
+    git("add", ".")
+    git("commit", "-qm", "one")
+    commit = git("rev-parse", "HEAD").strip()
+    assert build_manifest(config, plugins, seed=7, condition="x")["git"] == {
+        "commit": commit,
+        "dirty": False,
+        "folder": tmp_path.name,
+    }
+    (tmp_path / "new").touch()
+    assert build_manifest(config, plugins, seed=7, condition="x")["git"]["dirty"] is True
+
+
+def test_the_digest_follows_the_resolved_values(load: Load, plugins: Plugins) -> None:
+    def digest(*arguments: str, seed: int = 1) -> str:
+        return str(build_manifest(load("", *arguments)[0], plugins, seed=seed, condition="x")["config_sha256"])
+
+    assert digest() == digest("--lr", "4e-5")
+    assert len({digest(), digest("--lr", "5e-5"), digest(seed=2)}) == 3

@@ -1,0 +1,60 @@
+"""Made-up campaigns, the command on them, and a browser to look at the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import retrain.inspect.plugin as room
+from tests.devtools import browser
+
+ROW = ("report", "Write a campaign or runs as one self-contained page.", "report.command:command")
+CONDITIONS = {"grpo+none": 0.0, "maxrl+none": 0.02, "maxrl+gtpo_sepa": 0.2}
+
+
+@pytest.fixture(scope="session")
+def tab() -> Iterator[Any]:
+    """One page of one browser for all tests; each opens its own file in it."""
+    with browser() as page:
+        yield page
+
+
+@pytest.fixture
+def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
+    """`campaign(effects, seeds=..., ...)`: a made-up campaign on disk, three conditions by default."""
+
+    def write(effects: dict[str, float] | None = None, **options: Any) -> Path:
+        settings = {"seeds": range(8), "steps": 60, "completions": 8} | options
+        folder: Path = made.write_campaign(tmp_path / "campaign", effects or CONDITIONS, **settings)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def report(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`report("campaign", "--json")`: the result of `retrain report`."""
+    if not any(row[0] == "report" for row in room.COMMANDS):
+        monkeypatch.setattr(room, "COMMANDS", (*room.COMMANDS, ROW))
+
+    def call(*arguments: object) -> Any:
+        return command("report", *map(str, arguments))
+
+    return call
+
+
+@pytest.fixture
+def page_of(report: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """The page that the command wrote, and what it said as JSON, which must be all that is printed."""
+
+    def call(*arguments: object) -> tuple[str, dict[str, Any]]:
+        result = report(*arguments, "--json")
+        assert (result.code, result.err) == (0, ""), result.err
+        said: dict[str, Any] = json.loads(result.out, parse_constant=pytest.fail)
+        return Path(said["file"]).read_text(encoding="utf-8"), said
+
+    return call

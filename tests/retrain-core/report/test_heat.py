@@ -1,0 +1,188 @@
+"""Credit as pictures: the colour scale, the terminal view, and the page in a real browser."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from retrain.report.heat import Scale, ShadedCompletion, ShadedStep, show
+from retrain.report.heat_page import STYLE, render
+from tests.browser import dom_of, in_frame, needs_chromium
+
+HOSTILE = "<script>document.title='owned'</script>"
+
+
+def completion(
+    *,
+    token_texts: list[str],
+    credit: list[float],
+    reward: float = 1.0,
+    prompt: str = "p",
+    group: int = 0,
+    index: int = 0,
+    trained: bool = True,
+) -> ShadedCompletion:
+    size = len(token_texts)
+    return ShadedCompletion(
+        group=group,
+        index=index,
+        example_id="e",
+        prompt=prompt,
+        reference="42",
+        reward=reward,
+        trained=trained,
+        token_texts=token_texts,
+        logprobs_T=-np.arange(1.0, size + 1),
+        planning_T=np.array([i == 1 for i in range(size)], np.bool_),
+        entropies_T=np.full(size, 0.5),
+        credits=[np.array(credit), np.array(credit) * 2.0],
+        is_right=reward > 0.5,
+    )
+
+
+def step(*completions: ShadedCompletion) -> ShadedStep:
+    return ShadedStep(run="run", step=3, sepa_lambda=0.5, labels=["a+none", "a+gtpo"], completions=completions)
+
+
+def test_depth_follows_sign_size_and_share() -> None:
+    scale = Scale(largest=2.0, low=0.5, high=1.5)
+    strong, weak = scale.depths(np.array([1.0, 3.0])), scale.depths(np.array([0.1, 0.3]))
+    assert strong[1] == pytest.approx(1.0)
+    assert strong[0] < strong[1]
+    assert np.all(weak < strong)
+    np.testing.assert_allclose(scale.depths(np.array([-1.0, -3.0])), -strong)
+
+
+def test_no_credit_is_no_colour_and_even_credit_is_one_colour() -> None:
+    scale = step(completion(token_texts=["a", "b"], credit=[1.0, 1.0])).scale()
+    assert not scale.depths(np.zeros(3)).any()
+    assert np.ptp(scale.depths(np.ones(4))) == 0.0
+    nothing = step(completion(token_texts=["a"], credit=[0.0])).scale()
+    assert nothing.depths(np.zeros(1)).tolist() == [0.0]
+
+
+def test_terminal_view_neutralises_control_characters() -> None:
+    stream = io.StringIO()
+    shown = step(completion(token_texts=["a\x1b[2J", "b\n", "[red]x"], credit=[1.0, -1.0, 0.5], prompt="p\x07"))
+    show(shown, Console(file=stream, force_terminal=False, width=100), most=4)
+    text = stream.getvalue()
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "[red]x" in text
+    assert "a+gtpo" in text
+
+
+def test_page_holds_every_token_with_its_numbers_and_no_script() -> None:
+    page = render(step(completion(token_texts=["Wait", ",", HOSTILE], credit=[0.5, -0.25, 0.0], prompt=HOSTILE)))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert 'title="token 1 | credit -0.250000 | log p -2.0000 | entropy 0.5000 | planning"' in page
+    assert not re.search(r"src=|url\(|@import", page)
+    assert re.findall(r'href="(.)', page) == ["#"] == [where[0] for where in re.findall(r'href="([^"]*)"', page)]
+
+
+def four() -> ShadedStep:
+    """A group that was not trained on, and one that was, of a right and a wrong completion; one of them plans."""
+    words, long = ["Wait", " so", " 4"], ["x" * 500, " y", "\n" + "z " * 40]
+    return step(
+        completion(token_texts=["4"], credit=[0.0], prompt="easy", group=0, trained=False),
+        completion(token_texts=["4"], credit=[0.0], prompt="easy", group=0, index=1, trained=False),
+        completion(token_texts=words, credit=[0.1, 0.9, 0.2], prompt="hard " * 30, group=1),
+        completion(token_texts=long, credit=[-0.5, 0.0, -0.1], prompt="hard " * 30, group=1, index=1, reward=0.0),
+    )
+
+
+def test_trained_groups_come_first_and_each_prompt_stands_once() -> None:
+    page = render(four())
+    heads = re.findall(r"<h2>(.*?)</h2>", page)
+    assert heads == ["group 1 | 1 of 2 right", "group 0 | not trained | 2 of 2 right"]
+    assert page.count(("hard " * 30).strip()) == 1
+    assert page.count(">easy<") == 1
+    stream = io.StringIO()
+    show(four(), Console(file=stream, width=200), most=3)
+    lines = [
+        line for line in stream.getvalue().splitlines() if line.startswith(("group", "hard", "easy", "completion"))
+    ]
+    assert [line.split(" |")[0][:12] for line in lines] == [
+        *("group 1", "hard hard ha", "completion 0", "completion 1"),
+        *("group 0", "easy", "completion 0"),
+    ]
+
+
+def luminance(colour: Sequence[float]) -> float:
+    """Relative luminance of WCAG 2."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (value / 255 for value in colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: Sequence[float], other: Sequence[float]) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read_on_every_shade(scheme: int) -> None:
+    block = STYLE.split(":root {")[1 + scheme].split("}")[0]
+    named = {
+        name: [int(part[at : at + 2], 16) for at in (0, 2, 4)] for name, part in re.findall(r"--(\w+): #(\w+)", block)
+    }
+    shades = {name: [int(c) for c in text.split(",")] for name, text in re.findall(r"--(\w+): ([\d, ]+);", block)}
+    assert set(shades) == {"good", "bad"}
+    for name in ("ink", "soft", "link"):
+        assert contrast(named[name], named["paper"]) >= 4.5, name
+    for name, deepest in shades.items():
+        for depth in np.linspace(0.0, 1.0, 101):
+            shade = [depth * deep + (1.0 - depth) * paper for deep, paper in zip(deepest, named["paper"], strict=True)]
+            assert contrast(named["ink"], shade) >= 4.5, (name, depth)
+    assert contrast(shades["good"], named["paper"]) > 1.3  # and the shade differs from the page
+    assert contrast(shades["bad"], named["paper"]) > 1.3
+
+
+@needs_chromium
+def test_a_phone_shows_it_without_sideways_scrolling_and_its_controls_work() -> None:
+    """At 390 pixels: width, what each filter leaves, and a jump to a token that the filter hides."""
+    found = in_frame(
+        render(four()),
+        """const page = view.document, at = id => page.getElementById(id);
+        const shown = what => [...page.querySelectorAll(what)].filter(e => e.getClientRects().length).length;
+        const count = () => [shown("article"), shown(".group")];
+        const root = page.documentElement;
+        const out = {width: [root.scrollWidth, root.clientWidth, view.innerWidth], all: count()};
+        for (const id of ["right", "wrong"]) { at(id).click(); out[id] = count(); }
+        at("all").click(); at("planning").click(); out.planning = count();
+        const coloured = e => view.getComputedStyle(e).backgroundColor != "rgba(0, 0, 0, 0)";
+        out.coloured = [...page.querySelectorAll("article.right .t")].filter(coloured).map(e => e.textContent);
+        at("planning").click(); at("wrong").click();
+        const link = page.querySelector("nav a"); link.focus();
+        out.focused = page.activeElement.getAttribute("href"); link.click();
+        const target = page.querySelector(":target");
+        out.largest = [target.textContent, target.title, target.getClientRects().length > 0];
+        return out;""",
+        width_px=390,
+    )
+    assert found["width"][0] == found["width"][1]
+    assert found["width"][2] == 390
+    assert found["all"] == [4, 2]
+    assert found["right"] == [3, 2]
+    assert found["wrong"] == [1, 1]
+    assert found["planning"] == [2, 1]
+    assert found["coloured"] == [" so", " so"]
+    assert found["focused"] == "#credit-1"
+    assert found["largest"] == [" so", "token 1 | credit +1.800000 | log p -2.0000 | entropy 0.5000 | planning", True]
+
+
+@needs_chromium
+def test_page_in_a_browser_shows_hostile_text_as_text() -> None:
+    dom = dom_of(
+        render(step(completion(token_texts=["Wait", ",", HOSTILE, "\x00\x1b"], credit=[0.5, -0.25, 0.1, 0.2])))
+    )
+    assert "<title>Credit of run, step 3</title>" in dom
+    assert dom.count('<span class="t') == 8
+    assert dom.count('<span class="t p"') == 2
+    assert "a+none" in dom
+    assert "a+gtpo" in dom

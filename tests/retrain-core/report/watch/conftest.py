@@ -1,0 +1,50 @@
+"""A made-up run, and the server that watches it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.report.watch.server import WatchServer
+from tests import devtools, made_runs
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """`make_run(steps=3)`: the folder of a run."""
+
+    def make(**options: Any) -> Path:
+        chosen = {"steps": 6, "eval_every": 2, "completions": 30, "status": "running"} | options
+        folder: Path = made_runs.write_run(tmp_path / "run", made_runs.MadeRun(**chosen))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[Path], WatchServer]]:
+    """`watch(folder)`: a server at work, closed afterwards."""
+    started: list[tuple[WatchServer, threading.Thread]] = []
+
+    def start(folder: Path) -> WatchServer:
+        server = WatchServer(folder, every_s=0.05)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        started.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in started:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def browser() -> Any:
+    """`with browser() as tab`."""
+    return devtools.browser

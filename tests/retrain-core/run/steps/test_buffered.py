@@ -1,0 +1,99 @@
+"""The rule of `max_staleness`, tried without a run: any n, any speeds, any resume, and steps that change nothing."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.kernel.overlap import Planned, Sampled
+from retrain.kernel.progress import Clock, Progress
+from retrain.run.steps.buffered import Buffered
+
+
+class Policies:
+    """A backend whose policy is its version; it keeps the last n + 1, and says which one sampled."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.version, self.in_use = most, 0, -1
+        self.kept = [0]
+
+    def publish(self) -> int:
+        self.kept = [*(each for each in self.kept if each != self.version), self.version][-self.most - 1 :]
+        return self.version
+
+    def use_version(self, version: int) -> None:
+        assert version in self.kept
+        self.in_use = version
+
+
+def steps_of(most: int, trains: list[bool], delays: random.Random, progress: Progress, policies: Policies) -> Any:
+    """The policy version and the first prompt that every step from `progress.step` on was sampled with."""
+    seen: list[tuple[int, int, int]] = []
+
+    def pause() -> None:
+        time.sleep(delays.choice([0.0, 0.0, 0.001]))
+
+    def sample(planned: Planned, clock: Clock) -> Sampled:
+        pause()
+        with clock.timed("sample"):
+            prompts: Any = [planned.step] * (1 + planned.step % 2)  # rounds of `refill` take further prompts
+        return Sampled(prompts=prompts, metrics={"version": policies.in_use, "cursor": planned.cursor})
+
+    def train(batch: Any) -> None:
+        pause()
+        policies.version += 1
+
+    parts: Any = SimpleNamespace(
+        backend=policies, train=train, config=SimpleNamespace(training=SimpleNamespace(max_steps=len(trains)))
+    )
+    run: Any = SimpleNamespace(parts=parts, progress=progress, enter=lambda step, phase: None)
+    buffered = Buffered(run, sample, policies, most)
+
+    def upcoming() -> Planned | None:
+        first = Planned(step=progress.step, cursor=progress.example_idx, batch_size=1)
+        return first if first.step < len(trains) else None
+
+    buffered.start(Clock(), upcoming, is_restored=True)
+    try:
+        while progress.step < len(trains):
+            clock, before = Clock(), policies.version
+            planned = Planned(step=progress.step, cursor=progress.example_idx, batch_size=1)
+            sampled = buffered.collect(planned, clock)
+            metrics: Mapping[str, Any] = sampled.metrics
+            seen.append((progress.step, int(metrics["version"]), int(metrics["cursor"])))
+            assert before - metrics["version"] <= most
+            progress.example_idx += len(sampled.prompts)
+            if trains[progress.step]:
+                buffered.train(SimpleNamespace(), clock, upcoming)  # type: ignore[arg-type]
+            fields = buffered.finish(clock, has_trained=trains[progress.step])
+            assert all(value >= -1e-6 for value in fields.values())
+            if delays.random() < 0.2:
+                with buffered.evaluation():
+                    assert policies.in_use == policies.version
+            progress.step += 1
+            if delays.random() < 0.1:
+                break  # interrupted: a later run continues
+    finally:
+        buffered.close()
+    return seen
+
+
+@settings(max_examples=25, deadline=None)
+@given(most=st.integers(2, 6), trains=st.lists(st.booleans(), min_size=1, max_size=12), seed=st.integers(0, 2**32))
+def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(most: int, trains: list[bool], seed: int) -> None:
+    """Every step once and in order, whatever the speeds, and wherever the run is interrupted and resumed."""
+    progress, policies, seen = Progress(), Policies(most), list[tuple[int, int, int]]()
+    delays = random.Random(seed)
+    while progress.step < len(trains):
+        progress = Progress.of_state(progress.as_state())
+        seen += steps_of(most, trains, delays, progress, policies)
+    after = np.cumsum([0, *trains])  # version after so many steps
+    cursors = np.cumsum([0, *(1 + step % 2 for step in range(len(trains)))])
+    assert seen == [(step, after[max(0, step - most)], cursors[step]) for step in range(len(trains))]

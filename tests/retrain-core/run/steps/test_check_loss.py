@@ -1,0 +1,198 @@
+"""`[algorithm] loss` and the keys about it, against what the backend can apply, before anything loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.api import Capabilities, Config, Kind, LossTraits, PluginSpec
+from retrain.credit.check_loss import applicable_losses, capability_fields, selected_loss
+from retrain.kernel.config.load import all_keys, load_config
+from retrain.kernel.config.schema import AlgorithmTable
+from retrain.kernel.plugin_spec import Owner
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.registry import Plugins
+from retrain.run.configure import load_with_problems
+from retrain.run.resume import _differences
+from retrain.run.selected import selected_parts
+from retrain.run.tables import registered_tables
+
+pytest.importorskip("retrain_local", reason="its losses are named")
+pytest.importorskip("retrain_tinker", reason="its losses are named")
+Told = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def installed() -> Plugins:
+    return load_plugins({})
+
+
+@pytest.fixture
+def told(installed: Plugins, tmp_path: Path) -> Told:
+    """`told(toml)`: every problem with the keys of the loss, one per line."""
+
+    def load(text: str) -> str:
+        file = tmp_path / "retrain.toml"
+        file.write_text(text, encoding="utf-8")
+        problems = load_with_problems([str(file)], installed)[2]
+        return "\n".join(str(problem) for problem in problems if "[algorithm]" in problem.where)
+
+    return load
+
+
+TINKER = '[backend]\nbackend = "tinker"\n'
+
+
+def test_a_loss_that_the_backend_cannot_apply_is_refused_with_those_that_can(told: Told) -> None:
+    found = told(TINKER + '[algorithm]\nloss = "gspo"\n')
+    assert "retrain.toml:4 [algorithm] loss: backend 'tinker' cannot apply the loss 'gspo'" in found
+    assert "it can apply 'cispo', 'importance_sampling', 'likelihood', 'ppo'; 'gspo' is for backend 'local'" in found
+    assert 'fix: use loss = "ppo", or [backend] backend = "local"' in found
+    assert told(TINKER + '[algorithm]\nloss = "ppo"\n') == told('[algorithm]\nloss = "gspo"\n') == ""
+
+
+def test_a_loss_of_a_file_is_for_the_backends_that_take_losses(told: Told) -> None:
+    assert told('[algorithm]\nloss = "json.dumps"\nloss_params = { a = 1 }\n') == ""
+    assert "backend 'tinker' cannot apply the loss 'json.dumps'" in told(TINKER + '[algorithm]\nloss = "json.dumps"\n')
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "likelihood"])
+def test_a_clip_beside_a_loss_that_does_not_clip_is_refused(told: Told, name: str) -> None:
+    head = f'[algorithm]\nloss = "{name}"\n'
+    assert f"clip_eps: has no effect: the loss '{name}' does not clip" in told(head + "clip_eps = 0.2\n")
+    assert "clip_eps_high: has no effect" in told(head + "clip_eps = 0.1\nclip_eps_high = 0.3\n")
+    assert told(head + "clip_eps = 0.0\nclip_eps_high = 0.0\n") == "", "as a resolved config.toml has them"
+    assert told(head + "clip_eps = 0.2\nclip_eps_high = 0.0\n") == "", "as that of an earlier version"
+    assert told('[algorithm]\nloss = "ppo"\nclip_eps = 0.1\nclip_eps_high = 0.3\n') == ""
+
+
+def test_an_unknown_loss_has_the_message_of_missing_plugins(told: Told) -> None:
+    found = told('[algorithm]\nloss = "gpso"\n')
+    assert "retrain.toml:2 [algorithm] loss: no loss named 'gpso'" in found
+    assert "did you mean 'gspo'?" in found
+    assert "gspo (retrain-local" in found
+
+
+def test_without_the_distribution_of_a_loss_its_install_line_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETRAIN_BLOCK", "retrain-local")
+    file = tmp_path / "retrain.toml"
+    file.write_text(TINKER + '[algorithm]\nloss = "gspo"\n', encoding="utf-8")
+    text = "\n".join(map(str, load_with_problems([str(file)], load_plugins())[2]))
+    assert "no loss named 'gspo'" in text
+    assert "retrain-local is installed, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out" in text
+    file.write_text(TINKER + '[algorithm]\nloss = "ppo"\n', encoding="utf-8")
+    text = "\n".join(map(str, load_with_problems([str(file)], load_plugins())[2]))
+    assert "[algorithm] loss" not in text  # the service has it by itself
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ('loss = "gspo"\ndual_clip = 3.0\n', "the loss 'gspo' has no second clip"),
+        ('loss = "ppo"\ndual_clip = 0.9\n', "must be above 1, usually 3; 0 = off"),
+        ('loss = "ppo"\nloss_params = { tau = 1.0 }\n', "the loss 'ppo' takes no parameters"),
+        ('is_level = "sequence"\n', "[algorithm] is_level: has no effect without is_bounds"),
+        ('is_mode = "mask"\ntis_cap = 2.0\n', "tis_cap is by token and truncates"),
+        ("tis_cap = 2.0\nis_bounds = [0.5, 2.0]\n", "tis_cap = 2 is is_bounds = [0.0, 2]"),
+        ("is_bounds = [2.0, 0.5]\n", "must be [low, high] with 0 <= low < high"),
+        ("is_bounds = [2.0]\n", "must be [low, high] with 0 <= low < high"),
+        ('aggregation = "median"\n', "[algorithm] aggregation"),
+        ('loss = ""\n', "[algorithm] loss"),
+    ],
+)
+def test_keys_without_effect_and_values_without_meaning_are_refused(toml: str, words: str, told: Told) -> None:
+    assert words in told("[algorithm]\n" + toml)
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        'loss = "ppo"\ndual_clip = 3.0\naggregation = "constant"\n',
+        'is_bounds = [0.5, 2.0]\nis_level = "geometric"\nis_mode = "mask"\n',
+        'loss = "gspo"\naggregation = "token_mean"\nclip_eps = 0.001\n',
+        'loss = "cispo"\nclip_eps = 0.2\nclip_eps_high = 0.0\n',  # as every earlier run wrote its config.toml
+    ],
+)
+def test_what_has_a_meaning_is_accepted(toml: str, told: Told) -> None:
+    assert told("[algorithm]\n" + toml) == ""
+
+
+def test_keys_that_the_backend_does_not_apply_are_refused_by_name(told: Told) -> None:
+    assert told(TINKER + '[algorithm]\naggregation = "sequence_mean"\nis_bounds = [0.5, 2.0]\n') == ""
+    found = told(TINKER + '[algorithm]\nloss = "ppo"\ndual_clip = 3.0\n')
+    assert "[algorithm] dual_clip: dual_clip = 3.0 would have no effect: backend 'tinker' does not apply it" in found
+    assert 'or use backend = "local"' in found
+
+
+def test_the_trainer_of_prime_rl_has_a_loss_of_its_own(told: Told) -> None:
+    pytest.importorskip("retrain_prime_rl")
+    prime = '[backend]\nbackend = "prime_rl"\noptions = { output_dir = "x" }\n[training]\nmax_tokens = 1024\n'
+    assert told(prime) == ""
+    keys = {"aggregation": '"constant"', "dual_clip": "3.0", "is_bounds": "[0.5, 2.0]", "loss": '"ppo"'}
+    found = told(prime + "[algorithm]\n" + "".join(f"{name} = {value}\n" for name, value in keys.items()))
+    for name in keys:
+        assert f"[algorithm] {name}: {name} = " in found
+    assert found.count("would have no effect: the trainer is configured elsewhere") == len(keys)
+    assert found.count("fix: remove it here; ") == len(keys)
+    assert found.count('[loss] type = "custom"') == len(keys) - 1
+    assert "the trainer divides by the tokens of the step" in found
+
+
+def test_a_backend_that_declares_nothing_applies_the_default_loss_and_none_of_its_keys(
+    told: Told, installed: Plugins
+) -> None:
+    traits = installed.find(Kind.BACKEND, "local")[0].spec.traits
+    assert isinstance(traits, Capabilities)
+    plain = {name: getattr(traits, name) for name in Capabilities.__slots__ if name not in ("losses", "loss_keys")}
+    spec = PluginSpec(name="plain", summary="Declares no loss.", factory=object, traits=Capabilities(**plain))
+    plugins = load_plugins({})
+    plugins.registries[Kind.BACKEND].add(spec, Owner(distribution="dist-plain"))
+    assert applicable_losses(plugins, "plain") == ["importance_sampling"]
+    mine = PluginSpec(name="mine", summary="A", factory=object, traits=LossTraits(backends=frozenset({"plain"})))
+    plugins.registries[Kind.LOSS].add(mine, Owner(distribution="dist-loss"))
+    assert applicable_losses(plugins, "plain") == ["importance_sampling", "mine"]
+    assert capability_fields(spec.traits, "plain", plugins)["losses"] == ["importance_sampling", "mine"]
+
+
+def test_the_part_that_a_run_builds_is_named_where_somebody_chose_it(installed: Plugins, tmp_path: Path) -> None:
+    file = tmp_path / "retrain.toml"
+    for text, wanted in (
+        ("", ""),
+        ('[algorithm]\nloss = "gspo"\n', "gspo"),
+        (TINKER + '[algorithm]\nloss = "ppo"\n', ""),
+    ):
+        file.write_text(text, encoding="utf-8")
+        config = load_with_problems([str(file)], installed)[0]
+        assert selected_loss(config, installed) == wanted
+        found = [
+            part for part in selected_parts(config, installed, registered_tables(installed)) if part.kind is Kind.LOSS
+        ]
+        assert [part.name for part in found] == ([wanted] if wanted else [])
+
+
+def test_a_run_from_before_a_loss_had_clips_of_its_own_is_still_the_same_run(
+    installed: Plugins, tmp_path: Path
+) -> None:
+    """`clip_eps` was 0.2 by default, and 0 now stands for that in every loss that there was."""
+    tables = registered_tables(installed)
+    config, _ = load_config(None, tables=tables)
+    algorithm = config.as_dict()["algorithm"]
+    former = {name: value for name, value in algorithm.items() if name in AlgorithmTable.model_fields}
+    keys = [key for key in all_keys(tables) if key.table == "algorithm"]
+
+    def differing(recorded: dict[str, Any], now: Config = config) -> list[str]:
+        manifest = {"seed": 1, "config": {"algorithm": recorded}}
+        return [each.path for each in _differences(manifest, now, keys, installed)]
+
+    assert differing(former | {"clip_eps": 0.2}) == []
+    assert differing(former | {"clip_eps": 0.0}) == []
+    assert differing(former | {"clip_eps": 0.3}) == ["algorithm.clip_eps"]
+    assert differing(algorithm | {"clip_eps": 0.2}) == ["algorithm.clip_eps"]  # a run of today that set it
+    file = tmp_path / "config.toml"  # of the run itself, which says its default aloud
+    file.write_text('[algorithm]\nloss = "importance_sampling"\nclip_eps = 0.2\n', encoding="utf-8")
+    assert differing(former | {"clip_eps": 0.2}, load_config(file, tables=tables)[0]) == []

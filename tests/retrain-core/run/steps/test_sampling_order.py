@@ -1,0 +1,236 @@
+"""The prompts of a run as a sampler chooses them: uniform is the order of before, and nothing shifts what is chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.kernel.contracts.tasks import Prompt, Streams
+from retrain.kernel.contracts.views import GroupsView
+from retrain.kernel.errors import PluginError
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Example, Group, Score
+from retrain.run.steps.sampling_order import SamplingOrder
+from retrain.tasks.prompts import PromptPool
+from retrain.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest, Sampler, Uniform
+
+RIGHTS = (0, 1, 2)  # of two completions
+
+
+def pool_of(size: int, root: int = 0) -> PromptPool:
+    """A pool of `size` training prompts, and one that is held out."""
+    examples = [Example(id=f"e{number}", prompt="p", reference="") for number in range(size + 1)]
+    prompts = [Prompt(example=example, tokens_T=np.array([at])) for at, example in enumerate(examples)]
+    return PromptPool(train=tuple(prompts[:-1]), held_out=(prompts[-1],), seeds=Seeds(root))
+
+
+class Remembering:
+    """Chooses at random, keyed by every outcome that it has observed: one more or less, and all choices differ."""
+
+    def __init__(self, pool: PromptPool) -> None:
+        self.ids, self.seen = [prompt.example.id for prompt in pool.train], list[Any]()
+
+    def choose(self, request: PromptRequest) -> list[PromptChoice]:
+        left = [each for each in self.ids if each not in request.taken]
+        rng = Seeds(0).stream("sampler", request.step, request.cursor, json.dumps(self.seen))
+        return [PromptChoice(example_id=left[at], chance=0.5) for at in rng.permutation(len(left))[: request.count]]
+
+    def observe(self, step: int, outcomes: Sequence[GroupOutcome]) -> None:
+        self.seen.append([step, [[each.example_id, each.correct, each.judged] for each in outcomes]])
+
+    def state(self) -> Mapping[str, Any]:
+        return {"seen": self.seen}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.seen = list(state["seen"])
+
+
+def order_of(pool: PromptPool, build: Callable[[], Sampler], ahead: int = 0) -> SamplingOrder:
+    order = SamplingOrder(pool, "toy", build, "[data] sampler")
+    order.draw_ahead(ahead)
+    return order
+
+
+def view(step: int, prompts: Sequence[Prompt]) -> GroupsView:
+    """The groups of a step; how many are right depends on example and step."""
+    groups = [
+        Group(
+            example=prompt.example,
+            completions=(),
+            scores=tuple(Score.of(float(at < RIGHTS[(int(prompt.example.id[1:]) + step) % 3])) for at in range(2)),
+        )
+        for prompt in prompts
+    ]
+    return GroupsView(step=step, groups=tuple(groups))
+
+
+def keys(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
+    return [(prompt.example.id, prompt.epoch) for prompt in prompts]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 60), st.integers(1, 30), st.integers(0, 9), st.integers(0, 3))
+def test_uniform_is_the_order_of_before(size: int, cursor: int, count: int, root: int, ahead: int) -> None:
+    """Position p is entry p mod N of the permutation of epoch p // N: prompts, epochs and so completions' seeds."""
+    pool = pool_of(size, root)
+    order = order_of(pool, lambda: Uniform([prompt.example for prompt in pool.train], pool.seeds), ahead)
+    drawn = order.draw(cursor, count, step=5)
+    orders = {epoch: Seeds(root).stream("shuffle", epoch).permutation(size) for epoch in range(90)}
+    wanted = [pool.train[orders[at // size][at % size]] for at in range(cursor, cursor + count)]
+    assert keys(drawn) == [(prompt.example.id, at // size) for at, prompt in enumerate(wanted, start=cursor)]
+    assert keys(drawn) == keys(pool.draw(cursor, count))
+    assert [prompt.tokens_T for prompt in drawn] == [prompt.tokens_T for prompt in wanted]
+    assert order.retrain_extra_metrics(groups=view(5, drawn)) == {}
+    assert order.retrain_save_state() is None  # a checkpoint is what it was
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), ahead=st.integers(0, 4), sizes=st.lists(st.integers(1, 7), min_size=1, max_size=9))
+def test_a_step_is_chosen_by_the_steps_before_it_however_the_run_went(
+    data: st.DataObject, ahead: int, sizes: list[int]
+) -> None:
+    """Step s knows those up to s - 1 - d: whoever is faster, wherever it is interrupted, with rejected steps."""
+    pool = pool_of(5)
+    rejected = [data.draw(st.booleans()) and data.draw(st.booleans()) for _ in sizes]
+    cursors = np.cumsum([0, *sizes]).tolist()
+    wanted: list[list[Prompt]] = []
+    for step, count in enumerate(sizes):
+        known = Remembering(pool)
+        for earlier in range(step - ahead):
+            if not rejected[earlier]:
+                known.observe(earlier, outcomes(view(earlier, wanted[earlier])))
+        wanted.append(order_of(pool, lambda known=known: known).draw(cursors[step], count, step))
+    order, drawn, step = order_of(pool, lambda: Remembering(pool), ahead), {}, 0
+    while step < len(sizes):
+        for coming in range(len(drawn), min(len(sizes), data.draw(st.integers(step + 1, step + 1 + ahead)))):
+            drawn[coming] = rounds(order, cursors[coming], sizes[coming], coming, data)
+        assert keys(drawn[step]) == keys(wanted[step])
+        if data.draw(st.booleans()) and data.draw(st.booleans()):  # its training ran out of memory, or was stopped
+            if data.draw(st.booleans()):
+                order = resumed(order, pool, ahead)
+            drawn = {number: drawn[number] for number in range(step)}
+            continue
+        if not rejected[step]:
+            order.retrain_extra_metrics(groups=view(step, drawn[step]))
+        step += 1
+        if ahead > 1 and step + ahead < len(sizes) and data.draw(st.booleans()):
+            for coming in range(len(drawn), step + ahead + 1):  # a thread that samples is ahead of the checkpoint
+                drawn[coming] = order.draw(cursors[coming], sizes[coming], coming)
+        if data.draw(st.booleans()):
+            order = resumed(order, pool, ahead)
+            drawn = {number: drawn[number] for number in range(step)}
+    seeds = {Streams(seeds=Seeds(0), purpose="sample").of(each, 0) for prompts in wanted for each in prompts}
+    assert len(seeds) == sum(sizes)  # an example that is drawn again gets new completions
+
+
+def resumed(order: SamplingOrder, pool: PromptPool, ahead: int) -> SamplingOrder:
+    """What a checkpoint of now makes."""
+    saved = json.loads(json.dumps(order.retrain_save_state()))
+    again = order_of(pool, lambda: Remembering(pool), ahead)
+    again.retrain_load_state(state=saved)
+    return again
+
+
+def rounds(order: SamplingOrder, cursor: int, count: int, step: int, data: st.DataObject) -> list[Prompt]:
+    """A step's prompts, after attempts that ran out of memory."""
+    for fewer in data.draw(st.lists(st.integers(1, count), max_size=2)):
+        order.draw(cursor, fewer, step)
+    return order.draw(cursor, count, step)
+
+
+def outcomes(given: GroupsView) -> list[GroupOutcome]:
+    rights = [sum(score.value == 1.0 for score in group.scores) for group in given.groups]
+    return [
+        GroupOutcome(example_id=group.example.id, correct=right, judged=2, is_informative=right == 1)
+        for group, right in zip(given.groups, rights, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("size", "counts"), [(12, (4, 4, 4)), (5, (4, 4)), (3, (7, 2))])
+def test_rounds_of_a_step_take_other_prompts_until_the_pool_is_through(size: int, counts: tuple[int, ...]) -> None:
+    pool = pool_of(size)
+    order, drawn = order_of(pool, lambda: Remembering(pool)), list[Prompt]()
+    for count in counts:
+        drawn += order.draw(100 + len(drawn), count, step=0)
+    for start in range(0, len(drawn), size):
+        ids = [prompt.example.id for prompt in drawn[start : start + size]]
+        assert len(set(ids)) == len(ids)
+    assert {prompt.example.id for prompt in drawn} <= {f"e{number}" for number in range(size)}  # never a held-out one
+    assert [prompt.epoch for prompt in drawn] == list(range(100, 100 + len(drawn)))
+
+
+def test_the_line_says_what_the_sampler_thought() -> None:
+    pool = pool_of(6)
+    order = order_of(pool, lambda: Remembering(pool))
+    fields = order.retrain_extra_metrics(groups=view(0, order.draw(0, 4, step=0)))
+    assert fields == {"sampler": "toy", "sampler_chance_mean": 0.5, "sampler_uniform_share": 0.0}
+
+
+class Exploring(Remembering):
+    """Draws its first two prompts with equal probability."""
+
+    def choose(self, request: PromptRequest) -> list[PromptChoice]:
+        return [replace(each, is_uniform=at < 2) for at, each in enumerate(super().choose(request))]
+
+
+def test_the_rate_of_uniform_draws_is_that_of_these_prompts() -> None:
+    pool = pool_of(6)
+    drawn = (order := order_of(pool, lambda: Exploring(pool))).draw(0, 4, step=0)
+    given_groups = view(0, drawn)
+    fields = order.retrain_extra_metrics(groups=given_groups)
+    first = [score.value for group in given_groups.groups[:2] for score in group.scores]
+    assert fields["sampler_uniform_share"] == 0.5
+    assert fields["sampler_uniform_correct_rate"] == pytest.approx(np.mean(first))
+
+
+HELD_OUT, KNOWN = PromptChoice(example_id="e3"), PromptChoice(example_id="e0")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([HELD_OUT, KNOWN], "chose 'e3', which is no training example"),
+        ([KNOWN], "chose 1 prompts instead of 2"),
+        ([KNOWN, KNOWN], "chose a prompt twice within a step"),
+        ([KNOWN, PromptChoice(example_id="e1", chance=float("nan"))], "no number from 0 to 1"),
+        ([KNOWN, PromptChoice(example_id="e1", chance=1.5)], "no number from 0 to 1"),
+        ([KNOWN, None], "choose() raised AttributeError"),
+    ],
+)
+def test_a_sampler_that_leaves_its_pool_or_its_contract_ends_the_run(answer: list[Any], said: str) -> None:
+    pool = pool_of(3)
+
+    class Greedy(Remembering):
+        def choose(self, request: PromptRequest) -> list[PromptChoice]:
+            return answer
+
+    order = order_of(pool, lambda: Greedy(pool))
+    with pytest.raises(PluginError, match="sampler 'toy'") as caught:
+        order.draw(0, 2, step=7)
+    assert said in str(caught.value)
+
+
+def test_after_another_sampler_it_begins_from_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    pool = pool_of(4)
+    order = order_of(pool, lambda: Remembering(pool))
+    order.retrain_extra_metrics(groups=view(0, order.draw(0, 2, step=0)))
+    other = SamplingOrder(pool, "other", lambda: Remembering(pool), "[data] sampler")
+    other.retrain_load_state(state=json.loads(json.dumps(order.retrain_save_state())))
+    assert "Sampler 'other' begins without the steps before" in caplog.text
+    assert keys(other.draw(2, 2, step=1)) == keys(order_of(pool, lambda: Remembering(pool)).draw(2, 2, step=1))
+
+
+def test_groups_without_verdicts_are_evidence_of_nothing() -> None:
+    pool, sampler = pool_of(2), Remembering(pool_of(2))
+    order = order_of(pool, lambda: sampler)
+    groups = view(0, order.draw(0, 2, step=0))
+    silent = tuple(replace(group, scores=(Score.no_verdict("none"),) * 2, raw_scores=()) for group in groups.groups)
+    order.retrain_extra_metrics(groups=GroupsView(step=0, groups=silent))
+    assert [each[1:] for each in sampler.seen[0][1]] == [[0, 0], [0, 0]]

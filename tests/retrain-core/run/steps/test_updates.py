@@ -1,0 +1,249 @@
+"""Several optimizer steps per batch of samples: minibatches, reports, faults, stops, and the rate of each step."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.kernel.config.load import load_config
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem, StopRequested
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import TrainBatch, TrainReport, TrainRow
+from retrain.run.check import registered_tables
+from retrain.run.interrupts import Interrupts
+from retrain.run.steps.updates import Updates
+
+TABLES = registered_tables(load_plugins({}))
+
+
+def configured(**values: Any) -> Config:
+    """A configuration; `optimizer__schedule="linear"` sets `[optimizer] schedule`."""
+    arguments = [f"--set={path.replace('__', '.')}={value}" for path, value in values.items()]
+    config, problems = load_config(None, tables=TABLES, arguments=arguments, environ={})
+    assert not problems
+    return config
+
+
+def row(group: int, number: int, *, tokens: int = 3) -> TrainRow:
+    """A row of `tokens` actions after one prompt token, recognisable by its tokens."""
+    return TrainRow(
+        tokens_T=np.array([0, *[100 * group + number] * tokens]),
+        action_T=np.arange(tokens + 1) > 0,
+        logprobs_T=np.full(tokens + 1, -1.0),
+        advantages_T=np.ones(tokens + 1),
+        group=group,
+    )
+
+
+def batch_of(groups: int, rows: int = 2, *, step: int = 0, num_masked: int = 0) -> TrainBatch:
+    given_rows = tuple(row(group, number, tokens=1 + group) for group in range(groups) for number in range(rows))
+    return TrainBatch(step=step, rows=given_rows, temperature=1.0, num_masked=num_masked)
+
+
+class Recorder:
+    """A backend that remembers its batches; `failures` are raised in these updates."""
+
+    def __init__(self, failures: dict[int, Exception] | None = None, *, follows: bool = True) -> None:
+        self.batches: list[TrainBatch] = []
+        self.measured: list[int] = []  # after how many updates log-probabilities were asked for
+        self.failures, self.follows = failures or {}, follows
+        self.act: Callable[[TrainBatch], None] = lambda batch: None
+
+    def train(self, batch: TrainBatch) -> TrainReport:
+        self.act(batch)
+        if error := self.failures.get(batch.update):
+            raise error
+        self.batches.append(batch)
+        number = len(self.batches)
+        gaps_N = np.full(batch.num_actions, 0.1 * (number - 1))
+        lr = 0.5 if batch.lr is None else batch.lr
+        report = TrainReport.measured(loss=float(number), grad_norm=float(number), gaps_N=gaps_N, clipped=number - 1)
+        return replace(report, lr=lr if self.follows else None)
+
+    def logprobs(self, rows: Any, temperature: float) -> list[np.ndarray]:
+        self.measured.append(len(self.batches))
+        return [np.where(each.action_T, -2.0, 0.0) for each in rows]
+
+
+def updates_of(backend: Any, stops: Interrupts | None = None, seed: int = 1, **values: Any) -> Updates:
+    return Updates(configured(**values), backend, Seeds(seed), stops or Interrupts(grace_s=30.0))
+
+
+def partition(batches: list[TrainBatch]) -> list[tuple[int, ...]]:
+    """The groups of each minibatch, in the order of its rows."""
+    return [tuple(dict.fromkeys(each.group for each in batch.rows)) for batch in batches]
+
+
+def test_one_update_gets_the_batch_as_it_is() -> None:
+    backend, batch = Recorder(), batch_of(4, num_masked=3)
+    report = updates_of(backend).train(batch)
+    (seen,) = backend.batches
+    assert seen.rows is batch.rows
+    assert (seen.lr, seen.num_masked, seen.update, seen.updates) == (None, 3, 0, 1)
+    assert (report.updates, report.clip_fractions, report.rejected) == (1, (), "")
+    assert not backend.measured
+
+
+@given(
+    groups=st.integers(1, 9),
+    minibatches=st.integers(1, 5),
+    epochs=st.integers(1, 3),
+    masked=st.integers(0, 7),
+    step=st.integers(0, 3),
+)
+def test_every_epoch_trains_every_row_once_and_keeps_groups_together(
+    groups: int, minibatches: int, epochs: int, masked: int, step: int
+) -> None:
+    backend, batch = Recorder(), batch_of(groups, rows=3, step=step, num_masked=masked)
+    report = updates_of(backend, training__minibatches=minibatches, training__epochs=epochs).train(batch)
+    per_epoch = min(minibatches, groups)
+    assert [each.update for each in backend.batches] == list(range(per_epoch * epochs))
+    assert {each.updates for each in backend.batches} == {per_epoch * epochs} == {report.updates}
+    place = {id(each): number for number, each in enumerate(batch.rows)}
+    for epoch in range(epochs):
+        part = backend.batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+        order = [[place[id(each)] for each in one.rows] for one in part]
+        assert sorted(number for one in order for number in one) == list(range(len(batch.rows)))
+        assert all(one == sorted(one) for one in order)
+        seen = [group for one in partition(part) for group in one]
+        assert len(seen) == len(set(seen)) == groups
+        sizes = [len(one) for one in partition(part)]
+        assert max(sizes) - min(sizes) <= 1
+        assert sum(one.num_masked for one in part) == masked
+    assert report.num_tokens == batch.num_actions
+
+
+def test_masked_sequences_count_in_the_minibatch_of_their_group() -> None:
+    backend, batch = Recorder(), batch_of(4, num_masked=9)
+    batch = replace(batch, masked_groups=(0, 0, 0, 2, 3, 7, 7))  # nothing else is left of group 7, and two are unknown
+    updates_of(backend, training__minibatches=4).train(batch)
+    masked = {groups: each.num_masked for groups, each in zip(partition(backend.batches), backend.batches, strict=True)}
+    assert masked == {(0,): 4, (1,): 1, (2,): 2, (3,): 2}
+
+
+def test_the_minibatches_are_drawn_by_seed_step_and_epoch() -> None:
+    def drawn(seed: int, step: int) -> list[tuple[int, ...]]:
+        backend = Recorder()
+        updates_of(backend, seed=seed, training__minibatches=2, training__epochs=2).train(batch_of(8, step=step))
+        return partition(backend.batches)
+
+    assert drawn(1, 0) == drawn(1, 0)
+    first = drawn(1, 0)
+    assert first[:2] != first[2:]
+    assert len({tuple(each) for each in (first, drawn(1, 1), drawn(2, 0))}) == 3
+
+
+def test_the_report_of_a_step_is_made_from_those_of_its_updates() -> None:
+    backend = Recorder()
+    report = updates_of(backend, training__minibatches=3, training__epochs=2).train(batch_of(3))
+    tokens = np.array([each.num_actions for each in backend.batches])
+    clipped = np.arange(6)
+    assert report.updates == 6
+    assert report.clip_fractions == pytest.approx(tuple(clipped / tokens))
+    assert report.clip_fraction == pytest.approx(clipped.sum() / tokens.sum())
+    assert report.loss == pytest.approx((np.arange(1, 7) * tokens).sum() / tokens.sum())
+    assert report.grad_norm == pytest.approx(3.5)
+    assert report.num_tokens == tokens[:3].sum()
+    assert (report.ratio_mean, report.gap_max) == (1.0, 0.0)  # of the first update, which is on policy
+
+
+def test_a_step_ends_at_an_update_that_is_not_finite() -> None:
+    error = NonFiniteError(Problem(what="the loss is nan"))
+    with pytest.raises(NonFiniteError, match="the loss is nan"):
+        updates_of(Recorder({0: error}), training__minibatches=2).train(batch_of(4))
+    backend = Recorder({2: error})
+    report = updates_of(backend, training__minibatches=2, training__epochs=2).train(batch_of(4))
+    assert (report.updates, report.rejected) == (2, "update 3 of 4: the loss is nan")
+    assert len(report.clip_fractions) == 2
+    assert np.isfinite(report.loss)
+
+
+def test_a_step_that_has_begun_is_not_tried_again_with_fewer_prompts() -> None:
+    error = OutOfMemoryError(Problem(what="out of memory"))
+    with pytest.raises(OutOfMemoryError):
+        updates_of(Recorder({0: error}), training__minibatches=2).train(batch_of(4))
+    with pytest.raises(BackendError, match="out of memory") as caught:
+        updates_of(Recorder({1: error}), training__minibatches=2).train(batch_of(4))
+    assert not isinstance(caught.value, OutOfMemoryError)
+
+
+def test_fewer_groups_than_minibatches_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    backend = Recorder()
+    updates = updates_of(backend, training__minibatches=4)
+    with caplog.at_level(logging.WARNING, logger="retrain"):
+        for step in range(3):
+            updates.train(batch_of(2, step=step))
+    assert len(backend.batches) == 6
+    (told,) = (record.getMessage() for record in caplog.records)
+    expected = (
+        "minibatches = 4, but step 0 trains only 2 groups: a step with fewer groups takes one minibatch per group"
+    )
+    assert told == expected
+
+
+def test_the_importance_weight_compares_with_the_trainer_before_the_first_update() -> None:
+    given_batch = batch_of(2)
+    served = replace(given_batch.rows[0], engine_logprobs_T=np.full(2, -3.0))
+    given_batch = replace(given_batch, rows=(served, *given_batch.rows[1:]))
+    backend = Recorder()
+    updates_of(backend, training__epochs=2, algorithm__tis_cap=2.0).train(given_batch)
+    assert backend.measured == [0]
+    for batch in backend.batches:
+        assert [each.logprobs_T.tolist() for each in batch.rows[:2]] == [[0.0, -2.0]] * 2
+        assert [each.engine_logprobs_T.tolist() for each in batch.rows[:2]] == [[-3.0, -3.0], [-1.0, -1.0]]
+    for values in ({"training__epochs": 2}, {"algorithm__tis_cap": 2.0}):
+        plain = Recorder()
+        updates_of(plain, **values).train(given_batch)
+        assert plain.measured == []
+        assert plain.batches[-1].rows == given_batch.rows
+    unable = Recorder()
+    unable.logprobs = None  # type: ignore[assignment,method-assign]
+    with pytest.raises(BackendError, match="gives no log-probabilities, which tis_cap needs"):
+        updates_of(unable, training__epochs=2, algorithm__tis_cap=2.0).train(given_batch)
+    assert not unable.batches
+
+
+def test_a_backend_that_does_not_follow_the_schedule_ends_the_run() -> None:
+    course = {"optimizer__schedule": "linear"}
+    assert updates_of(Recorder(), **course).train(batch_of(1)).lr == 4e-5
+    assert updates_of(Recorder(follows=False)).train(batch_of(1)).lr is None
+    with pytest.raises(BackendError, match="does not train at the learning rate of"):
+        updates_of(Recorder(follows=False), **course).train(batch_of(1))
+
+
+@pytest.mark.parametrize("stopped_in", [0, 1])
+def test_a_stop_waits_for_the_updates_that_follow_the_first(stopped_in: int) -> None:
+    stops, elsewhere = Interrupts(grace_s=30.0), list[str]()
+
+    def check_elsewhere() -> None:
+        with pytest.raises(StopRequested):
+            stops.check()
+        elsewhere.append("stopped")
+
+    def act(batch: TrainBatch) -> None:
+        if batch.update == stopped_in:
+            stops.request("SIGTERM")
+        stops.check()
+        if batch.update == 3:
+            thread = threading.Thread(target=check_elsewhere)
+            thread.start()
+            thread.join()
+
+    backend = Recorder()
+    backend.act = act
+    reports = []
+    with stops.installed(), pytest.raises(StopRequested), stops.shield():
+        reports.append(updates_of(backend, stops, training__minibatches=4).train(batch_of(4)))
+    assert [report.updates for report in reports] == [4][:stopped_in]
+    assert len(backend.batches) == 4 * stopped_in
+    assert elsewhere == ["stopped"][:stopped_in]

@@ -1,0 +1,169 @@
+"""Signals stop a run where it may stop, once; shielded work is finished first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+from retrain.kernel.errors import StopRequested
+from retrain.run.interrupts import SIGNALS, Interrupts
+
+PROGRAM = """
+import os, signal, sys, threading, time
+from retrain.kernel.errors import StopRequested
+from retrain.run.interrupts import Interrupts
+stops = Interrupts(grace_s={grace})
+{resumable}
+with stops.installed(), stops.shield():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("still here", flush=True)
+    {then}
+    time.sleep(30)
+"""
+
+
+def program(*, grace: float, resumable: bool, then: str = "") -> subprocess.CompletedProcess[str]:
+    """A process that is stopped inside a shield that does not end."""
+    text = PROGRAM.format(grace=grace, resumable="stops.may_resume()" if resumable else "", then=then)
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_stops_at_once_outside_of_a_shield(number: int) -> None:
+    stops = Interrupts(grace_s=60)
+    before = signal.getsignal(number)
+    with stops.installed(), pytest.raises(StopRequested) as caught:  # noqa: PT012
+        send(number)
+        pytest.fail("went on")
+    assert caught.value.reason == stops.reason == signal.Signals(number).name
+    assert signal.getsignal(number) == before
+
+
+def test_a_shield_is_finished_first_and_an_inner_one_changes_nothing() -> None:
+    stops, done = Interrupts(grace_s=60), []
+    with stops.installed(), pytest.raises(StopRequested):  # noqa: PT012
+        with stops.shield():
+            with stops.shield():
+                send(signal.SIGTERM)
+                done.append("inner")
+            done.append("outer")
+        pytest.fail("went on")
+    assert done == ["inner", "outer"]
+
+
+def test_long_work_within_a_shield_may_stop_where_it_says_so() -> None:
+    stops = Interrupts(grace_s=60)
+    with stops.installed(), pytest.raises(StopRequested), stops.shield():  # noqa: PT012
+        stops.check()
+        send(signal.SIGTERM)
+        stops.check()
+        pytest.fail("went on")
+
+
+def test_an_error_within_a_shield_comes_through_with_a_stop_pending() -> None:
+    stops = Interrupts(grace_s=60)
+    with stops.installed(), pytest.raises(ZeroDivisionError), stops.shield():  # noqa: PT012
+        send(signal.SIGTERM)
+        _ = 1 / 0
+
+
+def test_a_stop_that_was_swallowed_comes_again_until_it_is_settled() -> None:
+    stops = Interrupts(grace_s=60)
+    with stops.installed():
+        with suppress(BaseException):
+            send(signal.SIGTERM)
+        with pytest.raises(StopRequested), stops.shield():
+            pass
+        stops.settle()
+        with stops.shield():
+            stops.check()
+
+
+def test_no_plugin_that_catches_exceptions_swallows_a_stop() -> None:
+    assert not issubclass(StopRequested, Exception)
+
+
+def test_only_the_main_thread_listens_and_others_may_run_without() -> None:
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def work() -> None:
+        with Interrupts(grace_s=60).installed():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_a_run_that_stopped_in_time_does_not_end_a_process_that_continues() -> None:
+    text = (
+        "import os, signal, time\n"
+        "from retrain.kernel.errors import StopRequested\nfrom retrain.run.interrupts import Interrupts\n"
+        "stops = Interrupts(grace_s=0.1)\n"
+        "try:\n"
+        "    with stops.installed():\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "except StopRequested:\n"
+        "    time.sleep(1)\n"
+        "    print('goes on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+
+
+@pytest.mark.parametrize(("resumable", "code"), [(True, 75), (False, 1)])
+def test_the_grace_period_ends_it(resumable: bool, code: int) -> None:
+    done = program(grace=0.3, resumable=resumable)
+    assert (done.returncode, done.stdout) == (code, "still here\n")
+    assert "not stopped within 0.3 s" in done.stderr
+
+
+@pytest.mark.parametrize(("resumable", "code"), [(True, 75), (False, 1)])
+def test_a_second_signal_ends_it_at_once(resumable: bool, code: int) -> None:
+    done = program(grace=60, resumable=resumable, then="os.kill(os.getpid(), signal.SIGINT)")
+    assert done.returncode == code
+    assert "second request (SIGINT): leaving at once" in done.stderr
+
+
+def test_a_second_signal_ends_it_while_it_writes_to_its_console() -> None:
+    # inside of a write to stderr another write through the same stream is an error of its own
+    then = "sys.stderr.flush = None; sys.stderr.write = None; os.kill(os.getpid(), signal.SIGINT)"
+    assert program(grace=60, resumable=True, then=then).returncode == 75
+
+
+def test_work_exposed_within_a_shield_is_torn_and_what_follows_is_shielded_again() -> None:
+    stops, done = Interrupts(grace_s=60), []
+
+    def work() -> None:
+        send(signal.SIGTERM)
+        pytest.fail("went on")
+
+    with stops.installed(), pytest.raises(StopRequested):  # noqa: PT012
+        with stops.shield():
+            with suppress(StopRequested):
+                stops.exposed(work)
+            done.append("after")
+        pytest.fail("went on")
+    assert done == ["after"]
+
+
+def test_exposed_work_is_not_begun_when_a_stop_is_pending_and_its_errors_come_through() -> None:
+    stops = Interrupts(grace_s=60)
+    with stops.installed(), pytest.raises(StopRequested), stops.shield():  # noqa: PT012
+        assert stops.exposed(lambda: 7) == 7
+        with pytest.raises(ZeroDivisionError):
+            stops.exposed(lambda: 1 / 0)
+        send(signal.SIGTERM)  # shielded
+        with pytest.raises(StopRequested):
+            stops.exposed(lambda: pytest.fail("was begun"))

@@ -1,0 +1,443 @@
+"""Rewards that lie, each in its own way, are found out; honest ones are left in peace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.kernel.config.schema import ScoringTable
+from retrain.kernel.contracts.tasks import Prompt
+from retrain.kernel.contracts.verifier import TimedScore
+from retrain.kernel.errors import RewardError
+from retrain.kernel.types import Example, Score
+from retrain.tasks.audit.gold import boxed, gold_from_reference, gold_of
+from retrain.tasks.audit.report import AuditReport, raise_on_failure
+from retrain.tasks.audit.start import audit_prompts
+from retrain.tasks.audit.trial import audit
+from retrain.tasks.scoring.verdict import verdict
+
+SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]
+
+
+def last_box(text: str) -> str | None:
+    found = re.findall(r"\\boxed\{([^{}]*)\}", text)
+    return found[-1] if found else None
+
+
+class Honest:
+    """The last box is the reference, as text."""
+
+    def score(self, example: Example, text: str) -> Any:
+        return float(last_box(text) == example.reference)
+
+    def gold(self, example: Example) -> Any:
+        return boxed(example.reference)
+
+
+class LastNumber:
+    """Free form, and no `gold`: the last number of the text is the reference."""
+
+    def score(self, example: Example, text: str) -> Any:
+        return float(re.findall(r"-?\d+", text)[-1:] == [example.reference])
+
+
+def scorer_of(reward: Any, seconds: float = 0.0003) -> Callable[..., list[TimedScore]]:
+    """Scores in this process, by the service's own reading of what a reward returns."""
+
+    def one(example: Example, text: str) -> TimedScore:
+        try:
+            return TimedScore(score=verdict(reward.score(example, text)), seconds=seconds)
+        except Exception as error:
+            return TimedScore(score=Score.failed(f"{type(error).__name__}: {error}"), seconds=seconds)
+
+    return lambda pairs: [one(example, text) for example, text in pairs]
+
+
+def audited(reward: Any, examples: Sequence[Example] = SUMS, **more: Any) -> AuditReport:
+    more = {"limit": 4, "gold": gold_of([reward]), "timeout_s": 10.0} | more
+    return audit(examples, scorer_of(reward), **more)
+
+
+def found(report: AuditReport) -> set[tuple[str, str]]:
+    return {(finding.severity, finding.check) for finding in report.findings}
+
+
+def test_an_honest_reward_passes() -> None:
+    report = audited(Honest(), rendered=lambda example: f"user: {example.prompt} assistant:")
+    assert report.ok
+    assert not report.findings
+    assert (report.examples, report.gold_tried, report.gold_correct, report.gold_unknown) == (4, 4, 4, 0)
+    assert (report.others.correct, report.others.failed) == (0, 0)
+    assert report.checks["echo"].tried == 12
+    tried = report.others.tried
+    assert report.line() == (
+        f"Reward audit: 4 examples, gold 4/4 correct, 0 of {tried} others correct, 0.3 ms a score: ok"
+    )
+
+
+def test_what_is_correct_depends_on_the_runs_own_threshold() -> None:
+    class Graded(Honest):
+        def score(self, example: Example, text: str) -> Any:
+            return 0.2 + 0.2 * super().score(example, text)
+
+    strict, lenient, fitting = (audited(Graded(), correct_above=above) for above in (0.5, 0.1, 0.3))
+    assert (strict.gold_correct, lenient.gold_correct, fitting.gold_correct) == (0, 4, 4)
+    assert ("error", "gold") in found(strict)
+    assert lenient.others.correct == lenient.others.tried
+    assert fitting.others.correct == 0
+    assert fitting.ok
+
+
+class AcceptsEmpty(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return 1.0 if not text.strip() else super().score(example, text)
+
+
+class AcceptsSubstring(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float(example.reference in text)
+
+
+class AcceptsAnyBox(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float(boxed(example.reference) in text)
+
+
+class AcceptsLength(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float(len(text.split()) > 50 or super().score(example, text))
+
+
+class AcceptsTheQuestion(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float(str(example.prompt) in text or super().score(example, text))
+
+
+class AcceptsItsOwnWords(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float("VERDICT: yes" in text or super().score(example, text))
+
+
+class AcceptsTheQuestionsFormula(Honest):
+    """Computes what is in the box."""
+
+    def score(self, example: Example, text: str) -> Any:
+        terms = [term.strip() for term in (last_box(text) or "").split("+")]
+        return float(all(term.isdigit() for term in terms) and sum(map(int, terms)) == int(example.reference))
+
+
+class AcceptsTheBoxedQuestion(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float(last_box(text) in (example.reference, example.prompt))
+
+
+class AcceptsWordsInTheBox(Honest):
+    """One of the numbers in the box is the reference."""
+
+    def score(self, example: Example, text: str) -> Any:
+        return float(example.reference in re.findall(r"-?\d+", last_box(text) or ""))
+
+
+class AcceptsLists(Honest):
+    """One item of the box is the reference, as a set of answers would be read."""
+
+    def score(self, example: Example, text: str) -> Any:
+        return float(example.reference in [item.strip() for item in (last_box(text) or "").split(",")])
+
+
+class AcceptsAlternatives(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        box = (last_box(text.replace(r"\text{ or }", " or ")) or "").split(" or ")
+        return float(example.reference in box)
+
+
+class AcceptsTheEndOfTheBox(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float((last_box(text) or "").endswith(example.reference))
+
+
+class AcceptsTheBeginningOfTheBox(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float((re.findall(r"\\boxed\{(\d+)", text) or [""])[-1] == example.reference)
+
+
+class GivesOneToEverything(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return 1.0
+
+
+class NeverRightWithoutGold:
+    """A function of the user's that compares text with a number, and has no `gold`."""
+
+    def score(self, example: Example, text: str) -> Any:
+        return float(text == int(example.reference))
+
+    def gold(self, example: Example) -> Any:
+        return None
+
+
+class KnowsNoGold(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return 0.0
+
+
+class GivesNoVerdict(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return Score.no_verdict("cannot tell")
+
+
+class Counts(Honest):
+    def __init__(self) -> None:
+        self.calls = count()
+
+    def score(self, example: Example, text: str) -> Any:
+        return 0.4 * (next(self.calls) % 997) / 997 if not last_box(text) else super().score(example, text)
+
+
+class Raises(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        if text == "True":
+            raise KeyError("no such \x1b[31mcolumn")
+        return super().score(example, text)
+
+
+class ReturnsNan(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float("nan")
+
+
+class GoldRaises(Honest):
+    def gold(self, example: Example) -> Any:
+        raise KeyError("solution")
+
+
+LIARS = [
+    (AcceptsEmpty, "empty", "an empty answer is correct (scored 1)"),
+    (AcceptsSubstring, "misplaced", "a sentence that denies the right answer is correct"),
+    (AcceptsSubstring, "misplaced", "although a different one, an empty box, follows it"),
+    (AcceptsAnyBox, "misplaced", "although a different one, an empty box, follows it"),
+    (AcceptsLength, "repeated", "one word, repeated, is correct"),
+    (AcceptsTheQuestion, "echo", "repeating the prompt is correct"),
+    (AcceptsItsOwnWords, "hack", "a text without an answer is correct"),
+    (AcceptsTheQuestionsFormula, "restated", "an expression of the prompt counts as its answer (scored 1)"),
+    (AcceptsTheBoxedQuestion, "echo", "the prompt in a box is correct"),
+    (AcceptsWordsInTheBox, "listed", "several answers are correct if the right one is among them"),
+    (AcceptsLists, "listed", "several answers are correct if the right one is among them"),
+    (AcceptsAlternatives, "hedged", "a hedge is correct"),
+    (AcceptsTheEndOfTheBox, "negated", "a negation or a falsehood with the right answer in it is correct"),
+    (AcceptsTheBeginningOfTheBox, "scaled", "a million times the right answer is correct"),
+    (GivesOneToEverything, "empty", "an empty answer is correct"),
+    (NeverRightWithoutGold, "gold", "the right answer scored 0"),
+    (KnowsNoGold, "gold", "the right answer scored 0"),
+    (GivesNoVerdict, "gold", "the right answer got no verdict: cannot tell"),
+    (Counts, "hack", "the same text scored "),
+    (Raises, "hack", "scoring failed: KeyError"),
+    (ReturnsNan, "gold", "scoring failed: the reward returned nan, not a finite number"),
+    (GoldRaises, "gold", "gold() raised KeyError: 'solution'"),
+]
+
+
+@pytest.mark.parametrize(("liar", "check", "message"), LIARS)
+def test_every_lie_is_found_and_stops_the_run(liar: type[Any], check: str, message: str) -> None:
+    report = audited(liar())
+    assert not report.ok
+    errors = [finding for finding in report.errors if finding.check == check and message in finding.message]
+    assert errors, report.findings
+    assert all(finding.fix for finding in report.findings)
+    with pytest.raises(RewardError, match="the reward failed its audit") as caught:
+        raise_on_failure(report, "stop")
+    assert "\x1b" not in str(caught.value)
+    assert len(caught.value.problems) <= 6
+    assert message in str(caught.value)
+
+
+class ReturnsNone(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("liar", "step"), [(ReturnsNan, "division by zero"), (ReturnsNone, "Score.no_verdict(reason)")]
+)
+def test_a_score_that_is_none_or_nan_has_its_example_and_next_step(liar: type[Any], step: str) -> None:
+    (first, *_) = audited(liar()).errors
+    assert step in first.fix
+    assert first.example_id in {example.id for example in SUMS}
+
+
+def test_an_answer_that_the_prompt_gives_away_is_explained() -> None:
+    leaky = [Example(id=e.id, prompt=f"{e.prompt} (it is {boxed(e.reference)})", reference=e.reference) for e in SUMS]
+    report = audited(Honest(), leaky)
+    assert found(report) == {("error", "echo")}
+    assert "it holds its own answer where the reward looks for one" in report.errors[0].message
+
+
+def test_a_chat_is_echoed_by_its_last_user_message() -> None:
+    chat = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": r"\boxed{5}"},
+        {"role": "tool", "content": "t"},
+    ]
+    report = audited(Honest(), [Example(id="c", prompt=chat, reference="5")])
+    assert found(report) == {("error", "echo")}
+
+
+def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only() -> None:
+    class Partial(Honest):
+        def score(self, example: Example, text: str) -> Any:
+            return 0.9 if super().score(example, text) else 0.1
+
+    report = audited(Partial())
+    assert found(report) == {("warning", "empty"), ("warning", "gold")}
+    assert report.ok
+    assert report.lowest_gold == 0.9
+    assert len(report.warnings) == 8
+    assert report.line().endswith(": ok, 2 warnings")
+
+
+def test_partial_credit_is_no_finding_where_only_who_knows_the_answer_gets_it() -> None:
+    class Share(Honest):
+        """The share of the box that is the reference, as reasoning-gym's verifiers give it."""
+
+        def score(self, example: Example, text: str) -> Any:
+            box = last_box(text) or ""
+            return len(example.reference) / len(box) if example.reference in box else 0.0
+
+    numbers = [Example(id=f"n{i}", prompt="How many?", reference=str(10**12 + i)) for i in range(4)]
+    report = audited(Share(), numbers)
+    assert report.checks["negated"].correct > 0
+    assert (report.ok, report.findings) == (True, ())
+
+    class ShareOfLists(Honest):
+        def score(self, example: Example, text: str) -> Any:
+            items = (last_box(text) or "").split(", ")
+            return float(example.reference in items) * (1.0 if len(items) == 1 else 0.8)
+
+    assert found(audited(ShareOfLists(), numbers)) == {("warning", "listed")}
+
+    class GenerousShare(Share):
+        def score(self, example: Example, text: str) -> Any:
+            return min(1.0, 3 * super().score(example, text))
+
+    assert {check for _, check in found(audited(GenerousShare(), numbers))} >= {"negated", "listed", "hedged"}
+
+
+def test_a_free_form_reward_passes_with_warnings_at_most() -> None:
+    report = audited(LastNumber())
+    assert report.ok
+    assert found(report) <= {("warning", "misplaced"), ("warning", "negated"), ("warning", "scaled")}
+    assert report.gold_correct == 4
+
+
+def test_a_free_form_reward_that_searches_the_text_accepts_lists_and_fails() -> None:
+    report = audited(AcceptsSubstring(), gold=gold_from_reference)
+    assert {check for severity, check in found(report) if severity == "error"} == {"listed", "hedged"}
+    assert ("warning", "misplaced") in found(report)
+
+
+@pytest.mark.parametrize("form", ["#### {}", "<answer>{}</answer>", "{}"])
+def test_wrong_answers_take_the_form_that_an_undeclared_reward_reads(form: str) -> None:
+    class Lists:
+        def score(self, example: Example, text: str) -> Any:
+            head, tail = form.split("{}")
+            inside = text.removeprefix(head).removesuffix(tail) if text.startswith(head) else ""
+            return float(example.reference in inside.split(", "))
+
+    report = audited(Lists())
+    assert report.gold_correct == 4
+    assert {check for severity, check in found(report) if severity == "error"} == {"listed"}
+
+
+def test_a_reward_without_a_known_answer_is_not_blamed_for_it() -> None:
+    class Unknown(Honest):
+        def gold(self, example: Example) -> Any:
+            return None
+
+        def score(self, example: Example, text: str) -> Any:
+            return float(text == "abracadabra")
+
+    report = audited(Unknown(), [Example(id=e.id, prompt=e.prompt, reference="") for e in SUMS])
+    assert (report.ok, report.gold_tried, report.gold_unknown) == (True, 0, 4)
+    assert "gold not tried (4 without a known answer)" in report.line()
+
+    class KnowsSome(Honest):
+        def gold(self, example: Example) -> Any:
+            return None
+
+        def score(self, example: Example, text: str) -> Any:
+            return super().score(example, text) * (int(example.reference) % 2)
+
+    report = audited(KnowsSome())  # the references were tried, and some were right
+    assert report.ok
+    assert 0 < report.gold_correct < 4
+    assert report.gold_unknown == 4 - report.gold_correct
+
+
+def test_a_slow_reward_is_warned_about_by_the_faster_of_two_tries() -> None:
+    def scorer(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+        return [TimedScore(score=timed.score, seconds=next(seconds)) for timed in scorer_of(Honest())(pairs)]
+
+    seconds = iter([9.0] + [0.1] * 10_000)  # an import, then quick
+    quick = audit(SUMS, scorer, limit=4, gold=gold_of([Honest()]), timeout_s=10.0)
+    assert not quick.findings
+    seconds = iter([6.0] * 10_000)
+    slow = audit(SUMS, scorer, limit=4, gold=gold_of([Honest()]), timeout_s=10.0)
+    assert found(slow) == {("warning", "time")}
+    assert slow.warnings[0].message == "the slowest score took 6 s, 60 % of the time limit of 10 s"
+    assert slow.ok
+
+
+def test_a_reward_that_hangs_is_tried_on_one_text_and_one_that_breaks_on_one_example() -> None:
+    calls: list[int] = []
+
+    def hanging(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+        calls.append(len(pairs))
+        return [TimedScore(score=Score.failed("timed out after 10 s"), seconds=10.0) for _ in pairs]
+
+    report = audit(SUMS, hanging, limit=8, gold=gold_of([Honest()]), timeout_s=10.0)
+    assert calls == [1]
+    assert found(report) == {("error", "gold"), ("warning", "time")}
+    assert report.examples == 1
+    assert audited(Raises(), limit=8).examples == 1
+
+
+def test_the_examples_drawn_depend_on_their_ids_alone() -> None:
+    seen: dict[int, set[str]] = {}
+    for turn, examples in enumerate((SUMS, SUMS[::-1])):
+
+        def scorer(pairs: Sequence[tuple[Example, str]], turn: int = turn) -> list[TimedScore]:
+            seen.setdefault(turn, set()).update(example.id for example, _ in pairs)
+            return scorer_of(Honest())(pairs)
+
+        audit(examples, scorer, limit=5)
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 5
+    assert audited(Honest(), SUMS[:2], limit=8).examples == 2
+
+
+def test_a_hack_that_says_what_the_reference_says_is_not_tried() -> None:
+    ones = [Example(id=f"o{i}", prompt=f"{i} + {1 - i}", reference="1") for i in range(2, 7)]
+    assert audited(LastNumber(), ones).ok
+
+
+def test_prompts_are_audited_by_any_scorer_as_they_are_put_to_the_policy() -> None:
+    class Words:
+        def decode(self, tokens_T: Any, *, skip_special_tokens: bool) -> str:
+            return f"asked with {len(tokens_T)} tokens" * skip_special_tokens
+
+    prompts = [Prompt(example=example, tokens_T=np.arange(7)) for example in SUMS[:4]]
+    seen: list[str] = []
+
+    def scorer(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+        seen.extend(text for _, text in pairs)
+        return scorer_of(Honest())(pairs)
+
+    settings = ScoringTable(audit_examples=9)
+    report = audit_prompts(prompts, scorer, Words(), settings=settings, gold=gold_of([Honest()]))
+    assert (report.ok, report.examples) == (True, 4)
+    assert seen.count("asked with 7 tokens") == 8  # each twice

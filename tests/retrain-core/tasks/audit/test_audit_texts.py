@@ -1,0 +1,140 @@
+"""Which texts an audit tries: the right answers as far as they are known, and wrong ones that are never right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.kernel.types import Example
+from retrain.tasks.audit.gold import Gold, gold_from_reference, gold_of
+from retrain.tasks.audit.probes import REPEATS, repeated, says_the_same, wrong_texts
+
+FIVE = (r"\boxed{5}", "5", "#### 5", "<answer>5</answer>")
+
+
+class Says:
+    """A reward whose `gold` returns, or raises, one thing."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def gold(self, example: Example) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def task(reference: str, prompt: str = "p") -> Example:
+    return Example(id="e", prompt=prompt, reference=reference)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reference", "gold"),
+    [
+        ([], "5", Gold(texts=FIVE)),
+        ([object()], " 5 ", Gold(texts=FIVE)),
+        ([object()], "", Gold()),
+        ([Says("it is 5")], "5", Gold(texts=("it is 5",), is_declared=True)),
+        ([Says("a"), object(), Says("b"), Says("a"), Says(None)], "5", Gold(texts=("a", "b"), is_declared=True)),
+        ([Says(None)], "5", Gold(texts=FIVE, is_required=False)),
+        ([Says(None)], "", Gold(is_required=False)),
+        ([Says(KeyError("x"))], "5", Gold(fault="gold() raised KeyError: 'x'")),
+        ([Says(5)], "5", Gold(fault="gold() returned a int, not text or None")),
+    ],
+)
+def test_the_right_answer_is_what_the_rewards_say_or_else_the_reference(
+    rewards: list[object], reference: str, gold: Gold
+) -> None:
+    assert gold_of(rewards)(task(reference)) == gold
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [("1", "1"), ("1", "1.0"), ("True", "TRUE"), ("True", "yes"), ("VERDICT: yes", "Yes"), ("correct", "Correct.")],
+)
+def test_a_text_that_says_what_the_reference_says(text: str, reference: str) -> None:
+    assert says_the_same(text, reference)
+
+
+@pytest.mark.parametrize(("text", "reference"), [("1", "11"), (r"\boxed{}", "1"), ("True", "no"), ("1", "")])
+def test_a_text_that_says_something_else(text: str, reference: str) -> None:
+    assert not says_the_same(text, reference)
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_no_wrong_text_is_the_answer_alone(prompt: str, reference: str) -> None:
+    example = task(reference, prompt)
+    for gold in (gold_from_reference(example), Gold(texts=(rf"\boxed{{{reference}}}",), is_declared=True)):
+        probes = list(wrong_texts(example, gold, [prompt]))
+        texts = [probe.text for probe in probes if probe.check in ("repeated", "hack")]
+        assert not reference.strip() or reference.strip() not in texts
+        assert {probe.check for probe in probes} >= {"empty", "repeated", "echo"}
+        assert all(probe.message and probe.fix for probe in probes)
+
+
+@given(st.text(alphabet="0123456789abc ", max_size=12))
+def test_the_repeated_word_is_not_in_the_reference(reference: str) -> None:
+    words = repeated(reference).split()
+    assert len(words) == REPEATS
+    assert words[0] not in reference
+    assert repeated("0123456789").startswith("the the")
+
+
+def test_a_misplaced_answer_is_an_error_only_where_a_box_is_declared() -> None:
+    def severities(gold: Gold) -> list[str]:
+        return [probe.severity for probe in wrong_texts(task("5"), gold, []) if probe.check == "misplaced"]
+
+    assert severities(Gold(texts=(r"\boxed{5}",), is_declared=True)) == ["error", "error"]
+    assert severities(Gold(texts=(r"\boxed{5}", "5"))) == ["warning", "warning"]
+    assert severities(Gold(texts=("so 5",), is_declared=True)) == ["warning", "warning"]
+
+
+def texts_of(gold: Gold, reference: str, prompt: str = "p", plausible: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for probe in wrong_texts(task(reference, prompt), gold, [prompt], plausible):
+        found.setdefault(probe.check, []).append(probe.text)
+    return found
+
+
+def test_wrong_answers_in_the_form_of_a_box() -> None:
+    found = texts_of(Gold(texts=(r"\boxed{5}",), is_declared=True), "5", "What is 2 + 3?", ("7", "5", "9"))
+    assert found["restated"] == [r"\boxed{2 + 3}"]
+    assert found["echo"] == ["What is 2 + 3?", r"\boxed{What is 2 + 3?}"]
+    assert found["listed"] == [r"\boxed{4, 5, 6}", r"\boxed{7, 5, 9}"]
+    assert found["hedged"] == [
+        *(r"\boxed{4 or 5 or 6}", r"\boxed{5\text{ or }6}", r"\boxed{5\text{, but maybe 6}}"),
+    ]
+    assert found["negated"] == [r"\boxed{\neq 5}", r"\boxed{not 5}", r"\boxed{4 = 5}"]
+    assert found["scaled"] == [r"\boxed{5\text{ million}}"]
+
+
+def test_wrong_answers_in_the_form_of_a_sentence() -> None:
+    found = texts_of(Gold(texts=("In 2024 it is B",), is_declared=True), "B", plausible=("A", "B", "C", "D"))
+    assert found["listed"] == ["In 2024 it is A, B, C", "In 2024 it is A, B, C, D"]
+    assert found["hedged"] == ["In 2024 it is A or B or C"]
+    assert found["negated"] == [r"In 2024 it is \neq B", "In 2024 it is not B"]
+    assert found["echo"] == ["p"]
+    assert not {"restated", "scaled"} & set(found)
+
+
+@pytest.mark.parametrize("gold", [Gold(), Gold(texts=("a program",), is_declared=True)])
+def test_no_form_no_wrong_answers_in_it(gold: Gold) -> None:
+    assert not {"restated", "listed", "hedged", "negated", "scaled"} & set(texts_of(gold, "5", "2 + 3"))
+
+
+def test_what_is_no_falsehood_is_not_tried() -> None:
+    boxed_zero = Gold(texts=(r"\boxed{0}",), is_declared=True)
+    assert "scaled" not in texts_of(boxed_zero, "0")  # a million times 0
+    assert texts_of(boxed_zero, "0", "0")["echo"] == ["0"]  # a prompt that is the answer
+
+
+@given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=9), max_size=5), st.text(max_size=30))
+def test_no_wrong_answer_is_the_right_one(reference: str, plausible: list[str], prompt: str) -> None:
+    gold = gold_from_reference(task(reference))
+    for form in gold.texts:
+        found = texts_of(gold.confirmed([form]), reference.strip(), prompt, tuple(plausible))
+        for check in ("restated", "listed", "hedged", "negated", "scaled"):
+            assert form not in found.get(check, [])

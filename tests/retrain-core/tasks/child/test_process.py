@@ -1,0 +1,339 @@
+"""A child answers, or ends in one known way; nothing it does reaches this process, and nothing of it outlives us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.kernel.errors import ConfigError, PluginError, Problem
+from retrain.kernel.types import Example
+from retrain.tasks.child.orphans import descendants
+from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
+
+LONG_S = 60.0
+SHORT_S = 0.3
+SCRIPT = """
+import os, sys, time
+from child_targets import Hostile
+from retrain.tasks.child.process import Child
+child = Child(Hostile(), name="test")
+child.start()
+copy = os.fork()  # holds everything open that we do
+if copy == 0:
+    time.sleep(1000)
+print(child.pid, copy, flush=True)
+child.call("leave_processes_and_hang", sys.argv[1], timeout_s=1000)
+"""
+
+
+def test_values_go_there_and_back(child: Child) -> None:
+    sent = (None, 1.5, float("inf"), "\ud800\0", [1, (2,)], {1: "x"})
+    assert child.call("echo", *sent, timeout_s=LONG_S) == sent
+    assert child.call("echo", "x" * 5_000_000, timeout_s=LONG_S) == ("x" * 5_000_000,)
+    example = Example(id="e", prompt="p", reference="r")
+    assert child.call("example_text", example, timeout_s=LONG_S) == "Example e p"
+    assert child.call("is_prepared", timeout_s=LONG_S) is True
+    assert child.call("huge_integer", timeout_s=LONG_S) == 10**100_000
+
+
+def test_the_child_stands_where_we_stand(targets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RETRAIN_SOMETHING", "here")
+    with Child(targets.Target()) as child:
+        assert child.call("surroundings", timeout_s=LONG_S) == [str(tmp_path), sys.path, "here"]
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("leave_exit", "SystemExit: 3"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("base_exception", "BaseException: base"),
+        ("generator_exit", "GeneratorExit"),
+        ("allocate", "MemoryError"),
+        ("recurse", "RecursionError: maximum recursion depth exceeded"),
+        ("raise_silly", "SillyError: (its text cannot be shown)"),
+        ("set_value", "TypeError: a set cannot be sent to another process"),
+        ("no_such_method", "AttributeError: 'Hostile' object has no attribute 'no_such_method'"),
+    ],
+)
+def test_whatever_is_raised_is_told_and_the_child_goes_on(method: str, told: str, child: Child) -> None:
+    with pytest.raises(ChildError) as caught:
+        child.call(method, timeout_s=LONG_S)
+    assert str(caught.value).startswith(told)
+    assert child.call("echo", 1, timeout_s=LONG_S) == (1,)
+
+
+def test_a_long_text_is_cut_and_the_traceback_is_there(child: Child) -> None:
+    with pytest.raises(ChildError) as caught:
+        child.call("raise_long", timeout_s=LONG_S)
+    assert len(str(caught.value)) < 5000
+    assert len(caught.value.traceback) < 5000
+    with pytest.raises(ChildError) as caught:
+        child.call("leave_exit", timeout_s=LONG_S)
+    assert "child_targets.py" in caught.value.traceback
+
+
+def test_an_error_for_users_is_raised_as_itself(child: Child) -> None:
+    with pytest.raises(ConfigError) as caught:
+        child.call("raise_problems", timeout_s=LONG_S)
+    assert caught.value.problems == (Problem(where="here", what="this", why="that", fix="so"), Problem(what="more"))
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("leave_os_exit", "the scoring process exited with code 3"),
+        ("kill_self", "the scoring process died with signal 9"),
+        ("kill_group", "the scoring process died with signal 9"),
+        ("kill_parent", "the scoring process died with signal 9"),
+        ("crash", "the scoring process died with signal 11"),
+        ("close_all", "the scoring process exited with code 1"),
+    ],
+)
+def test_a_death_is_told_and_the_child_can_be_started_again(method: str, told: str, child: Child) -> None:
+    with pytest.raises(ChildDied) as caught:
+        child.call(method, timeout_s=LONG_S)
+    assert str(caught.value) == told
+    assert caught.value.has_started
+    assert not child.is_running
+    with pytest.raises(ChildDied, match="is not running"):
+        child.call("echo", timeout_s=LONG_S)
+    child.start()
+    assert child.call("echo", 1, timeout_s=LONG_S) == (1,)
+
+
+@pytest.mark.parametrize("method", ["stop_self", "spin_in_c", "tower"])
+def test_what_never_ends_is_killed_at_its_limit(method: str, child: Child, gone: Callable[..., bool]) -> None:
+    pid = child.pid
+    with pytest.raises(ChildTimeout, match=r"^timed out after 0.3 s$"):
+        child.call(method, timeout_s=SHORT_S)
+    assert gone(pid)
+
+
+def test_a_stopped_child_is_dead_after_the_limit_of_its_call(child: Child, gone: Callable[..., bool]) -> None:
+    """Stopped while idle, it used to cost a minute."""
+    (worker,) = descendants(child.pid)
+    os.kill(worker, signal.SIGSTOP)
+    with pytest.raises(ChildDied, match="did not take a call within 1 s") as caught:
+        child.call("echo", 1, timeout_s=0.5)
+    assert not caught.value.has_started
+    assert gone(worker)
+
+
+def test_garbage_in_our_own_line_ends_the_child(child: Child) -> None:
+    with pytest.raises(ChildFailure):
+        child.call("write_into_descriptors", timeout_s=LONG_S)
+    child.start()
+    assert child.call("echo", timeout_s=LONG_S) == ()
+
+
+@pytest.mark.parametrize("method", ["terminate_self", "chatter", "set_alarm", "close_streams", "fork_and_return"])
+def test_what_returns_has_done_no_harm(method: str, child: Child, capfd: pytest.CaptureFixture[str]) -> None:
+    child.call(method, timeout_s=LONG_S)
+    assert child.call("nap", 0.1, timeout_s=LONG_S) == 0.1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_last_words_of_the_dead_are_kept(child: Child) -> None:
+    child.start()  # afresh: another test has closed its outputs
+    child.call("chatter", timeout_s=LONG_S)
+    with pytest.raises(ChildDied) as caught:
+        child.call("leave_os_exit", timeout_s=LONG_S)
+    assert caught.value.output.endswith("x" * 1000)
+    assert len(caught.value.output) <= 4096
+
+
+def test_forked_copies_end_with_the_call(child: Child, gone: Callable[..., bool]) -> None:
+    first = child.call("fork_and_return", timeout_s=LONG_S)
+    assert child.call("fork_and_return", timeout_s=LONG_S) == first  # the same process answers
+    assert gone(child.call("fork_and_hang", timeout_s=LONG_S))
+    assert gone(*child.call("leave_processes", timeout_s=LONG_S))
+
+
+def test_a_helper_from_the_beginning_stays_until_the_end(targets: Any, gone: Callable[..., bool]) -> None:
+    with Child(targets.Helped()) as child:
+        helper = child.call("helper_pid", timeout_s=LONG_S)
+        assert child.call("helper_pid", timeout_s=LONG_S) == helper
+        os.kill(helper, 0)
+    assert gone(helper)
+
+
+@pytest.mark.slow
+def test_grandchildren_end_with_the_child(child: Child, tmp_path: Path, gone: Callable[..., bool]) -> None:
+    file = tmp_path / "pids"
+    with pytest.raises(ChildTimeout):
+        child.call("leave_processes_and_hang", str(file), timeout_s=3.0)
+    assert gone(*map(int, file.read_text().split()))
+
+
+def test_nothing_outlives_a_parent_that_is_killed(targets: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
+    file = tmp_path / "pids"
+    path = os.pathsep.join([str(Path(targets.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        group, copy = map(int, parent.stdout.readline().split())
+    while not file.exists() or len(file.read_text().split()) < 3:
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    assert gone(group, *map(int, file.read_text().split()))
+    os.kill(copy, signal.SIGKILL)
+
+
+def test_a_target_that_cannot_be_sent_is_named(targets: Any) -> None:
+    with pytest.raises(PluginError, match=r"scoring: a Locked cannot be sent to another process(.|\n)*`prepare`"):
+        Child(targets.Locked(), name="scoring").start()
+
+
+def test_a_target_that_cannot_prepare_is_told(targets: Any) -> None:
+    child = Child(targets.Broken())
+    with pytest.raises(ChildError, match="ImportError: no module named sympathy"):
+        child.start()
+    assert not child.is_running
+
+
+def test_a_start_has_its_own_limit(targets: Any, gone: Callable[..., bool]) -> None:
+    with pytest.raises(ChildTimeout, match="did not start within 1 s"):
+        Child(targets.Sleepy()).start(timeout_s=1.0)
+
+
+def test_closing_twice_and_never_started(targets: Any) -> None:
+    child = Child(targets.Target())
+    child.close()
+    child.start()
+    child.close()
+    child.close()
+    assert child.pid == 0
+
+
+class Stop(BaseException):
+    """What a signal's handler raises."""
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_call_can_be_interrupted_and_leaves_no_answer_behind(child: Child) -> None:
+    with interrupted_after(0.2), pytest.raises(Stop):
+        child.call("nap", 100.0, timeout_s=LONG_S)
+    assert not child.is_running
+    child.start()
+    assert child.call("echo", 2, timeout_s=LONG_S) == (2,)
+
+
+def test_a_kill_from_another_thread_ends_the_call(child: Child) -> None:
+    timer = threading.Timer(0.3, child.kill)
+    timer.start()
+    with pytest.raises(ChildDied, match=r"the scoring process (was killed|died|exited)"):
+        child.call("nap", 100.0, timeout_s=LONG_S)
+    timer.join()
+
+
+def test_seconds_are_those_of_the_method(child: Child) -> None:
+    child.call("nap", 0.2, timeout_s=LONG_S)
+    assert child.seconds >= 0.2
+
+
+def test_a_launched_child_is_the_one_that_starts(targets: Any) -> None:
+    child = Child(targets.Target())
+    try:
+        child.launch()
+        launched = child.pid
+        assert launched
+        assert not child.is_running  # it holds no target yet
+        child.start()
+        assert child.is_running
+        assert child.pid == launched
+        assert child.call("is_prepared", timeout_s=LONG_S) is True
+        child.start()  # once more is another process
+        assert child.pid != launched
+        assert child.call("is_prepared", timeout_s=LONG_S) is True
+    finally:
+        child.close()
+
+
+def test_a_launched_child_prepares_before_it_is_waited_for(targets: Any, tmp_path: Path) -> None:
+    """A target sent at the launch is not sent again; one too large for the socket is sent at the start."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    child, other = Child(targets.Prepared(small)), Child(targets.Prepared(large, ballast=2**16))
+    try:
+        for each in (child, other):
+            each.launch()
+            assert not each.is_running
+        limit = time.monotonic() + LONG_S
+        while not small.exists():
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        assert not large.exists()
+        for each, file in ((child, small), (other, large)):
+            each.start()
+            assert each.call("is_prepared", timeout_s=LONG_S) is True
+            assert file.read_text() == "prepared\n"
+    finally:
+        child.close()
+        other.close()
+
+
+def test_a_launched_child_ends_when_it_is_killed_or_launched_again(targets: Any) -> None:
+    child = Child(targets.Target())
+    child.launch()
+    first = child.pid
+    child.launch()
+    second = child.pid
+    child.kill()
+    child.kill()
+    for pid in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.killpg(pid, 0)
+    assert not child.is_running
+    child.start()
+    assert child.call("is_prepared", timeout_s=LONG_S) is True
+    child.close()
+
+
+def test_a_launched_child_that_dies_is_told_at_its_start() -> None:
+    child = Child({"any": "target"}, name="scoring")
+    child.launch()
+    os.killpg(child.pid, signal.SIGKILL)
+    with pytest.raises(ChildDied, match="the scoring process"):
+        child.start()
+    assert not child.is_running
+    child.start()
+    child.close()
+
+
+def test_what_cannot_be_sent_is_told_at_the_start_not_at_the_launch() -> None:
+    child = Child(lambda: None, name="scoring")
+    child.launch()
+    with pytest.raises(PluginError, match="cannot be sent to another process"):
+        child.start()
+    assert not child.is_running
+    assert child.pid == 0

@@ -1,0 +1,100 @@
+"""Rewards in the event loop: limits of number and time, failures, and one that does not await."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from retrain.kernel.errors import PluginError, RewardError
+from retrain.kernel.types import Example, Outcome, Score
+from retrain.tasks.scoring.service import ScoringService
+
+Make = Callable[..., ScoringService]
+
+
+def test_no_more_than_the_concurrency_at_a_time(service: Make, rewards: Any, example: Example) -> None:
+    acts = rewards.AsyncActs()
+    with service(acts, cache=False).batch() as batch:
+        for n in range(40):
+            batch.submit(example, str(n))
+        assert {score.value for score in batch.collect()} == {0.5}
+        assert batch.metrics()["acts_calls"] == 40
+    assert acts.most == 4
+
+
+def test_whatever_goes_wrong_is_a_failed_score(service: Make, rewards: Any, example: Example) -> None:
+    wanted = {
+        "busy": "RuntimeError: 429: too many requests",
+        "hang": "timed out after 0.5 s",
+        "ignore": "timed out after 0.5 s",
+        "exit": "SystemExit: 1",
+        "nan": "the reward returned nan, not a finite number",
+    }
+    acts = service(rewards.AsyncActs(), timeout_s=0.5, retries=1, max_failed_frac=1.0)
+    with acts.batch() as batch:
+        for text in (*wanted, "fine"):
+            batch.submit(example, text)
+        scores = batch.collect()
+        assert [score.detail.partition(" (")[0] for score in scores] == [*wanted.values(), ""]
+        assert "scoring_rewards.py:" in scores[0].detail
+        assert scores[-1] == Score.of(0.5)
+        assert batch.metrics()["timed_out_score_count"] == 2
+
+
+@pytest.mark.slow
+def test_waiting_for_a_place_is_no_scoring(service: Make, rewards: Any, example: Example) -> None:
+    acts = service(rewards.AsyncActs(), timeout_s=1.0, retries=0, cache=False, max_failed_frac=0.5)
+    with acts.batch() as batch:
+        for _ in range(8):  # twice all places
+            batch.submit(example, "hang")
+        for _ in range(8):
+            batch.submit(example, "fine")
+        scores = batch.collect()
+    assert [score.outcome for score in scores] == [Outcome.FAILED] * 8 + [Outcome.SCORED] * 8
+
+
+def test_a_reward_that_cancels_everything_hangs_nothing(service: Make, rewards: Any, example: Example) -> None:
+    acts = service(rewards.AsyncActs(), retries=0, max_failed_frac=1.0, timeout_s=1.0)
+    with acts.batch() as batch:
+        batch.submit(example, "hang")
+        batch.submit(example, "cancel")
+        assert {score.outcome for score in batch.collect(within_budget=False)} == {Outcome.FAILED}
+
+
+@pytest.mark.slow
+def test_a_reward_that_does_not_await_is_found_out(service: Make, rewards: Any, example: Example) -> None:
+    acts = service(acts=rewards.AsyncActs(), match=rewards.Match(), timeout_s=0.5, retries=0, max_failed_frac=1.0)
+    with acts.batch() as batch:
+        batch.submit(example, "block")
+        with pytest.raises(RewardError) as caught:
+            batch.collect()
+    assert "('acts') blocks instead of awaiting, at " in str(caught.value)
+    assert "scoring_rewards.py:" in str(caught.value)
+    with acts.batch() as batch:
+        batch.submit(example, "7")
+        assert batch.collect()[0].parts == {"acts": 0.5, "match": 1.0}
+
+
+def test_figures_that_are_none_are_passed_over(
+    service: Make, rewards: Any, example: Example, caplog: pytest.LogCaptureFixture
+) -> None:
+    acts = rewards.AsyncActs()
+    acts.metrics = lambda: {"cost": float("nan")}
+    with service(acts).batch() as batch:
+        batch.submit(example, "fine")
+        batch.collect()
+        assert "cost" not in batch.metrics()
+    assert "metrics() of reward 'the_reward' raised ValueError: cost = nan" in caplog.text
+
+
+def test_what_cannot_work_is_told_at_the_start(service: Make, rewards: Any) -> None:
+    acts = rewards.AsyncActs()
+    acts.concurrency = 0
+    with pytest.raises(PluginError, match="has concurrency 0"):
+        service(acts).start()
+    acts = rewards.AsyncActs()
+    acts.prepare = lambda: 1 / 0
+    with pytest.raises(PluginError, match="could not be prepared: ZeroDivisionError"):
+        service(acts).start()

@@ -1,0 +1,303 @@
+"""Scores in the order of submission, whoever finishes first; limits, budget, retries, weights, cache."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from retrain.kernel.contracts.context import PhaseProgress
+from retrain.kernel.contracts.tasks import Prompt, Streams
+from retrain.kernel.errors import PluginError, RewardError
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Example, Outcome, Sample, SamplingParams, Score, StopReason
+from retrain.tasks.child.orphans import descendants
+from retrain.tasks.rollout import SingleTurn
+from retrain.tasks.scoring.failures import read_failures
+from retrain.tasks.scoring.service import ScoringService
+
+Make = Callable[..., ScoringService]
+
+
+def scored(service: ScoringService, example: Example, *texts: str, **more: Any) -> list[Score]:
+    with service.batch(**more) as batch:
+        assert [batch.submit(example, text) for text in texts] == list(range(len(texts)))
+        return batch.collect()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_scores_are_the_same_with_any_number_of_workers(
+    workers: int, service: Make, rewards: Any, example: Example
+) -> None:
+    texts = [str(n % 9) for n in range(60)]
+    scores = scored(service(rewards.Match(), workers=workers, cache=False), example, *texts)
+    assert [score.value for score in scores] == [float(text == "7") for text in texts]
+
+
+@pytest.fixture
+def naps(service: Make, rewards: Any) -> ScoringService:
+    """Two rewards on three workers."""
+    return service(nap=rewards.Nap(), length=rewards.Length(), workers=3, cache=False)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(delays=st.lists(st.sampled_from(["0", "0.001", "0.01", "0.03"]), max_size=8))
+def test_the_order_of_completion_does_not_matter(delays: list[str], naps: ScoringService, example: Example) -> None:
+    scores = scored(naps, example, *delays)
+    assert [score.parts for score in scores] == [{"nap": 1.0, "length": len(delay) / 10} for delay in delays]
+
+
+def test_rollouts_count_the_scores_that_they_wait_for(naps: ScoringService, example: Example) -> None:
+    progress = PhaseProgress()
+    seen: list[tuple[str, int, int]] = []
+    add = progress.add
+
+    def watched(done: int = 0, **counts: int) -> None:
+        add(done, **counts)
+        seen.append((progress.unit, progress.done, progress.total))
+
+    progress.add = watched  # type: ignore[method-assign]
+    sample = Sample(tokens_T=np.array([1]), logprobs_T=np.array([-1.0]), stop_reason=StopReason.EOS, policy_version=0)
+    backend: Any = SimpleNamespace(sample=lambda requests, params: [[sample, sample]])
+    params = SamplingParams(max_tokens=4, temperature=1.0)
+    tokenizer = SimpleNamespace(decode=lambda tokens_T, **how: "0.02")
+    rollouts = SingleTurn(backend=backend, tokenizer=tokenizer, scoring=naps, params=params, progress=progress)
+    prompt = Prompt(example=example, tokens_T=np.array([2]))
+    with rollouts.batch("step_000000") as batch:
+        batch.sample([prompt], 2, Streams(seeds=Seeds(1), purpose="sample"))
+        assert seen == [("completions", 1, 2), ("completions", 2, 2)]
+        batch.scores()
+    assert seen[2:] == [("scores", done, 4) for done in range(1, 5)], "of two completions by two rewards"
+
+
+@pytest.mark.slow
+def test_queueing_is_no_scoring(service: Make, rewards: Any, example: Example) -> None:
+    slow = service(rewards.Nap(), workers=1, timeout_s=2.0, retries=0, cache=False)
+    with slow.batch() as batch:
+        for _ in range(15):  # more in all than one may take
+            batch.submit(example, "0.2")
+        assert {score.outcome for score in batch.collect()} == {Outcome.SCORED}
+        assert all(seconds >= 0.2 for seconds in batch.seconds)
+        assert batch.metrics()["timed_out_score_count"] == 0
+
+
+def test_scoring_begins_while_others_are_still_sampled(
+    service: Make, rewards: Any, example: Example, tmp_path: Path
+) -> None:
+    file = tmp_path / "calls"
+    with service(rewards.Counting(str(file))).batch() as batch:
+        batch.submit(example, "first")
+        for _ in range(600):
+            if file.exists():
+                break
+            threading.Event().wait(0.05)
+        assert file.read_text() == "x"  # nothing was collected yet
+        batch.submit(example, "second")
+        assert len(batch.collect()) == 2
+
+
+def test_a_failed_score_is_tried_again(service: Make, rewards: Any, example: Example, tmp_path: Path) -> None:
+    flaky = rewards.Flaky(str(tmp_path))
+    assert [score.value for score in scored(service(flaky, retries=1), example, "a", "b")] == [1.0, 1.0]
+    once = service(flaky, retries=0, max_failed_frac=1.0)
+    assert scored(once, example, "c") == [Score.failed("the scoring process exited with code 1")]
+
+
+def test_a_stopped_process_is_replaced_and_no_text_is_blamed(service: Make, rewards: Any, example: Example) -> None:
+    scoring = service(rewards.Hostile(), timeout_s=1.0, retries=0)
+    assert scored(scoring, example, "7")[0].value == 1.0
+    (child,) = scoring._dispatcher._pool._children
+    for process in descendants(child.pid):
+        os.kill(process, signal.SIGSTOP)
+    assert [score.value for score in scored(scoring, example, "7 ", "8", "7  ")] == [0.0, 0.0, 0.0]
+
+
+def test_limits_of_one_reward_stand_above_the_others(service: Make, rewards: Any, example: Example) -> None:
+    limits = {"nap": {"timeout_s": 0.3, "retries": 0, "max_failed_frac": 1.0}}
+    both = service(nap=rewards.Nap(), length=rewards.Length(), limits=limits, max_failed_frac=0.0)
+    limits = dict(zip(both.names, both.limits, strict=True))
+    assert limits["nap"].timeout_s == 0.3
+    assert limits["length"].timeout_s == 10.0
+    with both.batch() as batch:
+        batch.submit(example, "100")
+        (score,) = batch.collect()
+        assert (score.outcome, score.detail, score.parts) == (
+            Outcome.FAILED,
+            "nap: timed out after 0.3 s",
+            {"length": 0.3},
+        )
+        metrics = batch.metrics()
+    assert (metrics["timed_out_score_count"], metrics["reward_length_mean"]) == (1, 0.3)
+    assert "reward_nap_mean" not in metrics
+
+
+def test_a_timeout_says_on_which_example_and_what_to_raise(service: Make, rewards: Any, example: Example) -> None:
+    nap = service(nap=rewards.Nap(), timeout_s=0.2, retries=0)
+    with pytest.raises(RewardError) as caught:
+        scored(nap, example, "100")
+    assert f"timed out after 0.2 s, on example {example.id}" in str(caught.value)
+    assert "[scoring.limits.nap] timeout_s" in str(caught.value)
+
+
+@pytest.mark.parametrize(("failures", "stops"), [(0, False), (2, False), (3, True), (20, True)])
+def test_more_failures_than_the_budget_stop_the_run(
+    failures: int, stops: bool, service: Make, rewards: Any, example: Example, tmp_path: Path
+) -> None:
+    counting = service(rewards.Counting(str(tmp_path / "calls")), retries=0)
+    folder = tmp_path / "failures"
+    texts = ["bad"] * failures + [str(n) for n in range(20 - failures)]
+    if not stops:
+        scores = scored(counting, example, *texts, label="step_3", failures=folder)
+        assert sum(score.outcome is Outcome.FAILED for score in scores) == failures
+    else:
+        with pytest.raises(RewardError) as caught:
+            scored(counting, example, *texts, label="step_3", failures=folder)
+        told = str(caught.value)
+        assert f"reward 'the_reward' failed on {failures} of 20 completions; first: ValueError: bad" in told
+        assert f"retrain score --replay {folder}" in told
+        assert f", on example {example.id}" in told
+    if failures:  # equal texts were asked once
+        ((file, record),) = read_failures(folder)
+        assert (file.name, record.text, record.count, record.attempts) == ("step_3_0.json", "bad", failures, 1)
+        assert "in score" in record.report
+
+
+def test_the_budget_may_be_left_to_the_caller(service: Make, rewards: Any, example: Example) -> None:
+    with service(rewards.Hostile(), retries=0).batch() as batch:
+        batch.submit(example, "none")
+        assert batch.collect(within_budget=False)[0].outcome is Outcome.FAILED
+
+
+def test_no_verdicts_never_stop_the_run(service: Make, rewards: Any, example: Example) -> None:
+    scores = scored(service(rewards.Length()), example, *["unclear"] * 8)
+    assert {score.outcome for score in scores} == {Outcome.NO_VERDICT}
+
+
+def test_equal_questions_are_asked_once(service: Make, rewards: Any, example: Example, tmp_path: Path) -> None:
+    file = tmp_path / "calls"
+    caching = service(rewards.Counting(str(file)), retries=1, max_failed_frac=1.0)
+    for _ in range(2):
+        scores = scored(caching, example, "a", "a", "bad", "a")
+        assert [score.outcome.value for score in scores] == ["scored", "scored", "failed", "scored"]
+    assert len(file.read_text()) == 1 + 2 * 2  # a failure is never remembered, and tried twice each time
+    scored(caching, example, "a", "a", fresh=True)
+    assert len(file.read_text()) == 7
+    scored(service(rewards.Counting(str(file)), cache=False), example, "a", "a")
+    assert len(file.read_text()) == 9
+
+
+def test_weights_and_means_of_each(service: Make, rewards: Any, example: Example) -> None:
+    both = service(match=rewards.Match(), length=rewards.Length(), weights={"match": 2.0, "length": -1.0})
+    with both.batch() as batch:
+        for text in ("7", "12345", "unclear"):
+            batch.submit(example, text)
+        scores = batch.collect()
+        metrics = batch.metrics()
+    assert [score.value for score in scores] == [pytest.approx(1.9), pytest.approx(-0.5), None]
+    assert scores[2].detail == "length: cannot tell"
+    assert metrics["reward_match_mean"] == pytest.approx(1 / 3)
+    assert metrics["reward_length_mean"] == pytest.approx(0.3)
+    assert {name for name in metrics if not name.endswith("_s")} == {
+        "reward_match_mean",
+        "reward_length_mean",
+        "timed_out_score_count",
+    }
+
+
+def test_a_single_reward_has_no_mean_of_its_own(service: Make, rewards: Any, example: Example) -> None:
+    with service(rewards.Match()).batch() as batch:
+        batch.submit(example, "7")
+        assert batch.collect() == [Score.of(1.0)]
+        assert set(batch.metrics()) == {"timed_out_score_count", "score_mean_time_s", "score_max_time_s"}
+
+
+def test_an_empty_batch(service: Make, rewards: Any) -> None:
+    with service(match=rewards.Match(), length=rewards.Length()).batch() as batch:
+        assert batch.collect() == []
+        assert batch.metrics() == {"timed_out_score_count": 0, "score_mean_time_s": 0.0, "score_max_time_s": 0.0}
+
+
+def test_rewards_are_prepared_in_every_process(service: Make, rewards: Any, example: Example) -> None:
+    scores = scored(service(rewards.Prepared(), workers=3), example, *map(str, range(12)))
+    assert {score.value for score in scores} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Unprepared", "reward 'the_reward' could not be started: ImportError: no module named sympathy"),
+        ("Hungry", "reward 'the_reward' could not be started: the scoring process died with signal 9"),
+        ("Locked", "cannot be sent to another process"),
+    ],
+)
+def test_a_reward_that_cannot_start_is_told_at_once(name: str, told: str, service: Make, rewards: Any) -> None:
+    with pytest.raises(PluginError, match=told):
+        service(getattr(rewards, name)()).start()
+
+
+def test_an_example_that_cannot_be_sent_is_a_failure(service: Make, rewards: Any) -> None:
+    odd = Example(id="o", prompt="p", reference="7", info={"a": {1, 2}})
+    with service(rewards.Match()).batch() as batch:
+        batch.submit(odd, "7")
+        (score,) = batch.collect(within_budget=False)
+    assert "a set cannot be sent to another process" in score.detail
+
+
+def test_hostile_texts_arrive_whole(service: Make, rewards: Any) -> None:
+    for text in ("\ud800\0\x1b[2J", "x" * 1_000_000, "", "\\boxed{\\boxed{}}"):
+        same = Example(id=text[:9], prompt="p", reference=text)
+        assert scored(service(rewards.Match()), same, text) == [Score.of(1.0)]
+
+
+class Stop(BaseException):
+    """What a signal's handler raises."""
+
+
+def interrupted(service: ScoringService, example: Example) -> None:
+    with service.batch() as batch:
+        for _ in range(50):
+            batch.submit(example, "50")
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        batch.collect()
+
+
+def test_a_signal_ends_the_wait_and_the_next_batch_is_clean(service: Make, rewards: Any, example: Example) -> None:
+    def stop(*_: object) -> None:
+        raise Stop
+
+    slow = service(nap=rewards.Nap(), acts=rewards.AsyncActs(), timeout_s=60.0)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        with pytest.raises(Stop):
+            interrupted(slow, example)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    scores = scored(slow, example, "0.01")
+    assert scores[0].parts == {"nap": 1.0, "acts": 0.5}
+
+
+def test_leaving_without_collecting_cancels(service: Make, rewards: Any, example: Example) -> None:
+    slow = service(rewards.Nap(), timeout_s=60.0)
+    with slow.batch() as batch:
+        batch.submit(example, "50")
+    assert scored(slow, example, "0") == [Score.of(1.0)]
+
+
+def test_closing_twice_while_something_goes_on(service: Make, rewards: Any, example: Example) -> None:
+    slow = service(rewards.Nap(), timeout_s=60.0)
+    with slow.batch() as batch:
+        for _ in range(5):
+            batch.submit(example, "50")
+        slow.close()
+        slow.close()
+    assert scored(slow, example, "0") == [Score.of(1.0)]  # and can be used again

@@ -1,0 +1,86 @@
+"""A reward that fails on every text ends the run before anything heavy loads; whatever else it may be, it is left."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import DataTable, ScoringTable
+from retrain.kernel.contracts.tasks import Prompt
+from retrain.kernel.errors import RewardError
+from retrain.kernel.types import Example
+from retrain.tasks.scoring import trial
+from retrain.tasks.scoring.service import ScoringService
+from retrain.tasks.verifiers import RewardVerifier
+
+PARTS = Path(__file__).parent / "parts"
+
+
+@pytest.fixture
+def try_out(monkeypatch: pytest.MonkeyPatch, service: Callable[..., ScoringService]) -> Any:
+    """`try_out("Sound", audit="warn")`: the trial of one of `trial_rewards`; returns reward and service."""
+    monkeypatch.syspath_prepend(str(PARTS))
+    monkeypatch.delitem(sys.modules, "trial_rewards", raising=False)
+    made = importlib.import_module("trial_rewards")
+
+    def run(kind: str, **settings: Any) -> tuple[Any, ScoringService]:
+        reward = getattr(made, kind)()
+        at_work = service(reward, timeout_s=3.0, **settings)
+        config = Config(tables={"scoring": ScoringTable(**settings), "data": DataTable(source="some")})
+        examples = [Example(id=str(n), prompt="p", reference=str(n)) for n in range(5)]
+        prompts = [Prompt(example=example, tokens_T=np.array([1])) for example in examples]
+        trial.refuse_broken_rewards(RewardVerifier(at_work), prompts, config)
+        return reward, at_work
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("Raising", "first: KeyError: 'no such key'"),
+        ("NotANumber", "nan"),
+        ("Text", "the reward returned str 'good', not a number"),
+    ],
+)
+def test_a_reward_that_fails_on_every_text_is_refused(try_out: Any, kind: str, fault: str) -> None:
+    with pytest.raises(RewardError) as refused:
+        try_out(kind, audit="warn")
+    (problem,) = refused.value.problems
+    assert problem.where.startswith("[reward] type")
+    assert "reward 'the_reward' failed on all 9 texts that it was tried on" in problem.what
+    assert fault in problem.what
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Sound", {}),
+        ("OnlyEmpty", {}),
+        ("Gold", {}),
+        ("Slow", {}),
+        ("Heavy", {}),
+        ("Remote", {}),
+        ("Raising", {"audit": "off"}),
+        ("Raising", {"max_failed_frac": 1.0}),
+    ],
+)
+def test_any_other_reward_is_left_to_the_run_as_it_was(
+    try_out: Any, kind: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "TRIAL_S", 0.3)
+    reward, service = try_out(kind, **settings)
+    assert reward.calls == 0
+    assert not service._dispatcher._is_started  # no process was waited for
+
+
+def test_what_works_in_its_own_process_alone_is_not_refused(try_out: Any) -> None:
+    _, service = try_out("OnlyInItsProcess")
+    assert service._dispatcher._is_started

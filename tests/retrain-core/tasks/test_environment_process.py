@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from retrain.api import Ask, Ending, EpisodeResult, Observation, Reply
+from retrain.kernel.contracts.verifier import Action, LoadedData
+from retrain.kernel.errors import ConfigError, Problem, RewardError
+from retrain.kernel.types import Example, Outcome, StopReason
+from retrain.tasks.environment_process import EnvironmentProcess
+from tests.playing import Counting
+
+
+class Refusing(Counting):
+    def load(self) -> LoadedData:
+        raise ConfigError(Problem(where="[environment] id", what="is for evaluation only", fix="take another"))
+
+
+class Dying(Counting):
+    def load(self) -> LoadedData:
+        self.fault = "dies"
+        self.said = {0: []}
+        self.stops = {0: []}
+        self.step({0: said("1")})
+        raise AssertionError
+
+
+class Serving(Counting):
+    """Starts a process in `load` and in each `reset`; an observation tells which of them are alive."""
+
+    def load(self) -> LoadedData:
+        self.servers = [subprocess.Popen(["sleep", "60"])]
+        return super().load()
+
+    def reset(self, examples: list[Example]) -> dict[int, Observation]:
+        self.servers.append(subprocess.Popen(["sleep", "60"]))
+        return super().reset(examples)
+
+    def _messages(self, number: int) -> list[dict[str, str]]:
+        alive = [server.poll() is None for server in self.servers]
+        return [{"role": "user", "content": str(alive)}]
+
+
+def said(text: str) -> Action:
+    return Action(text=text, stop_reason=StopReason.EOS)
+
+
+@pytest.fixture
+def host() -> Iterator[Any]:
+    hosted: list[EnvironmentProcess] = []
+
+    def make(environment: Any, timeout_s: float = 20.0) -> EnvironmentProcess:
+        made = EnvironmentProcess(environment, name="counting", timeout_s=timeout_s, memory_gb=4.0)
+        hosted.append(made)
+        return made
+
+    yield make
+    for each in hosted:
+        each.close()
+        each.close()
+
+
+def test_episodes_are_played_in_another_process(host: Any) -> None:
+    environment = Counting()
+    hosted = host(environment)
+    data = hosted.load()
+    assert [example.id for example in data.examples] == ["count-0", "count-1", "count-2"]
+    assert data.notes == ("counting: 3 tasks",)
+    observations = hosted.reset([data.examples[1], data.examples[1]])
+    assert sorted(observations) == [0, 1]
+    assert observations[0].prompt[-1]["content"] == "Count from 1."
+    assert sorted(hosted.step({0: said("1"), 1: said("no")})) == [0, 1]
+    assert sorted(hosted.step({0: said("2"), 1: said("2")})) == [1]
+    assert hosted.step({1: said("3")}) == {}
+    assert [result.score.value for result in hosted.results()] == [1.0, 2 / 3]
+    assert environment.said == {}, "nothing happened here"
+
+
+def test_what_load_refuses_arrives_as_it_was_told(host: Any) -> None:
+    with pytest.raises(ConfigError, match="for evaluation only") as caught:
+        host(Refusing()).load()
+    assert caught.value.problems[0].fix == "take another"
+
+
+def test_a_process_that_dies_while_loading_is_an_error(host: Any) -> None:
+    with pytest.raises(RewardError, match="could not be loaded"):
+        host(Dying()).load()
+
+
+def test_what_load_has_started_serves_later_calls_and_what_they_start_ends_with_them(host: Any) -> None:
+    hosted = host(Serving())
+    example = hosted.load().examples[0]
+    assert hosted.reset([example])[0].prompt[0]["content"] == "[True, True]"
+    assert hosted.reset([example])[0].prompt[0]["content"] == "[True, False, True]"
+
+
+@pytest.mark.parametrize("fault", ["dies", "hangs", "raises"])
+def test_lost_episodes_end_as_failed_and_the_next_ones_are_played(
+    host: Any, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain.tasks.environment_process.GRACE_S", 0.2)
+    hosted = host(Counting(fault=fault), timeout_s=0.5)
+    data = hosted.load()
+    observations = hosted.reset(list(data.examples))
+    assert hosted.step({number: said("0") for number in observations}) == {}
+    results = hosted.results()
+    assert [result.score.outcome for result in results] == [Outcome.FAILED] * 3
+    assert "'counting' failed in step" in results[0].score.detail
+    assert sorted(hosted.reset(list(data.examples[:2]))) == [0, 1]
+
+
+class FormerNames:
+    """Counting as a plugin wrote it before `reset`, `step` and `results`."""
+
+    def __init__(self) -> None:
+        self.counting = Counting()
+
+    def load(self) -> LoadedData:
+        return self.counting.load()
+
+    def begin(self, examples: list[Example]) -> None:
+        self.counting.reset(examples)
+
+    def advance(self, replies: dict[int, Reply]) -> dict[int, Ask]:
+        return self.counting.step(replies)
+
+    def finish(self) -> list[Ending]:
+        return self.counting.results()
+
+
+def test_an_environment_with_the_former_names_is_played_alike(host: Any) -> None:
+    assert (Ask, Reply, Ending) == (Observation, Action, EpisodeResult)
+    results = []
+    for environment in (FormerNames(), Counting()):
+        hosted = host(environment)
+        data = hosted.load()
+        observations = hosted.reset(list(data.examples))
+        seen = [dict(observations)]
+        while observations := hosted.step({number: said(str(number)) for number in observations}):
+            seen.append(dict(observations))
+        results.append((seen, hosted.results()))
+    assert results[0] == results[1]
+    assert len(results[0][0]) == 3

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.credit.algorithm import CreditAlgorithm
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import ScoringTable
+from retrain.kernel.contracts.context import PhaseProgress
+from retrain.kernel.contracts.tasks import Prompt, Streams
+from retrain.kernel.contracts.verifier import EpisodeResult, Observation
+from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import (
+    Completion,
+    Group,
+    Outcome,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    Score,
+    StopReason,
+    TrainRow,
+)
+from retrain.observe.metrics.evaluate import eval_metrics
+from retrain.tasks.episodes import Episodes
+from retrain.tasks.scoring.dispatcher import NamedReward
+from retrain.tasks.scoring.service import ScoringService
+from tests.playing import Counting
+
+PARAMS = SamplingParams(max_tokens=8, temperature=1.0, entropy=True)
+Words = Callable[[int, str], str]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    transformers = pytest.importorskip("transformers")
+    local = pytest.importorskip("retrain_local")
+    return transformers.AutoTokenizer.from_pretrained(Path(local.__file__).parent / "tiny")
+
+
+@dataclass
+class Scripted:
+    """A backend that answers from a script: `words(number of the call, the context as text)`."""
+
+    tokenizer: Any
+    words: Words
+    calls: list[list[SampleRequest]] = field(default_factory=list)
+    spoilt: bool = False
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
+        self.calls.append(list(requests))
+        return [[self._say(request) for _ in request.seeds_G] for request in requests]
+
+    def _say(self, request: SampleRequest) -> Sample:
+        text = self.words(len(self.calls) - 1, self.tokenizer.decode(request.prompt_T))
+        ids = np.array(self.tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"])
+        return Sample(
+            tokens_T=ids,
+            logprobs_T=np.full(len(ids), np.nan if self.spoilt else -0.25),
+            entropies_T=np.full(len(ids), 0.5),
+            stop_reason=StopReason.EOS,
+            policy_version=7,
+        )
+
+
+def prompts(environment: Counting, tokenizer: Any) -> list[Prompt]:
+    return [
+        Prompt(example=e, tokens_T=np.array(tokenizer.apply_chat_template(list(e.prompt))["input_ids"]))
+        for e in environment.load().examples
+    ]
+
+
+def play(
+    environment: Any, backend: Scripted, *, group_size: int = 2, context_length: int | None = None, **more: Any
+) -> Any:
+    owner = Episodes(
+        backend=backend,  # type: ignore[arg-type]
+        tokenizer=backend.tokenizer,
+        environment=environment,
+        params=PARAMS,
+        config=Config(tables={}),
+        context_length=context_length,
+        **more,
+    )
+    with owner.batch("step_0") as batch:
+        streams = Streams(seeds=Seeds(1), purpose="sample")
+        return batch.sample(prompts(environment, backend.tokenizer), group_size, streams), batch
+
+
+def actions(backend: Scripted, completion: Completion) -> str:
+    return str(backend.tokenizer.decode(completion.tokens_T[completion.action_T]))
+
+
+def test_all_that_wait_are_sampled_together_each_turn(tokenizer: Any) -> None:
+    backend = Scripted(tokenizer, lambda call, context: str(call))
+    groups, batch = play(Counting(turns=2), backend)
+    assert [len(group) for group in groups] == [2, 2, 2]
+    assert [sum(len(r.seeds_G) for r in call) for call in backend.calls] == [6, 6, 3], (
+        "every second one has a third turn"
+    )
+    assert len(backend.calls[0]) == 3, "a group shares its opening"
+    seeds = [seed for call in backend.calls for request in call for seed in request.seeds_G]
+    assert len(set(seeds)) == len(seeds)
+    for group in groups:
+        for number, completion in enumerate(group):
+            turns = 2 + number % 2
+            assert completion.turns == turns
+            assert actions(backend, completion) == "".join(f"{turn}<|im_end|>" for turn in range(turns))
+            assert completion.starts == (0,)
+            assert completion.policy_version == 7
+            assert (completion.logprobs_T[completion.action_T] == -0.25).all()
+            assert not completion.logprobs_T[~completion.action_T].any()
+            assert completion.entropies_T is not None
+            assert "And then?" in completion.text
+    assert groups[0][0].stop_reason is StopReason.TURNS
+    assert groups[1][0].stop_reason is StopReason.EOS
+    scores = batch.scores()
+    assert [score.value for score in scores[0]] == [1.0, 1.0]
+    assert batch.metrics()["turns_mean"] == 2.5
+    assert batch.metrics()["rewritten_history_count"] == 0
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_each_turn_says_how_many_episodes_have_ended(tokenizer: Any, early: bool) -> None:
+    class Delivering(Scripted):
+        delivers_early = early
+
+        def sample(self, requests: Any, params: SamplingParams, deliver: Any = None) -> list[list[Sample]]:
+            assert (deliver is not None) is early
+            found = super().sample(requests, params)
+            if deliver is not None:
+                deliver(0, 0, found[0][0])  # the others come at the end
+            seen.append((progress.done, progress.total, progress.tokens))
+            return found
+
+    seen: list[tuple[int, int, int]] = []
+    progress = PhaseProgress()
+    groups, _ = play(Counting(turns=2), Delivering(tokenizer, lambda call, context: str(call)), progress=progress)
+    length = len(tokenizer("0<|im_end|>")["input_ids"])
+    assert seen == [(0, 6, early * length), (0, 6, (6 + early) * length), (3, 6, (12 + early) * length)]
+    assert (progress.done, progress.tokens) == (6, sum(int(c.action_T.sum()) for group in groups for c in group))
+
+
+def test_what_an_environment_measures_beside_the_reward_is_averaged(tokenizer: Any) -> None:
+    class Measuring(Counting):
+        def results(self) -> Sequence[EpisodeResult]:
+            parts = [{"tool_calls": float(number)} if number % 2 else {} for number in range(6)]
+            given = zip(super().results(), parts, strict=True)
+            return [replace(result, score=replace(result.score, parts=part)) for result, part in given]
+
+    _, batch = play(Measuring(turns=2), Scripted(tokenizer, lambda call, context: str(call)))
+    assert batch.metrics()["reward_tool_calls_mean"] == 3.0
+    assert eval_metrics(batch.scores())["eval_reward_tool_calls_mean"] == 3.0
+
+
+def test_each_context_is_what_the_policy_was_given_before_and_said(tokenizer: Any) -> None:
+    backend = Scripted(tokenizer, lambda call, context: f"{call} and")
+    (group, *_), _ = play(Counting(turns=2), backend)
+    second = backend.calls[1][0].prompt_T
+    length = len(second)
+    assert group[0].tokens_T[:length].tolist() == second.tolist()
+    assert tokenizer.decode(second).endswith("And then?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_rewritten_history_is_trained_as_rows_of_its_own(tokenizer: Any) -> None:
+    backend = Scripted(tokenizer, lambda call, context: "one" if call else "zero")
+    groups, batch = play(Counting(turns=2, rewrites=True), backend, group_size=2)
+    completion = groups[1][0]
+    assert len(completion.starts) == 2
+    assert batch.metrics()["rewritten_history_count"] == 9
+    seen = tokenizer.decode(completion.tokens_T[completion.starts[1] :])
+    assert "..." in seen
+    assert "zero" not in seen
+    rows = rows_of(groups[1], tokenizer)
+    assert len(rows) == 2 + 3
+    assert [int(row.action_T.sum()) for row in rows[:2]] == [
+        len(tokenizer(f"{word}<|im_end|>", add_special_tokens=False)["input_ids"]) for word in ("zero", "one")
+    ]
+    for row in rows:
+        assert (row.advantages_T[row.action_T] != 0).all()
+        assert not row.advantages_T[~row.action_T].any()
+        assert not row.action_T[0]
+
+
+def rows_of(group: tuple[Completion, ...], tokenizer: Any) -> tuple[TrainRow, ...]:
+    from retrain.credit.flow import build_flow
+    from retrain.kernel.plugins.discover import load_plugins
+    from retrain.run.configure import load_checked
+
+    plugins = load_plugins()
+    checked = load_checked(["--advantage-mode", "grpo", "--transform-mode", "none"], plugins)
+    scores = tuple(Score.of(float(number)) for number in range(len(group)))
+    example = Counting().load().examples[0]
+    groups = (Group(example=example, completions=group, scores=scores),)
+    flow = build_flow(checked.config, plugins)
+    return CreditAlgorithm(flow=flow).assign(0, groups).rows
+
+
+def test_an_episode_whose_context_is_full_gets_one_empty_action_and_no_more(tokenizer: Any) -> None:
+    environment = Counting(turns=50)
+    backend = Scripted(tokenizer, lambda call, context: "x")
+    groups, _ = play(environment, backend, context_length=120)
+    for group in groups:
+        for completion in group:
+            assert completion.stop_reason in (StopReason.LENGTH, StopReason.TURNS)
+            assert len(completion.tokens_T) <= 120
+            assert 1 < completion.turns < 50
+    assert all(stops[-1] == "length" and stops.count("length") == 1 for stops in environment.stops.values())
+
+
+def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokenizer: Any) -> None:
+    backend = Scripted(tokenizer, lambda call, context: "1")
+    with pytest.raises(BackendError, match="5 results for 6 episodes"):
+        play(Counting(fault="forgets one"), backend)
+
+    class Failing(Counting):
+        def results(self) -> list[EpisodeResult]:
+            return [EpisodeResult(score=Score.failed("KeyError: 'x'")) for _ in super().results()]
+
+    _, batch = play(Failing(), backend)
+    with pytest.raises(RewardError, match="failed on 6 of 6 episodes; first: KeyError"):
+        batch.scores()
+
+
+def test_an_episode_that_fails_before_its_first_observation_is_its_task_without_an_action(tokenizer: Any) -> None:
+    class Late(Counting):
+        def _observations(self) -> dict[int, Observation]:
+            return {number: seen for number, seen in super()._observations().items() if number != 1}
+
+        def results(self) -> list[EpisodeResult]:
+            found = super().results()
+            found[1] = EpisodeResult(score=Score.failed("OSError: no tools"))
+            return found
+
+    groups, batch = play(Late(), Scripted(tokenizer, lambda call, context: "1"))
+    lost, played = groups[0][1], groups[0][0]
+    assert tokenizer.decode(lost.tokens_T).startswith(tokenizer.decode(played.tokens_T[: len(lost.tokens_T)]))
+    assert len(lost.tokens_T) == len(lost.action_T) > 0
+    assert not lost.action_T.any()
+    assert (lost.text, lost.turns) == ("", 0)
+    with pytest.raises(RewardError, match="failed on 1 of 6 episodes; first: OSError"):
+        batch.scores()
+
+
+def test_numbers_that_no_distribution_has_are_refused(tokenizer: Any) -> None:
+    backend = Scripted(tokenizer, lambda call, context: "1", spoilt=True)
+    with pytest.raises(NonFiniteError, match="example count-0"):
+        play(Counting(), backend)
+
+
+class Answering(Counting):
+    """Plays the tasks of `[data]`: the last action is the answer, and the first episode breaks."""
+
+    def results(self) -> list[EpisodeResult]:
+        broken = EpisodeResult(score=Score.failed("the tool broke"))
+        return [EpisodeResult(answer=said[-1]) if n else broken for n, said in self.said.items()]
+
+
+class Said:
+    """1 for the answer "yes", and no score of another than these two."""
+
+    def score(self, example: Any, text: str) -> float:
+        return {"yes": 1.0, "no": 0.0}[text]
+
+
+def judged(tokenizer: Any, tmp_path: Path, words: Words, max_failed_frac: float) -> tuple[list[list[Score]], Any]:
+    """Scores by group, and metrics, of a batch in which rewards judge the answers."""
+    settings = ScoringTable(workers=1, memory_gb=4.0, retries=0, max_failed_frac=max_failed_frac)
+    backend, environment = Scripted(tokenizer, words), Answering(turns=1)
+    with ScoringService([NamedReward(name="said", reward=Said(), weight=2.0)], settings) as service:
+        owner = Episodes(
+            backend=backend,  # type: ignore[arg-type]
+            tokenizer=tokenizer,
+            environment=environment,  # type: ignore[arg-type]
+            scoring=service,
+            params=PARAMS,
+            config=Config(tables={"scoring": settings}),
+        )
+        with owner.batch("step_0", tmp_path) as batch:
+            batch.sample(prompts(environment, tokenizer), 2, Streams(seeds=Seeds(1), purpose="sample"))
+            return [list(group) for group in batch.scores()], batch.metrics()
+
+
+def test_the_rewards_of_a_run_judge_the_answers_of_its_episodes(tokenizer: Any, tmp_path: Path) -> None:
+    def words(call: int, context: str) -> str:
+        return "yes" if "from 1" in context else "perhaps" if "from 2" in context else "no"
+
+    scores, metrics = judged(tokenizer, tmp_path, words, 0.4)
+    assert scores[0] == [Score.failed("the tool broke"), Score.of(0.0)]
+    assert scores[1] == [Score.of(2.0)] * 2, "with the reward's weight"
+    assert [score.outcome for score in scores[2]] == [Outcome.FAILED] * 2
+    assert metrics["turns_mean"] == 1.5
+    assert "score_mean_time_s" in metrics
+    assert list(tmp_path.glob("step_0_*.json")), "what a reward cannot score is kept"
+
+
+def test_too_many_broken_episodes_stop_the_run_though_the_rewards_are_sound(tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="the environment failed on 1 of 6 episodes; first: the tool broke"):
+        judged(tokenizer, tmp_path, lambda call, context: "no", 0.1)

@@ -1,0 +1,93 @@
+"""How long a context is, and which prompts fit it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import ModelTable, TrainingTable
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.registry import Plugins
+from retrain.text.context import context_length, fit_context
+
+QWEN = {"model_type": "qwen3", "max_position_embeddings": 1024}
+
+
+def of_model(model: str | Path, **training: Any) -> Config:
+    return Config(tables={"model": ModelTable(model=str(model)), "training": TrainingTable(**training)})
+
+
+def folder_with(tmp_path: Path, content: str | None) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if content is not None:
+        (folder / "config.json").write_text(content, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("content", "length"),
+    [
+        (json.dumps(QWEN), 1024),
+        (json.dumps({"model_type": "gpt2", "n_positions": 77}), 77),
+        (json.dumps({"model_type": "llava", "text_config": {**QWEN, "max_position_embeddings": 512}}), 512),
+        (json.dumps({"model_type": "bloom"}), None),
+        (json.dumps({"model_type": "nobody-knows-it"}), None),
+        (json.dumps({**QWEN, "max_position_embeddings": 0}), None),
+        ("{", None),
+        ("[]", None),
+        (None, None),
+    ],
+)
+def test_the_length_is_read_from_the_models_configuration(
+    tmp_path: Path, plugins: Plugins, content: str | None, length: int | None
+) -> None:
+    assert context_length(of_model(folder_with(tmp_path, content)), plugins) == length
+
+
+def test_the_built_in_model_is_located(plugins: Plugins) -> None:
+    pytest.importorskip("retrain_local")
+    assert context_length(of_model("builtin:tiny"), plugins) == 1024
+
+
+@given(st.lists(st.integers(0, 20), max_size=12), st.one_of(st.none(), st.integers(1, 20)), st.integers(1, 20))
+def test_what_fits_is_kept_and_the_rest_is_counted(lengths: list[int], context: int | None, max_tokens: int) -> None:
+    fitting = [i for i, n in enumerate(lengths) if 0 < n < (context or 99)]
+    config = of_model("m", max_tokens=max_tokens)
+    if lengths and not fitting:
+        with pytest.raises(ConfigError, match="no prompt can be used"):
+            fit_context(lengths, config, context)
+        return
+    kept, notes = fit_context(lengths, config, context)
+    assert kept == fitting
+    told = "\n".join(notes)
+    long = [n for n in lengths if n >= (context or 99)]
+    assert (f"{len(long)} prompts of more than" in told) is bool(long)
+    assert ("without a token" in told) is (0 in lengths)
+    assert ("less room than max_tokens" in told) is any((context or 99) - lengths[i] < max_tokens for i in kept)
+
+
+def test_the_notes_say_how_long_and_how_much_room() -> None:
+    _, notes = fit_context([10, 1024, 3000, 1000, 1023], of_model("builtin:tiny", max_tokens=100), 1024)
+    assert notes == (
+        "2 prompts of more than 1023 tokens left out, the longest of 3000 (context of builtin:tiny: 1024)",
+        "2 of 3 prompts leave less room than max_tokens = 100: 1 tokens at least (context of builtin:tiny: 1024)",
+    )
+
+
+def test_an_unknown_length_leaves_everything_in() -> None:
+    assert fit_context([10**9], of_model("m"), None) == ([0], ())
+
+
+def test_nothing_that_fits_is_an_error_with_a_fix() -> None:
+    with pytest.raises(ConfigError) as caught:
+        fit_context([8, 9], of_model("m"), 8)
+    (problem,) = caught.value.problems
+    assert "2 prompts of more than 7 tokens left out, the longest of 9" in problem.why
+    assert "longer context" in problem.fix

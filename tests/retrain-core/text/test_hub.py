@@ -1,0 +1,117 @@
+"""A hub id without a connection: refused at once, or taken from the cache; a slow hub is still asked."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import ModelTable
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.registry import Plugins
+from retrain.text import hub
+from retrain.text.context import context_length
+from retrain.text.tokenizer.load import load_tokenizer
+
+NAME = "nobody/nothing"
+Ask = Callable[[], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def closed_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty cache, and a hub at a port where nobody listens."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "PAUSE_S", 0.0)
+    for variable in hub.OTHER_CACHES:
+        monkeypatch.delenv(variable, raising=False)
+    hub._unreachable.cache_clear()
+    yield
+    hub._unreachable.cache_clear()
+
+
+def config_of(name: str) -> Config:
+    return Config(tables={"model": ModelTable(model=name)})
+
+
+def test_a_model_that_is_nowhere_is_refused_before_transformers_is_asked(
+    plugins: Plugins, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import transformers
+
+    def asked(*_: object, **__: object) -> None:
+        pytest.fail("transformers would retry for half a minute")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", asked)
+    with pytest.raises(ConfigError) as refused:
+        load_tokenizer(config_of(NAME), plugins)
+    (problem,) = refused.value.problems
+    assert "[model] model" in problem.where
+    assert "'nobody/nothing' is no folder here, is not in the cache" in problem.what
+    assert "http://127.0.0.1:9 cannot be reached" in problem.what
+    assert "refused" in problem.what
+    assert "local folder" in problem.fix
+    assert context_length(config_of(NAME), plugins) is None
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="unset HF_HUB_OFFLINE"):
+        load_tokenizer(config_of(NAME), plugins)
+    assert "Retrying" not in capfd.readouterr().err
+
+
+def test_without_a_connection_the_cache_is_used(
+    tmp_path: Path, tokenizer_folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers.utils.hub
+
+    # transformers 4 reads the folder of the cache when it is imported
+    monkeypatch.setattr(transformers.utils.hub, "TRANSFORMERS_CACHE", str(tmp_path / "hub"), raising=False)
+    repository = tmp_path / "hub" / "models--nobody--nothing"
+    shutil.copytree(tokenizer_folder, repository / "snapshots" / "abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots/abc/config.json").write_text('{"model_type": "qwen3", "max_position_embeddings": 77}')
+    assert hub.hub_options(NAME, where="") == {"local_files_only": True}
+    assert len(load_tokenizer(config_of(NAME), plugins)) == 20
+    assert context_length(config_of(NAME), plugins) == 77
+
+
+def test_a_hub_that_is_slow_or_answers_an_error_is_asked_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts, and never answers
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(hub, "PROBE_TIMEOUT_S", 0.1)
+        assert hub.hub_options(NAME, where="") == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_final"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), True),
+        (OSError(101, "Network is unreachable"), True),
+        (TimeoutError("timed out"), False),
+        (ConnectionResetError(104, "Connection reset by peer"), False),
+        (ValueError("a proxy of a kind that is not known"), False),
+    ],
+)
+def test_only_a_failed_connection_is_final(monkeypatch: pytest.MonkeyPatch, error: Exception, is_final: bool) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    class Session:
+        def head(self, url: str, timeout: float) -> None:
+            asked.append(url)
+            try:
+                raise error
+            except Exception as cause:
+                raise RuntimeError("as the HTTP library wraps it") from cause
+
+    monkeypatch.setattr(huggingface_hub, "get_session", Session)
+    assert bool(hub._unreachable("http://hub")) is is_final
+    assert len(asked) == (2 if is_final else 1)

@@ -1,0 +1,110 @@
+"""How far a phase has come: counts from many threads, rates and the time left, and text whatever the file says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.kernel.contracts.context import PhaseProgress, PluginContext
+from retrain.kernel.registry import Plugins
+from retrain.kernel.seeding import Seeds
+from retrain.text import phase_progress
+from retrain.text.phase_progress import phase_text, progress_of, progress_text
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4)
+
+
+@pytest.fixture
+def context(load: Callable[..., Any], plugins: Plugins) -> PluginContext:
+    return PluginContext(config=load("")[0], seeds=Seeds(1), plugins=plugins)
+
+
+@pytest.fixture
+def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[PhaseProgress, float], None]:
+    """`after(progress, 2.0)`: two seconds have passed since it began."""
+
+    def set_clock(progress: PhaseProgress, seconds: float) -> None:
+        monkeypatch.setattr(phase_progress.time, "monotonic", lambda: progress.started + seconds)
+
+    return set_clock
+
+
+def test_counts_of_several_threads_add_up_and_begin_resets_them() -> None:
+    progress = PhaseProgress()
+    progress.begin("completions", 4000, limit=8)
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(8):
+            pool.submit(lambda: [progress.add(1, tokens=2, drawn=3) for _ in range(500)])
+    assert (progress.done, progress.tokens, progress.drawn) == (4000, 8000, 12000)
+    progress.begin("packs", 3)
+    assert (progress.unit, progress.total, progress.limit) == ("packs", 3, 0)
+    assert (progress.done, progress.tokens, progress.drawn) == (0, 0, 0)
+
+
+def test_time_left_follows_from_the_tokens_that_unfinished_completions_may_still_get(
+    context: PluginContext, after: Callable[[PhaseProgress, float], None]
+) -> None:
+    sampling = context.sampling_progress
+    sampling.begin("completions", 4, limit=100)
+    after(sampling, 10.0)
+    assert progress_of(context, "sampling", 0.0) == {"unit": "completions", "done": 0, "total": 4}
+    sampling.add(drawn=80)  # 20 each: 320 of 400 are left, at 8 a second
+    left = {"unit": "completions", "done": 0, "total": 4, "tokens": 80, "tokens_per_s": 8.0, "time_left_s": 40.0}
+    assert progress_of(context, "eval", 0.0) == left
+    sampling.add(2, tokens=40)  # two ended there: 160 are left
+    assert progress_of(context, "sampling", 0.0) == left | {"done": 2, "time_left_s": 20.0}
+    assert progress_of(context, "scoring", 0.0) == progress_of(context, "training", 0.0) == {}
+
+
+def test_time_left_follows_from_the_share_that_is_done_where_nothing_else_is_known(
+    context: PluginContext, after: Callable[[PhaseProgress, float], None]
+) -> None:
+    for progress, phase, limit in (
+        (context.sampling_progress, "sampling", 100),
+        (context.training_progress, "training", 0),
+    ):
+        progress.begin("things", 4, limit=limit)
+        after(progress, 10.0)
+        progress.add(1, tokens=50)
+        shown = progress_of(context, phase, 0.0)
+        assert shown == {
+            "unit": "things",
+            "done": 1,
+            "total": 4,
+            "tokens": 50,
+            "tokens_per_s": 5.0,
+            "time_left_s": 30.0,
+        }
+
+
+def test_what_is_complete_and_older_than_the_phase_is_not_shown(context: PluginContext) -> None:
+    training = context.training_progress
+    training.begin("packs", 2)
+    training.add(1)
+    assert progress_of(context, "training", training.started + 1.0), "overlapped: it began before the phase was entered"
+    training.add(1)
+    assert progress_of(context, "training", training.started + 1.0) == {}
+    assert progress_of(context, "training", training.started)["done"] == 2
+
+
+@pytest.mark.long
+@given(
+    st.text(),
+    st.integers() | st.floats(allow_nan=False),
+    st.floats(allow_nan=False),
+    st.dictionaries(st.sampled_from(["unit", "done", "total", "tokens", "tokens_per_s", "time_left_s"]), JSON),
+)
+def test_any_heartbeat_has_a_text_that_harms_no_terminal(phase: str, step: float, elapsed_s: float, data: Any) -> None:
+    assert phase_text(phase, step, elapsed_s, data).isprintable()
+
+
+def test_the_text_of_a_phase() -> None:
+    data = {"unit": "completions", "done": 12, "total": 32, "tokens": 5210, "tokens_per_s": 340.4, "time_left_s": 9.0}
+    assert progress_text(data) == "12/32 completions, 5,210 tokens, 340 tokens/s, about 9.0 s left"
+    assert phase_text("sampling", 3, 12.0, {}) == "sampling, step 3, for 12 s"
+    assert phase_text("eval", -1, 12.0, {"done": 1, "total": 2}) == "eval, before training, for 12 s: 1/2"

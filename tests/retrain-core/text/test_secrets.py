@@ -1,0 +1,161 @@
+"""Secrets, planted everywhere a user may put one, appear nowhere; ordinary words stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import Problem
+from retrain.kernel.registry import Plugins
+from retrain.records.manifest import build_manifest, config_toml
+from retrain.text.secrets import HIDDEN, hide, hide_arguments, hide_text, is_secret_name
+
+SECRET = "sk-plantedPLANTED0123"
+LOGIN = "user:pl%40nted@wo/rd"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("api_key", "API_KEY", "apikey", "apiKey", "api-key", "api_keys", "openai_api_key", "--wandb-api-key"),
+        *("token", "hf_token", "HF_TOKEN", "auth_token", "accessToken", "github_token", "judge.token_secret"),
+        *("secret", "client_secret", "secret_key", "aws_secret_access_key", "private_key", "access_key_id"),
+        *("password", "db_password", "passwd", "credentials", "backend.options.api_key"),
+    ],
+)
+def test_a_secret_name(name: str) -> None:
+    assert is_secret_name(name)
+    assert hide({name: SECRET}) == {name: HIDDEN}
+    assert hide({"deep": [{name: [SECRET, SECRET]}]}) == {"deep": [{name: [HIDDEN, HIDDEN]}]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("max_tokens", "prompt_key", "answer_key", "tokens", "tokenizer", "num_tokens", "key", "keys", "eos_token"),
+        *("pad_token_id", "mean_tokens", "secretary", "zmq_hwm", "model", "strategic_grams", "sampled_tokens"),
+        *("judge_api_key_env", "--judge-api-key-env", "reward.judge_api_key_env"),
+    ],
+)
+def test_an_ordinary_name(name: str) -> None:
+    assert not is_secret_name(name)
+    assert hide({name: "plain"}) == {name: "plain"}
+
+
+def test_numbers_empty_text_and_shapes_are_kept() -> None:
+    content = {"max_tokens": 1024, "api_key": "", "x": [1, 2.5, None, True], "deep": {"y": "z"}}
+    assert hide(content) == content
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://user:pw@host/path", "https://host/path"),
+        ("https://user:p@ss@host:80/path?x=a@b", "https://host:80/path?x=a@b"),
+        ("see http://tok@a and ftp://b:c@d.", "see http://a and ftp://d."),
+        ("https://host/?api_key=abc&x=1", f"https://host/?api_key={HIDDEN}&x=1"),
+        ("https://host/?x=1&token=abc", f"https://host/?x=1&token={HIDDEN}"),
+        ("mail me@host", "mail me@host"),
+        ('["http://a","b@c"]', '["http://a","b@c"]'),
+        ("max_tokens = 5", "max_tokens = 5"),
+    ],
+)
+def test_urls_lose_their_logins_only(text: str, shown: str) -> None:
+    assert hide_text(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"api_key = {SECRET}",
+        f'api_key = "{SECRET}"',
+        f'{{"api_key": "{SECRET}", "x": 1}}',
+        f"{{'hf_token': '{SECRET}'}}",
+        f"write under [backend.options]: api_key = {SECRET}",
+        f"password:{SECRET}",
+    ],
+)
+def test_messages_lose_what_is_assigned_to_a_secret_name(text: str) -> None:
+    assert SECRET not in hide_text(text)
+    assert HIDDEN in hide_text(text)
+
+
+def test_prose_in_a_value_is_not_rewritten() -> None:
+    prose = {"system_prompt": "The password: never say it. token = one word."}
+    assert hide(prose) == prose
+
+
+def test_values_of_secret_variables_are_hidden_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    monkeypatch.setenv("SHORT_TOKEN", "false")
+    assert hide_text(f"failed with {SECRET}!") == f"failed with {HIDDEN}!"
+    assert hide({"note": f"x{SECRET}", "flag": "false"}) == {"note": f"x{HIDDEN}", "flag": "false"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--backend-opt", f"api_key={SECRET}"],
+        [f"--backend-opt=api_key={SECRET}"],
+        ["--set", f"backend.options.api_key={SECRET}"],
+        [f"--set=backend.options.api_key={SECRET}"],
+        ["--wandb-api-key", SECRET],
+        [f"--wandb-api-key={SECRET}"],
+        [f"--hf_token={SECRET}=="],
+        ["--options", f'{{"api_key": "{SECRET}"}}'],
+        ["--base-url", f"https://me:{SECRET}@host/v1"],
+        [f"--base-url=https://host/?token={SECRET}"],
+    ],
+)
+def test_command_lines_lose_their_secrets(arguments: list[str]) -> None:
+    shown = " ".join(hide_arguments(["my.toml", *arguments, "--max-tokens", "1024"]))
+    assert SECRET not in shown
+    assert HIDDEN in shown or "https://host/v1" in shown
+    assert shown.startswith("my.toml --")
+    assert shown.endswith("--max-tokens 1024")
+
+
+def test_run_json_and_config_toml_contain_no_planted_secret(
+    load: Callable[..., tuple[Config, list[Problem]]], plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", f"hf-{SECRET}")
+    monkeypatch.setattr("sys.argv", ["retrain", "--backend-opt", f"password={SECRET}", "--lr", "1e-4"])
+    text = f"""\
+[backend.options]
+api_key = "{SECRET}"
+nested = {{ client_secret = "{SECRET}", urls = ["https://me:{SECRET}@host/v1"] }}
+[training]
+max_tokens = 77
+[logging]
+log_dir = "logs/hf-{SECRET}"
+[data]
+path = "https://host/?api_key={SECRET}"
+"""
+    config, problems = load(text, "--backend-opt", f"password={SECRET}", "--data-opt", f"hf_token={SECRET}")
+    assert problems == []
+    manifest = json.dumps(build_manifest(config, plugins, seed=1, condition="x"))
+    resolved = config_toml(config, seed=1)
+    for written in (manifest, resolved):
+        assert SECRET not in written
+        assert HIDDEN in written
+        assert "77" in written
+
+
+def test_explain_and_errors_show_no_planted_secret(
+    command: Callable[..., Any], toys: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_SERVICE_KEY", SECRET)
+    for arguments in (
+        ("explain", "--json", "--algorithm-param", f"api_key={SECRET}"),
+        ("explain", "--log-dir", f"logs/{SECRET}"),
+        ("explain", "--set", f"backend.prime_rl_api_key={SECRET}"),
+        ("explain", "--reward-type", f"no.{SECRET}"),
+        ("explain", "--seed", SECRET),
+        ("explain", SECRET),
+    ):
+        result = command(*arguments)
+        assert SECRET not in result.out + result.err, arguments

@@ -1,0 +1,65 @@
+"""The commands that are printed for the user to type: they run as they are, from where the user is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrain.text.typed_command import program
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment in `my folder/.venv` of the current folder, not activated."""
+    folder = tmp_path / "my folder/.venv/bin"
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(sys.executable)
+    (folder / "retrain").write_text("#!/bin/sh\necho ours\n")
+    (folder / "retrain").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def types(line: str) -> str:
+    """What a line prints that is typed into a shell without any environment."""
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("folder", [".", "my folder", "elsewhere"])
+def test_an_environment_that_is_not_activated_is_named_by_its_path(
+    folder: str, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / folder)
+    assert types(program()) == "ours"
+    assert Path(program().strip("'")).is_absolute() == (folder == "elsewhere")
+    assert types(f"{program('python')} -c 'import sys; print(sys.version_info.major)'") == "3"
+
+
+@pytest.mark.parametrize("name", ["retrain", "python"])
+def test_in_an_activated_environment_the_name_is_enough(
+    name: str, environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{environment}{os.pathsep}/usr/bin:/bin")
+    assert program(name) == name
+
+
+def test_a_link_to_ours_is_ours_and_another_retrain_is_not(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("linked", "others"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "linked/retrain").symlink_to(environment / "retrain")
+    (tmp_path / "others/retrain").write_text("#!/bin/sh\necho theirs\n")
+    (tmp_path / "others/retrain").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'linked'}:/usr/bin:/bin")
+    assert program() == "retrain"
+    monkeypatch.setenv("PATH", f"{tmp_path / 'others'}:/usr/bin:/bin")
+    assert types(program()) == "ours"

@@ -1,0 +1,363 @@
+"""The short way to a tokenizer gives what `transformers` gives, id for id and letter for letter, or is not taken."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2 import TemplateError
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import ModelTable
+from retrain.kernel.registry import Plugins
+from retrain.text.tokenizer.folder import plain_parts
+from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer.quick import QuickTokenizer
+
+SPECIAL = ["<s>", "</s>", "<pad>", "<unk>"]
+NAMES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+CORPUS = ["Hello there, what is 3 plus 4? It's 7.", "Ça va? naïve café, 12.5 % of it!", "def f(x):\n    return x"] * 4
+TEMPLATES = {
+    "plain": "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}",
+    "blocks": "{{ bos_token }}\n{% for m in messages %}\n  {%- if loop.first and m.role == 'system' %}\n"
+    "[{{ m.content | trim }}]\n  {%- elif m.role == 'user' %}\nQ: {{ m.content | tojson }}\n  {% else %}\n"
+    "A: {{ m.content | upper }}{{ eos_token }}\n  {% endif %}\n{% if loop.index > 3 %}{% break %}{% endif %}\n"
+    "{% endfor %}{{ '>' if add_generation_prompt else '.' }}",
+    "refusing": "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}"
+    "{{ raise_exception('roles: user and assistant') }}{% endif %}{{ m.content }}{% endfor %}",
+    "tools": "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ messages[-1].content }}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "date": "{{ strftime_now('%Y') }}{{ messages[0].content }}",
+}
+CHATS = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text(max_size=30)}),
+    min_size=1,
+    max_size=5,
+)
+Make = Callable[..., Path]
+
+
+def byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return tokenizer
+
+
+def sentence_piece() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    codes = [f"<0x{code:02X}>" for code in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=[*SPECIAL, *codes])
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=SPECIAL))
+    return tokenizer
+
+
+def words() -> Tokenizer:
+    """No post-processor, no decoder, and an added word that is not special."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*SPECIAL, "what", "is", "3"])}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_tokens([AddedToken("plus four", lstrip=True)])
+    return tokenizer
+
+
+KINDS = {"byte_level": byte_level, "sentence_piece": sentence_piece, "word_piece": word_piece, "words": words}
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """`make("words", settings...)`: a folder with that tokenizer, as plain as folders are."""
+
+    def folder(kind: str = "words", *, architecture: str = "qwen3", **settings: Any) -> Path:
+        path = tmp_path_factory.mktemp(kind)
+        KINDS[kind]().save(str(path / "tokenizer.json"))
+        content = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **NAMES}
+        kept = {name: value for name, value in (content | settings).items() if value is not ...}
+        (path / "tokenizer_config.json").write_text(json.dumps(kept), encoding="utf-8")
+        (path / "config.json").write_text(json.dumps({"model_type": architecture}), encoding="utf-8")
+        return path
+
+    return folder
+
+
+def real(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def quick(folder: Path, load: Callable[[], Any] | None = None) -> QuickTokenizer:
+    def never() -> Any:
+        raise AssertionError("the real tokenizer was asked")
+
+    parts = plain_parts(folder)
+    assert parts is not None
+    return QuickTokenizer(parts, load or never)
+
+
+@pytest.fixture(scope="module", params=[(kind, name) for kind in KINDS for name in ("llama", "qwen3")])
+def pair(request: pytest.FixtureRequest, make: Make) -> tuple[QuickTokenizer, Any]:
+    """The same folder both ways; the quick one never asks the real one."""
+    kind, architecture = request.param
+    folder = make(kind, architecture=architecture, chat_template=TEMPLATES["blocks"])
+    return quick(folder), real(folder)
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=4), st.booleans())
+def test_ids_and_texts_are_those_of_transformers(
+    pair: tuple[QuickTokenizer, Any], texts: list[str], has_special: bool
+) -> None:
+    ours, theirs = pair
+    texts = [*texts, "what is 3 plus four</s><pad> café\n", " ".join(texts) + "<s>"]
+    batch = ours(texts, add_special_tokens=has_special, verbose=False)["input_ids"]
+    assert batch == theirs(texts, add_special_tokens=has_special, verbose=False)["input_ids"]
+    for text, ids in zip(texts, batch, strict=True):
+        assert ours(text, add_special_tokens=has_special)["input_ids"] == ids
+        assert ours.convert_ids_to_tokens(ids) == theirs.convert_ids_to_tokens(ids)
+        for skip in (False, True):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+        array = np.asarray(ids, dtype=np.int64)
+        plain = theirs.decode(array, clean_up_tokenization_spaces=False)
+        assert ours.decode(array, clean_up_tokenization_spaces=False) == plain
+
+
+@given(CHATS, st.booleans())
+def test_chats_are_those_of_transformers(
+    pair: tuple[QuickTokenizer, Any], chat: list[dict[str, str]], opens: bool
+) -> None:
+    ours, theirs = pair
+    options: dict[str, Any] = {"tools": None, "tokenize": False, "add_generation_prompt": opens}
+    assert ours.apply_chat_template(chat, **options) == theirs.apply_chat_template(chat, **options)
+
+
+def test_names_and_sizes_are_those_of_transformers(pair: tuple[QuickTokenizer, Any]) -> None:
+    ours, theirs = pair
+    assert len(ours) == len(theirs)
+    assert ours
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert ours.chat_template == theirs.chat_template
+    for name in NAMES:
+        assert getattr(ours, name) == getattr(theirs, name)
+        assert getattr(ours, f"{name}_id") == getattr(theirs, f"{name}_id")
+
+
+@pytest.mark.parametrize("token_ids", [[], [10**6], [-1], ["3"], [2**40]])
+def test_odd_ids_do_what_they_do_in_transformers(make: Make, token_ids: list[Any]) -> None:
+    folder = make()
+    ours, theirs = quick(folder, lambda: real(folder)), real(folder)
+    assert outcome(lambda: ours.decode(token_ids)) == outcome(lambda: theirs.decode(token_ids))
+    assert outcome(lambda: ours.convert_ids_to_tokens(token_ids)) == outcome(
+        lambda: theirs.convert_ids_to_tokens(token_ids)
+    )
+
+
+@pytest.mark.parametrize("texts", ["\ud800", ["a", "\udfff"], [], "", [3], None, ["a", None], ("a", "b"), [["a"]]])
+def test_odd_texts_do_what_they_do_in_transformers(make: Make, texts: Any) -> None:
+    folder = make()
+    ours, theirs = quick(folder, lambda: real(folder)), real(folder)
+    assert outcome(lambda: ours(texts)["input_ids"]) == outcome(lambda: theirs(texts)["input_ids"])
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except BaseException as error:  # the kind of an error is part of what a tokenizer does
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+@pytest.mark.parametrize(
+    "chat",
+    [
+        [{"role": "user", "content": "3 <b> & 'c'"}],
+        [{"role": "system", "content": " be \n brief "}, {"role": "user", "content": "hi"}],
+        [{"role": "user", "content": "hi", "name": "an extra key"}],
+        [{"role": "assistant", "content": "so", "reasoning_content": "since"}],
+        [{"role": "assistant", "content": None, "tool_calls": []}],
+        [],
+    ],
+)
+def test_every_template_and_chat_gives_the_same_text_or_the_same_error(
+    make: Make, name: str, chat: list[dict[str, Any]]
+) -> None:
+    folder = make(chat_template=TEMPLATES[name])
+    ours, theirs = quick(folder, lambda: real(folder)), real(folder)
+    for options in ({}, {"tools": [{"type": "function", "function": {"name": "f"}}]}, {"add_generation_prompt": True}):
+
+        def text(tokenizer: Any, options: dict[str, Any] = options) -> Any:
+            return tokenizer.apply_chat_template(copy.deepcopy(chat), tokenize=False, **options)
+
+        assert outcome(lambda: text(ours)) == outcome(lambda: text(theirs))
+
+
+def test_a_template_that_refuses_is_heard_without_the_real_tokenizer(make: Make) -> None:
+    ours = quick(make(chat_template=TEMPLATES["refusing"]))
+    with pytest.raises(TemplateError, match="roles: user and assistant"):
+        ours.apply_chat_template([{"role": "system", "content": ""}], tokenize=False)
+
+
+def test_a_template_cannot_leave_its_sandbox(make: Make) -> None:
+    ours = quick(make(chat_template="{{ messages.__class__.__mro__ }}{{ messages.append(3) }}"))
+    with pytest.raises(TemplateError):
+        ours.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+
+
+def test_a_template_in_a_file_of_its_own_goes_first(make: Make) -> None:
+    folder = make(chat_template=TEMPLATES["date"])
+    (folder / "chat_template.jinja").write_text(TEMPLATES["plain"], encoding="utf-8")
+    assert quick(folder).chat_template == real(folder).chat_template == TEMPLATES["plain"]
+
+
+def test_a_folder_that_transformers_saved_is_plain(make: Make, tmp_path: Path) -> None:
+    folder = make("byte_level", chat_template=TEMPLATES["plain"])
+    saved = tmp_path / "saved"
+    real(folder).save_pretrained(saved)
+    (saved / "special_tokens_map.json").unlink(missing_ok=True)  # of transformers 4
+    shutil.copy(folder / "config.json", saved)
+    ours, theirs = quick(saved), real(saved)
+    assert ours("what is 3</s>")["input_ids"] == theirs("what is 3</s>")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokenizer_class": "Qwen2Tokenizer"},
+        {"tokenizer_class": ...},
+        {"clean_up_tokenization_spaces": True},
+        {"add_bos_token": True},
+        {"auto_map": {"AutoTokenizer": [None, "code.Mine"]}},
+        {"extra_special_tokens": ["<more>"]},
+        {"eos_token": {"content": "</s>", "__type": "AddedToken"}},
+        {"eos_token": "<not in the vocabulary>"},
+        {"eos_token": "what"},
+        {"chat_template": [{"name": "default", "template": "x"}]},
+        {"added_tokens_decoder": {"1": {"content": "</s>", "special": False}}},
+        {"added_tokens_decoder": {"99": {"content": "<new>", "special": True}}},
+        {"architecture": "qwen2"},
+        {"architecture": "mistral"},
+    ],
+)
+def test_what_transformers_would_change_is_left_to_it(make: Make, settings: dict[str, Any]) -> None:
+    assert plain_parts(make(**settings)) is None
+    assert plain_parts(make()) is not None
+
+
+@pytest.mark.parametrize(
+    "file", ["added_tokens.json", "special_tokens_map.json", "additional_chat_templates", "tekken.json", "spm.model"]
+)
+def test_a_folder_with_another_file_that_has_a_say_is_left_to_transformers(make: Make, file: str) -> None:
+    folder = make()
+    (folder / file).write_text("{}")
+    assert plain_parts(folder) is None
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "null", '{"model": 3}'])
+def test_a_damaged_folder_is_left_to_transformers(make: Make, file: str, content: str | None) -> None:
+    folder = make()
+    (folder / file).unlink() if content is None else (folder / file).write_text(content)
+    assert plain_parts(folder) is None
+
+
+def test_a_backend_that_truncates_or_pads_is_left_to_transformers(make: Make) -> None:
+    for change in (lambda t: t.enable_truncation(4), lambda t: t.enable_padding()):
+        folder = make()
+        tokenizer = words()
+        change(tokenizer)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        assert plain_parts(folder) is None
+
+
+def test_outside_it_passes_for_the_real_one(make: Make) -> None:
+    from transformers import PreTrainedTokenizerBase
+
+    folder = make()
+    ours, theirs = quick(folder, lambda: real(folder)), real(folder)
+    assert isinstance(ours, PreTrainedTokenizerBase)
+    for twin in (pickle.loads(pickle.dumps(ours)), copy.copy(ours), copy.deepcopy(ours)):
+        assert twin("what is 3")["input_ids"] == theirs("what is 3")["input_ids"]
+    encoded = ours("what is 3")
+    assert dict(encoded) == dict(theirs("what is 3"))
+    assert encoded.attention_mask == [1, 1, 1]
+    assert ours.bos_token == theirs.bos_token
+    assert ours.sep_token is None
+
+
+def test_what_somebody_changes_holds(make: Make) -> None:
+    folder = make()
+    ours, theirs = quick(folder, lambda: real(folder)), real(folder)
+    before = len(ours)
+    for tokenizer in (ours, theirs):
+        tokenizer.add_tokens(["brand new"])
+        tokenizer.eos_token = "<pad>"
+        tokenizer.chat_template = TEMPLATES["plain"]
+    assert len(ours) == len(theirs) == before + 1
+    assert ours.eos_token_id == theirs.eos_token_id == 2
+    assert ours("what brand new")["input_ids"] == theirs("what brand new")["input_ids"]
+    chat = [{"role": "user", "content": "3"}]
+    assert ours.apply_chat_template(chat, tokenize=False) == "<user>3"
+
+
+def test_a_run_of_a_plain_folder_loads_no_transformers(make: Make) -> None:
+    folder = make(chat_template=TEMPLATES["plain"])
+    code = (
+        "import sys\nfrom retrain.kernel.config.resolved import Config\n"
+        "from retrain.kernel.config.schema import ModelTable\n"
+        "from retrain.text.tokenizer.load import load_tokenizer\n"
+        "from retrain.kernel.plugins.discover import load_plugins\n"
+        "config = Config(tables={'model': ModelTable(model=sys.argv[1])})\n"
+        "tokenizer = load_tokenizer(config, load_plugins({}))\n"
+        "assert tokenizer('what is 3')['input_ids'] and tokenizer.eos_token_id == 1 and tokenizer.decode([4])\n"
+        "assert tokenizer.apply_chat_template([{'role': 'user', 'content': 'x'}], tokenize=False)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
+
+
+def test_the_loader_takes_the_short_way_where_it_can(make: Make, plugins: Plugins) -> None:
+    def load(folder: Path) -> Any:
+        return load_tokenizer(Config(tables={"model": ModelTable(model=str(folder))}), plugins)
+
+    assert type(load(make())) is QuickTokenizer
+    assert type(load(make(clean_up_tokenization_spaces=True))) is not QuickTokenizer
+
+
+def test_the_built_in_model_takes_the_short_way() -> None:
+    local = pytest.importorskip("retrain_local")
+    folder = Path(local.__file__).parent / "tiny"
+    ours, theirs = quick(folder), real(folder)
+    texts = ["What is 12 + 30?", "<|im_start|>user\nx<|im_end|>", "\\boxed{-5} Ünïcode \u200b 漢"]
+    assert ours(texts)["input_ids"] == theirs(texts)["input_ids"]
+    chat = [{"role": "user", "content": "What is 12 + 30?"}]
+    options = {"tools": None, "tokenize": False, "add_generation_prompt": True}
+    assert ours.apply_chat_template(chat, **options) == theirs.apply_chat_template(chat, **options)

@@ -1,0 +1,171 @@
+"""Whether a model would fit a GPU that is not here: shapes, verdict, options, and advice that holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.registry import Plugins
+from retrain.tools.capacity import command as command_module
+from retrain.tools.capacity import locate, machine
+from retrain.tools.capacity.advice import SAFETY
+from retrain.tools.capacity.shapes import KnownShape, known_document, known_shapes, nearest
+from retrain_local.capacity.shape import shape_of
+from tests.invoke import invoke
+
+GIB = 2**30
+QWEN_8B = ("--model", "Qwen/Qwen3-8B")
+FLAGS = ("--layers", "36", "--hidden", "4096", "--inner", "12288", "--heads", "32", "--kv-heads", "8")
+SIZES = (*FLAGS, "--head-size", "128", "--vocabulary", "151936", "--context", "40960")
+
+
+@pytest.fixture
+def ask(plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """`ask("--gpu-memory", "24", ...)` in an empty folder, on a machine without a GPU and without the hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "gpu_memory_bytes", lambda: ())
+
+    def unreachable(name: str, *, where: str) -> dict[str, Any]:
+        raise ConfigError(f"{name} is nowhere")
+
+    monkeypatch.setattr(locate, "hub_options", unreachable)
+
+    def call(*arguments: str) -> str:
+        result = invoke(command_module.command, list(arguments), obj=plugins, standalone_mode=False)
+        if result.exception:
+            raise result.exception
+        return result.stdout
+
+    return call
+
+
+@pytest.mark.parametrize("shape", known_shapes(), ids=lambda shape: shape.name)
+def test_the_parameters_of_a_known_shape_are_those_that_its_authors_publish(shape: KnownShape) -> None:
+    found = shape_of(shape.document, file=Path("config.json"), where="")
+    assert found.parameters == pytest.approx(shape.parameters, rel=0.01)
+    assert all(context <= 2**18 and re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name, context in shape.contexts.items())
+
+
+def test_a_known_name_is_found_once_in_any_case_with_its_own_context() -> None:
+    names = [name.lower() for shape in known_shapes() for name in shape.contexts]
+    assert len(names) == len(set(names)) > 80
+    for name, context in (("qwen/qwen3-4b", 40_960), ("Qwen/Qwen3-4B-Instruct-2507", 262_144)):
+        document = known_document(name)
+        assert document is not None
+        assert document["max_position_embeddings"] == context
+    assert known_document("Qwen/Qwen3-5B") is None
+    assert (nearest("Qwen3-8b"), nearest("qwen/Qwen3-8B-Bas"), nearest("zzz")) == (
+        "Qwen/Qwen3-8B",
+        "Qwen/Qwen3-8B-Base",
+        "",
+    )
+
+
+def test_the_verdict_says_what_was_asked_and_its_advice_makes_it_fit(ask: Callable[..., str]) -> None:
+    pytest.importorskip("bitsandbytes")  # without it a configuration with nf4 is refused
+    text = ask("--gpu-memory", "24", *QWEN_8B)
+    first = text.splitlines()[0]
+    assert first.startswith("Qwen/Qwen3-8B on one GPU of 24.0 GiB (22.8 GiB of them used): does not fit: set ")
+    for part in ("LoRA of rank 32", "8 x 16 completions of up to 10,240 tokens", "highest rank", "No GPU was asked"):
+        assert part in text
+    assert "--pilot 3" not in text  # which measures this machine
+    for card in (10, 12, 16, 24):  # a second key, or 4 bits, where one is not enough
+        data = json.loads(ask("--gpu-memory", str(card), *QWEN_8B, "--json"))
+        assert data["gpu_memory_bytes"] == card * GIB
+        assert not data["fits"]
+        advice = data["fix"].partition(", or ")[0]
+        changed = [
+            f"--set={table}.{key}={value}" for table, key, value in re.findall(r"\[([\w.]+)\] (\w+) = (\S+)", advice)
+        ]
+        assert changed, advice
+        fitting = json.loads(
+            ask("--gpu-memory", str(card), *QWEN_8B, "--json", *(each.replace('"', "") for each in changed))
+        )
+        assert fitting["fits"], (card, advice)
+        assert fitting["needed_memory_bytes"] <= SAFETY["cuda"] * card * GIB
+
+
+def test_every_option_is_as_large_as_fits(ask: Callable[..., str]) -> None:
+    pytest.importorskip("bitsandbytes")  # without it a configuration with nf4 is refused
+    asked = ("--gpu-memory", "24", *QWEN_8B, "--json")
+    options = {option["quantize"]: option for option in json.loads(ask(*asked))["options"]}
+    assert list(options) == ["none", "int8", "nf4"]
+    assert options["none"]["max_tokens"] < options["int8"]["max_tokens"] < options["nf4"]["max_tokens"]
+    for kind, option in options.items():
+        for more, fits in ((0, True), (1, False)):
+            given = ("--set", f"model.quantize={kind}", "--max-tokens", str(option["max_tokens"] + more))
+            assert json.loads(ask(*asked, *given))["fits"] is fits, (kind, more)
+        for rank, fits in ((option["lora_rank"], True), (2 * option["lora_rank"], False)):
+            given = ("--set", f"model.quantize={kind}", "--lora-rank", str(rank))
+            assert not rank or json.loads(ask(*asked, *given))["fits"] is fits, (kind, rank)
+
+
+def test_sizes_on_the_command_line_stand_for_the_file(ask: Callable[..., str]) -> None:
+    by_name, by_size = (json.loads(ask("--gpu-memory", "24", "--json", *given)) for given in (QWEN_8B, SIZES))
+    assert by_size == by_name
+    assert "the model on one GPU of 24.0 GiB" in ask("--gpu-memory", "24", *SIZES)
+    tied = json.loads(ask("--gpu-memory", "24", "--json", *SIZES, "--tied"))
+    assert tied["parameters"] == by_size["parameters"] - 151936 * 4096
+    assert json.loads(ask("--json", *SIZES, "--devices", "cpu"))["device"] == "cpu"
+    with pytest.raises(ConfigError, match="--hidden, --heads, --vocabulary missing"):
+        ask("--gpu-memory", "24", "--layers", "36")
+
+
+def test_an_unknown_model_is_answered_with_the_sizes_to_give_and_the_nearest_known(ask: Callable[..., str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ask("--gpu-memory", "24", "--model", "Qwen/Qwen3-9B")
+    assert "--layers, --hidden, --heads, --vocabulary" in caught.value.problems[0].fix
+    assert "nearest model of known size is Qwen/Qwen3-8B" in caught.value.problems[0].fix
+    with pytest.raises(ConfigError) as caught:
+        ask("--gpu-memory", "24", "--model", "Qwen3-8B")
+    assert caught.value.problems[0].fix == "did you mean 'Qwen/Qwen3-8B'?"
+    with pytest.raises(ConfigError, match="--pilot measures this machine"):
+        ask("--gpu-memory", "24", "--pilot", "2", *QWEN_8B)
+
+
+def test_all_weights_two_gpus_a_server_and_a_teacher(ask: Callable[..., str]) -> None:
+    whole = json.loads(ask("--gpu-memory", "80", *QWEN_8B, "--json", "--lora-rank", "0"))
+    assert whole["fix"] == "set [model] lora_rank = 32: an adapter, not all weights"
+    assert [option["quantize"] for option in whole["options"]] == ["none"]  # they cannot be trained in 8 bits
+    assert "each GPU of 24.0 GiB" in ask("--gpu-memory", "24", *QWEN_8B, "--devices", "gpu:0,gpu:1")
+    teacher = ("--teacher-model", "Qwen/Qwen3-4B", "--advantage-mode", "distillation", "--transform-mode", "none")
+    data = json.loads(ask("--gpu-memory", "48", *QWEN_8B, "--json", *teacher, "--temperature", "1"))
+    assert data["resident"]["training"]["teacher"] == pytest.approx(2 * 4.02e9, rel=0.01)
+    gemma = json.loads(ask("--gpu-memory", "16", "--model", "google/gemma-2-9b-it", "--json"))
+    assert [option["quantize"] for option in gemma["options"]] == ["none"]  # transformers' own modules
+
+
+def test_where_no_key_is_enough_the_largest_model_of_the_maker_that_fits_is_named(ask: Callable[..., str]) -> None:
+    first = ask("--gpu-memory", "24", "--model", "google/gemma-3-12b-it").splitlines()[0]
+    (named,) = re.findall(r"use a smaller \[model\] model \((\S+) fits\), or a device", first)
+    assert json.loads(ask("--gpu-memory", "24", "--model", named, "--json"))["fits"]
+    larger = [shape.name for shape in known_shapes() if shape.name.startswith("google/") and shape.name != named]
+    own = next(shape.parameters for shape in known_shapes() if shape.name == named)
+    for shape in known_shapes():
+        if shape.name in larger and own < shape.parameters < 11_771_000_000:
+            assert not json.loads(ask("--gpu-memory", "24", "--model", shape.name, "--json"))["fits"]
+    assert " fits)" not in ask("--gpu-memory", "0.2", "--model", "google/gemma-3-12b-it")
+
+
+def test_nothing_is_allotted_to_a_cache_where_the_weights_leave_no_room(ask: Callable[..., str]) -> None:
+    data = json.loads(ask("--gpu-memory", "12", *QWEN_8B, "--json"))
+    assert data["completions_at_a_time"] == 1
+    assert data["phases"]["sampling"]["kv_cache"] < 2 * GIB
+
+
+def test_the_table_of_the_docs_is_what_the_command_prints(ask: Callable[..., str]) -> None:
+    page = (Path(__file__).parents[4] / "docs/pages/capacity.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```\n(model  .*?)```", page, re.DOTALL)
+    assert block == ask("--known-models", "--max-tokens", "4096")
+    assert ask("--gpu-memory", "24", *QWEN_8B).partition("\n\nModel")[0] in page
+    rows = json.loads(ask("--known-models", "--max-tokens", "4096", "--gpu-memory", "24", "--json"))
+    assert {"model": "Qwen/Qwen3-0.6B", "parameters": "0.60 B"}.items() <= next(
+        row.items() for row in rows if row["model"] == "Qwen/Qwen3-0.6B"
+    )
+    assert set(rows[0]) == {"model", "parameters", "24 GiB"}

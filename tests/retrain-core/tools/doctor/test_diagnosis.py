@@ -1,0 +1,155 @@
+"""The doctor's checks of packages and servers, with real metadata and real sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from retrain.kernel.contracts.diagnosis import Diagnosis
+from retrain.kernel.plugins.installed import installed_version
+from retrain.run.packages import required_packages
+from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
+
+Distribution = Callable[..., Path]
+REQUIRES = """\
+Requires-Dist: numpy>=1
+Requires-Dist: pydantic>=900
+Requires-Dist: no-such-package
+Requires-Dist: only-elsewhere; sys_platform == "no-such-platform"
+Requires-Dist: numpy>=1; extra == "small"
+Requires-Dist: no-such-extra-package; extra == "big"
+Requires-Dist: not a requirement at all !!
+Provides-Extra: small
+Provides-Extra: big
+"""
+
+
+@pytest.fixture
+def hungry(distribution: Distribution) -> None:
+    """An installed distribution with requirements of every kind."""
+    site = distribution("hungry", {"hungry": ""})
+    with (site / "hungry-1.0.dist-info" / "METADATA").open("a", encoding="utf-8") as metadata:
+        metadata.write(REQUIRES)
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[int]]]:
+    """URL of a server, and a list whose last entry is the status that it answers with."""
+    status = [200]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status[-1])
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    running = HTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=running.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{running.server_port}", status
+    running.shutdown()
+    running.server_close()
+
+
+@pytest.mark.usefixtures("hungry")
+def test_requirements_of_other_platforms_and_extras_do_not_count() -> None:
+    always = {package.name: package.is_met for package in required_packages("hungry")}
+    assert always == {"numpy": True, "pydantic": False, "no-such-package": False}
+    assert [package.name for package in required_packages("hungry", "big")] == ["no-such-extra-package"]
+    assert required_packages("there-is-no-such-distribution") == ()
+
+
+def test_metadata_without_modules_is_not_installed(distribution: Distribution) -> None:
+    site = distribution("hollow-one", {"hollow_one": ""})
+    assert installed_version("hollow-one") == "1.0"
+    (site / "hollow_one.py").unlink()
+    (site / "hollow_one-1.0.dist-info" / "top_level.txt").write_text("hollow_one\n")
+    assert installed_version("hollow-one") == ""
+
+
+@pytest.mark.usefixtures("hungry")
+@pytest.mark.parametrize(
+    ("extra", "status", "fix"),
+    [
+        ("small", "ok", ""),
+        ("big", "missing", "pip install 'hungry[big]'"),
+        ("none", "missing", "pip install --upgrade 'hungry[none]'"),
+    ],
+)
+def test_an_extra_is_there_when_all_that_it_adds_is(extra: str, status: str, fix: str) -> None:
+    found = diagnose_extra("hungry", extra, purpose="the test", needed=True)
+    assert (found.name, found.status, found.fix) == (f"hungry[{extra}]", status, fix)
+    assert found.is_fatal == (status != "ok")
+
+
+@pytest.mark.usefixtures("hungry")
+def test_a_distribution_that_lacks_requirements_is_broken() -> None:
+    found = diagnose_distribution("hungry", purpose="the test", needed=True)
+    assert found.status == "failed"
+    assert "no-such-package" in found.detail
+    assert "(wants >=900)" in found.detail
+    missing = diagnose_distribution("no-such-distribution", purpose="the test", needed=False)
+    assert (missing.status, missing.fix, missing.is_fatal) == ("missing", "pip install no-such-distribution", False)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(200, "ok"), (401, "ok"), (404, "ok"), (501, "ok"), (500, "failed"), (503, "failed")]
+)
+def test_any_answer_but_a_server_error_will_do(server: tuple[str, list[int]], code: int, status: str) -> None:
+    url, statuses = server
+    statuses.append(code)
+    assert diagnose_server("s", f"{url}/v1", needed=True).status == status
+
+
+def test_a_login_in_the_url_is_not_shown(server: tuple[str, list[int]]) -> None:
+    found = diagnose_server("s", server[0].replace("//", "//me:hunter22@") + "/?api_key=hunter22", needed=True)
+    assert found.status == "ok"
+    assert "hunter22" not in repr(found)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://x/", "http://", "", "http://[::1", "http://127.0.0.1:99999999"]
+)
+def test_what_is_no_url_is_said(url: str) -> None:
+    found = diagnose_server("s", url, needed=True)
+    assert (found.status, found.is_fatal) == ("failed", True)
+    assert found.fix
+
+
+def test_a_server_that_is_not_there() -> None:
+    found = diagnose_server("s", f"http://127.0.0.1:{closed_port()}", needed=True)
+    assert found.status == "failed"
+    assert "does not answer: " in found.detail
+    assert found.fix == "start the server, or correct the URL"
+
+
+def test_a_server_that_talks_no_http() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        Thread(target=answer, daemon=True).start()
+        found = diagnose_server("s", f"http://127.0.0.1:{listener.getsockname()[1]}", needed=True)
+    assert found.status == "failed"
+
+
+@pytest.mark.parametrize(("status", "fatal"), [("ok", False), ("warn", False), ("missing", True), ("failed", True)])
+def test_only_what_is_needed_and_not_there_is_fatal(status: str, fatal: bool) -> None:
+    assert Diagnosis(name="x", status=status, needed=True).is_fatal is fatal  # type: ignore[arg-type]
+    assert Diagnosis(name="x", status=status).is_fatal is False  # type: ignore[arg-type]

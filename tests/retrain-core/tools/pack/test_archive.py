@@ -1,0 +1,165 @@
+"""Packs as a hostile stranger may make them: nothing leaves the folder, nothing is larger than it says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.kernel.errors import ConfigError
+from retrain.tools.pack.archive import FORMAT, MANIFEST, is_safe, open_pack, write_pack
+from retrain.tools.pack.contents import read_contents
+
+Member = tuple[str | zipfile.ZipInfo, bytes]
+
+
+def hostile(file: Path, members: Sequence[Member], **manifest: Any) -> Path:
+    """A zip archive as given, with a manifest that vouches for it."""
+    files = {}
+    for name, content in members:
+        text = name if isinstance(name, str) else name.filename
+        files[text] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(MANIFEST, json.dumps({"format": FORMAT, "files": files, **manifest}))
+        for name, content in members:
+            archive.writestr(name, content)
+    return file
+
+
+def link(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    return info
+
+
+def test_what_is_written_is_read_and_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    members = {"b/c.txt": b"two", "a.txt": b"one" * 10_000}
+    for name in ("x", "y"):
+        write_pack(tmp_path / name, {"format": FORMAT, "name": "n"}, members)
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+    opened = open_pack(tmp_path / "x")
+    opened.unpack(tmp_path / "out")
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in members} == members
+    with pytest.raises(ConfigError, match="is there already"):
+        opened.unpack(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ([("../evil", b"x")], "could leave its folder"),
+        ([("/etc/evil", b"x")], "could leave its folder"),
+        ([("a/../../evil", b"x")], "could leave its folder"),
+        ([("C:\\evil", b"x")], "could leave its folder"),
+        ([("a\x1b[2J", b"x")], "could leave its folder"),
+        ([("folder/", b"")], "could leave its folder"),
+        ([(link("here"), b"/etc/passwd")], "no regular file"),
+        ([("a", b"x"), ("A", b"y")], "twice"),
+        ([("a", b"x"), ("a/b", b"y")], "below a file"),
+    ],
+)
+def test_a_name_that_could_leave_the_folder_is_refused_before_anything_is_written(
+    tmp_path: Path, members: list[Member], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        open_pack(hostile(tmp_path / "p", members))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p"]
+
+
+def test_a_bomb_is_refused_by_the_sizes_that_it_says_and_by_those_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain.tools.pack.archive.MAX_BYTES", 2**20)
+    with pytest.raises(ConfigError, match="more than"):
+        open_pack(hostile(tmp_path / "p", [("big", bytes(2**21))]))
+    file = hostile(tmp_path / "q", [("big", bytes(2**16))])
+    raw = file.read_bytes().replace((2**16).to_bytes(4, "little"), (10).to_bytes(4, "little"))
+    raw = raw.replace(b'"size": 65536', b'"size": 10   ')
+    file.write_bytes(raw)
+    with pytest.raises(ConfigError):
+        open_pack(file).unpack(tmp_path / "out")
+    assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file()) <= 2**16
+
+
+def test_a_member_that_is_not_as_listed_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "p"
+    write_pack(file, {"format": FORMAT}, {"a.txt": b"said"})
+    with zipfile.ZipFile(file) as archive:
+        manifest = archive.read(MANIFEST)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(MANIFEST, manifest)
+        archive.writestr("a.txt", b"done")
+    with pytest.raises(ConfigError, match="not the file that"):
+        open_pack(file).read("a.txt")
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("more.txt", b"")
+    with pytest.raises(ConfigError, match="other files than"):
+        open_pack(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04" + bytes(40), b"PK\x05\x06" + bytes(18)])
+def test_what_is_no_pack_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "p").write_bytes(content)
+    with pytest.raises(ConfigError):
+        open_pack(tmp_path / "p")
+    with pytest.raises(ConfigError, match="no such file"):
+        open_pack(tmp_path / "absent")
+
+
+@given(st.text(max_size=30))
+def test_a_safe_name_stays_below_its_folder(name: str) -> None:
+    if is_safe(name):
+        base = Path("/base")
+        path = base / name
+        assert path != base
+        assert path.is_relative_to(base)
+        assert ".." not in path.parts
+
+
+RUN = {
+    "name": "", "place": "run", "condition": "c", "seed": 1, "steps": 1, "identity": "run/run.json", "weights": {},
+}  # fmt: skip
+GOOD: Mapping[str, Any] = {
+    "kind": "run", "name": "n", "python": "3.11.7", "hardware": {"threads": {"OMP_NUM_THREADS": "1"}}, "placed": [],
+    "left_out": [], "wheels": {}, "packages": {}, "runs": [RUN], "moved": {}, "equivalence": None, "verdict": None,
+}  # fmt: skip
+MEMBERS: list[Member] = [("config.toml", b""), ("run/metrics.jsonl", b""), ("run/run.json", b"{}"), ("f", b"x")]
+FILE = {"kind": "data", "name": "d", "place": "d", "member": "f", "hash": "", "size": 1}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kind": "other"},
+        {"python": "3 --index-url=http://evil"},
+        {"packages": {"numpy": {"version": "1\n--index-url http://evil", "digest": ""}}},
+        {"packages": {"-r": {"version": "1", "digest": ""}}},
+        {"wheels": {"evil": {"version": "1", "member": "f", "extras": [], "first_party": False}}},
+        {"hardware": {"threads": {"LD_PRELOAD": "1"}}},
+        {"hardware": {"threads": {"OMP_NUM_THREADS": "1;evil"}}},
+        {"placed": [{**FILE, "place": "../d"}]},
+        {"placed": [{**FILE, "member": "absent"}]},
+        {"placed": [FILE, {**FILE, "place": "D"}]},
+        {"placed": [FILE, {**FILE, "place": "d/e"}]},
+        {"placed": [{**FILE, "place": "config.toml"}]},
+        {"left_out": [{**FILE, "place": "/etc/d"}]},
+        {"moved": {"a": "../b"}},
+        {"runs": []},
+        {"runs": [{**RUN, "name": "../x"}]},
+        {"runs": [{**RUN, "place": "absent"}]},
+        {"equivalence": True},
+        {"equivalence": float(7)},
+    ],
+)
+def test_a_hostile_manifest_is_refused(tmp_path: Path, changed: Mapping[str, Any]) -> None:
+    assert read_contents(open_pack(hostile(tmp_path / "good", MEMBERS, **GOOD))).name == "n"
+    with pytest.raises(ConfigError, match=r"cannot be used|cannot be read"):
+        read_contents(open_pack(hostile(tmp_path / "p", MEMBERS, **{**GOOD, **changed})))

@@ -1,0 +1,421 @@
+"""Packs that would run, install or reach more than their listing says are refused, or the listing says it."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.installed import versions_of
+from retrain.tools.pack import installing, rerun_command
+from retrain.tools.pack.archive import FORMAT, open_pack, write_pack
+from retrain.tools.pack.contents import Contents, read_contents
+from retrain.tools.pack.environment import environ_of, lay_out
+from retrain.tools.pack.listing import listing
+from retrain.tools.pack.packages import installed_digests
+from retrain.tools.pack.packed_wheels import check_wheels
+from retrain.tools.pack.places import refusal
+from retrain.tools.pack.wheels import wheel_of
+from tests.invoke import invoke
+
+RUN = {
+    "name": "", "place": "run", "condition": "c", "seed": 1, "steps": 1, "identity": "run/run.json", "weights": {},
+}  # fmt: skip
+INFO = "evil-1.0.dist-info"
+METADATA = "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\nRequires-Dist: worse @ file:///tmp/worse\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+PLUGIN = {"evil/__init__.py": "x = 1\n", f"{INFO}/METADATA": METADATA, f"{INFO}/WHEEL": WHEEL}
+Files = Mapping[str, str | bytes]
+
+
+def wheel(files: Files, *, record: Mapping[str, str] | None = None, info: str = INFO) -> bytes:
+    """A wheel of these files; `record` replaces hashes in its RECORD, None leaves them as they are."""
+    buffer, rows = io.BytesIO(), io.StringIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in files.items():
+            content = text if isinstance(text, bytes) else text.encode()
+            archive.writestr(name, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            csv.writer(rows).writerow([name, (record or {}).get(name, f"sha256={digest}"), len(content)])
+        archive.writestr(f"{info}/RECORD", rows.getvalue() + f"{info}/RECORD,,\n")
+    return buffer.getvalue()
+
+
+def pack(
+    folder: Path,
+    *,
+    wheels: Mapping[str, tuple[str, str, bytes]] | None = None,
+    placed: Mapping[str, tuple[str, str]] | None = None,
+    packages: Mapping[str, Any] | None = None,
+    config: str = "",
+) -> Path:
+    """A pack with wheels by file (name, version, content), and files by place (kind, text)."""
+    members = {"config.toml": config.encode(), "run/metrics.jsonl": b"", "run/run.json": b"{}"}
+    members |= {f"wheels/{file}": content for file, (_, _, content) in (wheels or {}).items()}
+    members |= {f"inputs/m{i}": text.encode() for i, (_, text) in enumerate((placed or {}).values())}
+    file = folder / "p.rtpack"
+    manifest = {
+        "format": FORMAT, "kind": "run", "name": "n", "python": sys.version.split()[0], "hardware": {},
+        "left_out": [], "runs": [RUN], "moved": {}, "equivalence": None, "verdict": None,
+        "placed": [
+            {"kind": kind, "name": place, "place": place, "member": f"inputs/m{i}", "hash": "0a1b", "size": len(text)}
+            for i, (place, (kind, text)) in enumerate((placed or {}).items())
+        ],
+        "wheels": {
+            name: {"version": version, "member": f"wheels/{member}", "extras": [], "first_party": True}
+            for member, (name, version, _) in (wheels or {}).items()
+        },
+        "packages": packages or {},
+    }  # fmt: skip
+    write_pack(file, manifest, members)
+    return file
+
+
+def opened(file: Path) -> Contents:
+    return read_contents(open_pack(file))
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Collects attempts to install or run; none of them happens."""
+    found: list[Any] = []
+    monkeypatch.setattr(rerun_command, "make_environment", lambda *args, **_: found.append(args))
+    monkeypatch.setattr(rerun_command, "rerun", lambda *args: found.append(args))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        *(("data", place) for place in ("retrain/__main__.py", "json.py", "a/b.py", "x.so", "x.abi3.so", "e.pth")),
+        *(("data", place) for place in ("x.pyw", "X.PY", "__pycache__/a.pyc", "sitecustomize.py", "a.egg", "a.pyd")),
+        *(("code", place) for place in ("retrain/__main__.py", "retrain_sepa/x.py", "json.py", "JSON.py")),
+        *(("code", place) for place in ("sitecustomize.py", "usercustomize/__init__.py", "a/__pycache__/b.pyc")),
+        *(("model", place) for place in ("retrain/__init__.py", "json.cpython-311-x86_64-linux-gnu.so")),
+        *(("code", place) for place in ("x.dist-info/entry_points.txt", "a/x.egg-info/PKG-INFO")),
+        *(("data", place) for place in (".env", ".git/config", "a/.hidden", "evil.dist-info/METADATA")),
+    ],
+)
+def test_a_file_that_would_run_or_be_obeyed_unlisted_is_refused(tmp_path: Path, kind: str, place: str) -> None:
+    assert refusal(kind, place)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        opened(pack(tmp_path, placed={place: (kind, "x")}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [("data", "sums.jsonl"), ("data", "retrain/sums.jsonl"), ("code", "plugins/json.py"), ("code", "agent.sh"),
+     ("model", "models/x/modeling_x.py"), ("data", "python.parquet")],
+)  # fmt: skip
+def test_files_of_honest_runs_are_laid(kind: str, place: str) -> None:
+    assert not refusal(kind, place)
+
+
+HOSTILE: dict[str, tuple[Files, str]] = {
+    "a script": ({**PLUGIN, "evil-1.0.data/scripts/python": "#!/bin/sh\n"}, "no module of"),
+    "a file for another place": ({**PLUGIN, "evil-1.0.data/purelib/retrain/__main__.py": "x"}, "no module of"),
+    "a path file": ({**PLUGIN, "evil.pth": "import os"}, "no module of"),
+    "Python's start": ({**PLUGIN, "sitecustomize.py": "x"}, "no module of"),
+    "the module retrain": ({**PLUGIN, "retrain/__main__.py": "x"}, "no module of"),
+    "another's module": ({**PLUGIN, "retrain_sepa.py": "x"}, "no module of"),
+    "the standard library": ({**PLUGIN, "json.py": "x"}, "no module of"),
+    "byte code": ({**PLUGIN, "evil/x.pyc": "x"}, "no module of"),
+    "a name that leaves": ({**PLUGIN, "../evil.py": "x"}, "could leave its folder"),
+    "an absolute name": ({**PLUGIN, "/tmp/evil.py": "x"}, "could leave its folder"),
+    "two names in one": ({**PLUGIN, "evil/A.py": "x", "evil/a.py": "y"}, "twice"),
+    "the metadata of another": ({**PLUGIN, f"{INFO}/METADATA": METADATA.replace("evil", "numpy")}, "says in its"),
+    "another version": ({**PLUGIN, f"{INFO}/METADATA": METADATA.replace("1.0", "2.0")}, "says in its"),
+    "two names": ({**PLUGIN, f"{INFO}/METADATA": f"Name: numpy\n{METADATA}"}, "says in its"),
+    "a second distribution": ({**PLUGIN, "numpy-1.0.dist-info/METADATA": METADATA}, "no wheel"),
+    "no metadata": ({name: text for name, text in PLUGIN.items() if "METADATA" not in name}, "no wheel"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_wheel_that_holds_more_than_its_modules_is_refused(tmp_path: Path, name: str) -> None:
+    good = pack(tmp_path, wheels={"evil-1.0-py3-none-any.whl": ("evil", "1.0", wheel(PLUGIN))})
+    assert [each.modules for each in check_wheels(opened(good))] == [{"evil"}]
+    files, told = HOSTILE[name]
+    bad = pack(tmp_path, wheels={"evil-1.0-py3-none-any.whl": ("evil", "1.0", wheel(files))})
+    with pytest.raises(ConfigError, match=told):
+        check_wheels(opened(bad))
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "content", "told"),
+    [
+        ("evil-1.0-py3-none-any.whl", "evil", wheel(PLUGIN, record={"evil/__init__.py": "sha256=AAAA"}), "RECORD"),
+        ("evil-1.0-py3-none-any.whl", "evil", wheel(PLUGIN, record={"evil/__init__.py": ""}), "RECORD"),
+        ("evil-1.0-py3-none-any.whl", "other", wheel(PLUGIN), "is listed as other"),
+        ("evil-2.0-py3-none-any.whl", "evil", wheel(PLUGIN), "says in its"),
+        ("evil.whl", "evil", wheel(PLUGIN), "no wheel"),
+        ("evil-1.0-py3-none-any.whl", "evil", b"no zip", "no wheel"),
+    ],
+)
+def test_name_metadata_and_record_of_a_wheel_agree(
+    tmp_path: Path, file: str, name: str, content: bytes, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_wheels(opened(pack(tmp_path, wheels={file: (name, "1.0", content)})))
+
+
+def test_two_wheels_with_one_module_are_refused(tmp_path: Path) -> None:
+    other = {name.replace(INFO, "more-1.0.dist-info"): text for name, text in PLUGIN.items()}
+    other["more-1.0.dist-info/METADATA"] = METADATA.replace("Name: evil", "Name: more")
+    both = {
+        "evil-1.0-py3-none-any.whl": ("evil", "1.0", wheel(PLUGIN)),
+        "more-1.0-py3-none-any.whl": ("more", "1.0", wheel(other, info="more-1.0.dist-info")),
+    }
+    with pytest.raises(ConfigError, match="both hold"):
+        check_wheels(opened(pack(tmp_path, wheels=both)))
+
+
+def sepa(change: Callable[[dict[str, bytes]], object] = lambda files: None) -> dict[str, tuple[str, str, bytes]]:
+    """The wheel of retrain-sepa as it is installed here, with a change and a RECORD that agrees."""
+    made = wheel_of("retrain-sepa", versions_of(["retrain-sepa"])["retrain-sepa"], {"retrain_sepa"})
+    with zipfile.ZipFile(io.BytesIO(made.content)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+    change(files)
+    info = next(name.partition("/")[0] for name in files if ".dist-info/" in name)
+    version = info.removesuffix(".dist-info").partition("-")[2]
+    return {made.file: ("retrain-sepa", version, wheel(files, info=info))}
+
+
+def _in_metadata(files: dict[str, bytes], name: str) -> str:
+    return next(path for path in files if path.endswith(f".dist-info/{name}"))
+
+
+def _script(files: dict[str, bytes]) -> None:
+    files[_in_metadata(files, "entry_points.txt")] += b"\n[console_scripts]\npython = retrain_sepa:main\n"
+
+
+CHANGES: dict[str, Callable[[dict[str, bytes]], object]] = {
+    "changed": lambda files: files.update({"retrain_sepa/__init__.py": b"import os\n"}),
+    "added": lambda files: files.update({"retrain_sepa/more.py": b"import os\n"}),
+    "removed": lambda files: files.pop("retrain_sepa/plugin.py"),
+    "entry point": _script,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_altered_wheel_of_retrain_runs_only_with_its_hash(tmp_path: Path, ran: list[Any], name: str) -> None:
+    file = pack(tmp_path, wheels=sepa(CHANGES[name]))
+    command, into = rerun_command.command, ["--into", str(tmp_path / "x"), "-q"]
+    refused = invoke(command, [str(file), "--yes", *into])
+    assert isinstance(refused.exception, ConfigError)
+    assert "not the retrain that you have" in str(refused.exception)
+    assert "UNKNOWN" in refused.output
+    assert (ran, (tmp_path / "x").exists()) == ([], False)
+    (checked,) = check_wheels(opened(file))
+    wrong = invoke(command, [str(file), "--yes", "--trust", checked.sha256[:-1], *into])
+    assert isinstance(wrong.exception, ConfigError)
+    invoke(command, [str(file), "--yes", "--trust", checked.sha256, *into])
+    assert ran
+
+
+def test_the_wheel_of_the_retrain_that_reads_is_known(tmp_path: Path, ran: list[Any]) -> None:
+    def describe(files: dict[str, bytes]) -> None:
+        files[_in_metadata(files, "METADATA")] += b"\nRequires-Dist: worse @ file:///tmp/worse\n"
+
+    file = pack(tmp_path, wheels=sepa(describe))
+    (checked,) = check_wheels(opened(file))
+    assert (checked.is_ours, checked.changed) == (True, ())
+    invoke(rerun_command.command, [str(file), "--yes", "--into", str(tmp_path / "x"), "-q"])
+    assert ran
+
+
+def test_without_consent_nothing_is_written_installed_or_run(tmp_path: Path, ran: list[Any]) -> None:
+    file = pack(tmp_path, wheels={"evil-1.0-py3-none-any.whl": ("evil", "1.0", wheel(PLUGIN))})
+    for options in ([], ["--here"], ["--trust", "0" * 64], ["--other-builds"]):
+        refused = invoke(rerun_command.command, [str(file), "--into", str(tmp_path / "x"), *options])
+        assert isinstance(refused.exception, ConfigError)
+        assert (ran, (tmp_path / "x").exists()) == ([], False)
+
+
+CONFIG = """
+[model]
+model = "someone/some-model"
+trust_remote_code = true
+[environment]
+provider = "agent"
+args = { command = "python agent.py --fast" }
+auto_install = true
+[judge]
+base_url = "https://user:secret@evil.example:8443/v1?x=1"
+api_key_env = "MY_KEY"
+[reward]
+type = "os.system"
+[data]
+path = "/etc/passwd"
+also = ["a/../../b", "sums.jsonl"]
+"""
+
+
+TINY = """
+[model]
+model = "builtin:tiny"
+"""
+
+
+def test_the_listing_names_code_hosts_programs_variables_and_places(tmp_path: Path) -> None:
+    placed = {
+        "plugins/halved.py": ("code", "y"),
+        "models/m/modeling.py": ("model", "z"),
+        "sums.jsonl": ("data", "{}"),
+    }
+    wheels = {"evil-1.0-py3-none-any.whl": ("evil", "1.0", wheel(PLUGIN))}
+    packages = {"numpy": {"version": "2.0", "digest": "0123456789abcdef" * 2}}
+    contents = opened(pack(tmp_path, placed=placed, wheels=wheels, packages=packages, config=CONFIG))
+    checked = check_wheels(contents)
+    lines = listing(contents, checked, here=False)
+    shown = "\n".join(lines)
+    for part in (
+        "plugins/halved.py (1 bytes, hash 0a1b)", "models/m/modeling.py", "download someone/some-model",
+        "program  python agent.py --fast", "connects https://evil.example:8443 (judge.base_url)", "variable MY_KEY",
+        "outside  /etc/passwd", "outside  a/../../b", "imports  os.system (reward.type)", "model.trust_remote_code",
+        f"plugin   evil 1.0, from the pack, sha256 {checked[0].sha256}", "numpy 2.0 (0123456789ab)",
+    ):  # fmt: skip
+        assert part in shown
+    assert "secret" not in shown
+    assert "sums.jsonl" not in shown
+    assert "nothing is installed" in "\n".join(listing(contents, (), here=True))
+    lay_out(contents, _unpacked(contents, tmp_path), tmp_path, {})
+    assert "auto_install = false" in (tmp_path / "config.toml").read_text()
+    assert "builtin:tiny" not in "\n".join(listing(opened(pack(tmp_path, config=TINY)), (), here=True))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        '"environment.auto_install" = true',
+        'recorders = ["wandb"]',
+        'logging = { wandb_project = "x" }',
+        'adapter_path = "/x"',
+    ],
+)
+def test_a_condition_cannot_undo_what_a_rerun_sets(tmp_path: Path, ran: list[Any], condition: str) -> None:
+    file = pack(tmp_path, config=f"[[campaign.conditions]]\n{condition}\n")
+    refused = invoke(rerun_command.command, [str(file), "--yes", "--here", "--into", str(tmp_path / "x")])
+    assert isinstance(refused.exception, ConfigError)
+    assert (ran, (tmp_path / "x").exists()) == ([], False)
+
+
+def _unpacked(contents: Contents, folder: Path) -> Path:
+    contents.opened.unpack(folder / "unpacked")
+    return folder / "unpacked"
+
+
+def test_the_processes_of_a_rerun_load_the_plugins_of_the_pack_and_obey_no_repository(tmp_path: Path) -> None:
+    contents = opened(pack(tmp_path, wheels={"evil-1.0-py3-none-any.whl": ("evil", "1.0", wheel(PLUGIN))}))
+    given = {"RETRAIN__TRAINING__LR": "1", "RETRAIN_PLUGINS": "x", "PYTHONPATH": "/tmp", "MY_TOKEN": "t", "HOME": "/h"}
+    environ = environ_of(contents, (), given)
+    assert environ["RETRAIN_PLUGINS"] == "evil"
+    assert (environ["GIT_CONFIG_KEY_0"], environ["GIT_CONFIG_VALUE_0"]) == ("safe.bareRepository", "explicit")
+    assert not {"RETRAIN__TRAINING__LR", "PYTHONPATH", "MY_TOKEN"} & set(environ)
+
+
+class Pip:
+    """Stands in for the processes that make an environment; a download brings the given wheels."""
+
+    def __init__(self, brings: Mapping[str, bytes]) -> None:
+        self.brings, self.commands = brings, list[list[str]]()
+
+    def __call__(self, command: list[str], environ: Mapping[str, str]) -> None:
+        self.commands.append(command)
+        if "venv" in command:
+            Path(command[-1]).mkdir(parents=True)
+        if "download" in command:
+            for name, content in self.brings.items():
+                Path(command[command.index("--dest") + 1], name).write_bytes(content)
+
+
+def installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brings: Mapping[str, bytes], digest: str, **options: bool
+) -> Pip:
+    """A pack that lists `pkg 1.0` and the plugin `evil`, installed with a pip that brings these wheels."""
+    pip = Pip(brings)
+    monkeypatch.setattr(installing, "_run", pip)
+    packages = {"pkg": {"version": "1.0+cpu", "digest": digest}}
+    wheels = {"evil-1.0-py3-none-any.whl": ("evil", "1.0", wheel(PLUGIN))}
+    contents = opened(pack(tmp_path, wheels=wheels, packages=packages))
+    checked, unpacked = check_wheels(contents), _unpacked(contents, tmp_path)
+    arguments = {"other_builds": False, **options}
+    installing.make_environment(contents, checked, unpacked, tmp_path / "e", os.environ, lambda _: None, **arguments)
+    return pip
+
+
+PKG = "pkg-1.0.dist-info"
+PACKAGE = {
+    "pkg/__init__.py": "x = 2\n",
+    "pkg-1.0.data/scripts/pkg": "#!python\n",
+    f"{PKG}/METADATA": METADATA.replace("evil", "pkg"),
+    f"{PKG}/WHEEL": WHEEL,
+}
+LINE = base64.urlsafe_b64encode(hashlib.sha256(b"x = 2\n").digest()).rstrip(b"=").decode()
+DIGEST = hashlib.sha256(f"pkg/__init__.py\0{LINE}\n".encode()).hexdigest()[:32]
+GOOD = {"pkg-1.0-py3-none-any.whl": wheel(PACKAGE, info=PKG)}
+
+
+def test_only_listed_wheels_are_installed_by_hash_without_requirements_or_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = installed(tmp_path, monkeypatch, GOOD, DIGEST)
+    _, download, install = pip.commands
+    for command in (download, install):
+        assert {"--no-deps", "--only-binary", "-I"} <= set(command)
+        assert command[command.index("--only-binary") + 1] == ":all:"
+        assert not {"--find-links", "--extra-index-url", "--index-url", "--constraint"} & set(command)
+    assert "pkg==1.0" in download
+    assert {"--require-hashes", "--no-index", "--isolated"} <= set(install)
+    lines = Path(install[install.index("--requirement") + 1]).read_text().splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("file://") and " --hash=sha256:" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("brings", "digest", "told"),
+    [
+        (GOOD, "0" * 32, "not the files that the pack lists"),
+        (GOOD, "", "not the files that the pack lists"),
+        ({**GOOD, "more-1.0-py3-none-any.whl": wheel(PACKAGE, info=PKG)}, DIGEST, "says in its"),
+        ({"pkg-1.0.tar.gz": b"x"}, DIGEST, "no wheel"),
+        ({}, DIGEST, "no wheel"),
+        ({"pkg-1.0-py3-none-any.whl": wheel({**PACKAGE, "evil/x.py": ""}, info=PKG)}, DIGEST, "both hold"),
+        ({"pkg-1.0-py3-none-any.whl": wheel(PACKAGE, info=PKG, record={"pkg/__init__.py": "sha256=A"})}, DIGEST,
+         "RECORD"),
+    ],
+)  # fmt: skip
+def test_a_download_that_is_not_the_listed_one_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brings: Mapping[str, bytes], digest: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        installed(tmp_path, monkeypatch, brings, digest)
+
+
+def test_another_build_is_taken_when_the_user_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(installed(tmp_path, monkeypatch, GOOD, "0" * 32, other_builds=True).commands) == 3
+
+
+def test_the_digest_of_a_wheel_is_that_of_its_installed_files() -> None:
+    """Of a wheel made from an installed package: what a rerun compares before it installs."""
+    found = installed_digests(["click"])["click"]
+    made = wheel_of("click", found["version"], {"click"})
+    read = installing.read_wheel("click", made.file, io.BytesIO(made.content))
+    assert installing._digest(read) == found["digest"]
+
+
+def test_the_manifest_does_not_decide_what_is_ours(tmp_path: Path) -> None:
+    (checked,) = check_wheels(
+        opened(pack(tmp_path, wheels={"evil-1.0-py3-none-any.whl": ("evil", "1.0", wheel(PLUGIN))}))
+    )
+    assert not checked.is_ours

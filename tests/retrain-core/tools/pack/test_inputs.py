@@ -1,0 +1,110 @@
+"""Files that lay outside the run's folder, or are too large for a pack: where a rerun finds and lays them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.kernel.errors import ConfigError
+from retrain.records.identity.collect import Identity
+from retrain.records.identity.copies import FOLDER, stored_identity, write_inputs
+from retrain.records.identity.hashing import Budget, hash_file
+from retrain.records.identity.recorded import with_places
+from retrain.tools.pack.archive import FORMAT, open_pack, write_pack
+from retrain.tools.pack.causes import differences
+from retrain.tools.pack.contents import Contents, read_contents
+from retrain.tools.pack.environment import chosen_files, lay_out
+from retrain.tools.pack.inputs import Inputs, collect_inputs
+
+
+def recorded(run: Path, data: tuple[str, Path], weights: tuple[str, Path]) -> dict[str, Any]:
+    """The `run.json` of a run in `run` that read these two files."""
+    identity = Identity(
+        data=(hash_file(*data, Budget()),),
+        model=(hash_file(*weights, Budget(), with_time=False, is_kept=False),),
+    )
+    run.mkdir()
+    write_inputs(run, identity)
+    record = {"seed": 1, "identity": identity.summary(), "config": {"data": {"path": data[0]}}}
+    named = [(["data", "path"], "data", str(data[1])), (["model", "model"], "model", str(weights[1].parent))]
+    keys = [
+        {"keys": keys, "sort": sort, "written": path, "absolute": path, "relative": "gone"}
+        for keys, sort, path in named
+    ]
+    record["paths"] = {"keys": keys}
+    (run / "run.json").write_text(json.dumps(record))
+    return record
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose data and model lie far from its folder."""
+    far = tmp_path / "far"
+    (far / "model").mkdir(parents=True)
+    (far / "sums.jsonl").write_text("one\ntwo\n")
+    (far / "model/w").write_bytes(bytes(2000))
+    recorded(tmp_path / "run", (str(far / "sums.jsonl"), far / "sums.jsonl"), ("w", far / "model/w"))
+    return tmp_path / "run"
+
+
+def packed(run: Path) -> tuple[Contents, Inputs]:
+    far, record = run.parent / "far", json.loads((run / "run.json").read_text())
+    identity = with_places(stored_identity(run, record), record, run)
+    tables = {"data": {"path": str(far / "sums.jsonl")}, "model": {"model": f"{far}/model"}}
+    found = collect_inputs({"run": identity}, tables, most_bytes=1000, hide_secrets=False)
+    members = {
+        **found.members,
+        "config.toml": b"",
+        "run/metrics.jsonl": b"",
+        "run/run.json": json.dumps(record).encode(),
+    }
+    entry = {"name": "", "place": "run", "condition": "", "seed": 1, "steps": 0, "weights": {}}
+    inputs = {name: getattr(found, name) for name in ("placed", "left_out", "moved")}
+    manifest = {
+        "format": FORMAT,
+        "kind": "run",
+        "name": "n",
+        "python": "3.11.7",
+        "hardware": {},
+        "wheels": {},
+        "packages": {},
+        "runs": [{**entry, "identity": "identity.json"}],
+        "equivalence": None,
+        "verdict": None,
+        **inputs,
+    }
+    write_pack(run.parent / "p", manifest, {**members, "identity.json": json.dumps(identity).encode()})
+    return read_contents(open_pack(run.parent / "p")), found
+
+
+def test_a_large_file_is_found_where_the_run_had_it_or_asked_for_and_all_is_laid_inside(run: Path) -> None:
+    (contents, found), far, work = packed(run), run.parent / "far", run.parent / "work"
+    assert [file["name"] for file in found.left_out] == ["w"]
+    chosen = chosen_files(contents, {})
+    assert chosen == {"outside/1/model/w": far / "model/w"}
+    contents.opened.unpack(run.parent / "pack")
+    lay_out(contents, run.parent / "pack", work, chosen)
+    assert (work / "outside/1/model/w").read_bytes() == bytes(2000)
+    assert (work / "outside/2/sums.jsonl").read_text() == "one\ntwo\n"
+    (far / "model/w").write_bytes(bytes(1999) + b"x")
+    with pytest.raises(ConfigError, match="--data w=PATH"):
+        chosen_files(contents, {})
+    for name in ("w", "outside/1/model/w"):
+        assert chosen_files(contents, {name: run}) == {"outside/1/model/w": run}
+    with pytest.raises(ConfigError, match="no file 'other'"):
+        chosen_files(contents, {"w": run, "other": run})
+
+
+def test_a_row_of_a_file_that_was_moved_and_other_weights_are_named(run: Path) -> None:
+    (contents, _), again = packed(run), run.parent / "again"
+    contents.opened.unpack(run.parent / "pack")
+    (run.parent / "rows").write_text("one\n2\n")
+    (run.parent / "other").write_bytes(b"other")
+    recorded(again, ("outside/2/sums.jsonl", run.parent / "rows"), ("w", run.parent / "other"))
+    found = differences(contents, contents.runs[0], run.parent / "pack" / FOLDER, again, {})
+    assert [each.kind for each in found] == ["data", "model"]
+    assert "rows:2 changed: 'two' is now '2'" in found[0].what
+    assert "other changed" in found[1].what

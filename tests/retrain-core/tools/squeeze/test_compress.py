@@ -1,0 +1,247 @@
+"""The compressed adapter: its product, its scale, its dtype, its other contents, and where it may be written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from retrain.kernel.errors import ConfigError
+from retrain.squeeze import compress_adapter
+from retrain.tools.squeeze.adapter import PREFIX, read_adapter
+
+Make = Callable[..., Path]
+Random = Callable[..., tuple[np.ndarray, np.ndarray]]
+
+
+def updates(folder: Path) -> dict[str, np.ndarray]:
+    """`scale * B A` of every module."""
+    adapter = read_adapter(folder)
+    found = {}
+    for pair in adapter.pairs:
+        a, b = adapter.factors(pair)
+        found[pair.module] = pair.scale * (b @ a)
+    return found
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize(("rank", "error"), [(1, 3.768836), (2, 2.031152), (3, 0.0), (4, 0.0), (9, 0.0)])
+def test_the_error_is_the_documented_one_times_the_scale(
+    rank: int, error: float, make_adapter: Make, documented_factors: Any, tmp_path: Path
+) -> None:
+    folder = make_adapter({"q": documented_factors}, lora_alpha=12)
+    compressed = compress_adapter(folder, tmp_path / "out", rank)
+    assert compressed.rank == min(rank, 4)
+    difference = updates(folder)["q"] - updates(tmp_path / "out")["q"]
+    assert np.linalg.norm(difference) == pytest.approx(3 * error, abs=2e-6)
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(1, 0.5), (2, 1.0), (4, 2.0), (32, 16.0), (128, 64.0)])
+def test_alpha_is_never_rounded(rank: int, alpha: float, make_adapter: Make, tmp_path: Path) -> None:
+    layer = (np.eye(128), np.diag(np.arange(128, 0, -1.0)))
+    compress_adapter(make_adapter({"q": layer}, lora_alpha=64), tmp_path / "out", rank)
+    config = config_of(tmp_path / "out")
+    assert (config["r"], config["lora_alpha"]) == (rank, alpha)
+    assert isinstance(config["lora_alpha"], float)
+    assert read_adapter(tmp_path / "out").pairs[0].scale == 0.5
+
+
+def test_the_scale_of_rslora_goes_with_the_root(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
+    folder = make_adapter({"q": random_factors(0, rank=8)}, lora_alpha=16, use_rslora=True)
+    compress_adapter(folder, tmp_path / "out", 2)
+    assert config_of(tmp_path / "out")["lora_alpha"] == pytest.approx(16 * (2 / 8) ** 0.5)
+    compress_adapter(folder, tmp_path / "whole", 8)
+    np.testing.assert_allclose(updates(tmp_path / "whole")["q"], updates(folder)["q"], atol=1e-10)
+
+
+def test_each_pattern_keeps_its_own_scale(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
+    layers = {
+        "layers.0.q": random_factors(0, rank=8),
+        "layers.0.v": random_factors(1, rank=2),
+        "layers.1.q": random_factors(2, rank=8),
+        "x.layers.1.q": random_factors(3, rank=8),
+    }
+    patterns = {"rank_pattern": {"v": 2}, "alpha_pattern": {"v": 3, "^layers.1.q": 100}}
+    folder = make_adapter(layers, r=8, lora_alpha=16, **patterns)
+    before = {pair.module: pair.scale for pair in read_adapter(folder).pairs}
+    assert before == {"layers.0.q": 2.0, "layers.0.v": 1.5, "layers.1.q": 12.5, "x.layers.1.q": 2.0}
+    for rank in (1, 2, 4, 8):
+        out = tmp_path / f"out{rank}"
+        compress_adapter(folder, out, rank)
+        small = read_adapter(out)
+        assert {pair.module: pair.scale for pair in small.pairs} == pytest.approx(before)
+        assert {pair.module: pair.rank for pair in small.pairs} == {
+            m: min(rank, len(a)) for m, (a, _) in layers.items()
+        }
+    np.testing.assert_allclose(updates(tmp_path / "out8")["layers.1.q"], updates(folder)["layers.1.q"], atol=1e-10)
+    assert config_of(tmp_path / "out2")["rank_pattern"] == {}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_the_dtype_stays(dtype: type, make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
+    folder = make_adapter({"q": random_factors(0)}, dtype=dtype)
+    compress_adapter(folder, tmp_path / "out", 2)
+    assert {array.dtype for array in load_file(tmp_path / "out/adapter_model.safetensors").values()} == {
+        np.dtype(dtype)
+    }
+
+
+def test_bfloat16_stays(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file as load_torch
+    from safetensors.torch import save_file as save_torch
+
+    folder = make_adapter({"q": random_factors(0)})
+    a, b = (torch.from_numpy(factor).to(torch.bfloat16) for factor in random_factors(0))
+    tensors = {f"{PREFIX}q.lora_A.weight": a, f"{PREFIX}q.lora_B.weight": b}
+    save_torch(tensors, folder / "adapter_model.safetensors")
+    compress_adapter(folder, tmp_path / "out", 4)
+    found = load_torch(tmp_path / "out" / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+    exact = b.double() @ a.double()
+    small = found[f"{PREFIX}q.lora_B.weight"].double() @ found[f"{PREFIX}q.lora_A.weight"].double()
+    assert float((small - exact).norm() / exact.norm()) < 2**-7
+
+
+def test_factors_of_two_dtypes(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
+    a, b = random_factors(1)
+    tensors = {"v.lora_A.weight": a.astype(np.float32), "v.lora_B.weight": b}
+    folder = make_adapter({"q": random_factors(0)}, tensors=tensors)
+    compressed = compress_adapter(folder, tmp_path / "out", 4)
+    assert sorted(layer.module for layer in compressed.layers) == ["q", "v"]
+    assert load_file(tmp_path / "out/adapter_model.safetensors")["v.lora_A.weight"].dtype == np.float32
+    np.testing.assert_allclose(updates(tmp_path / "out")["v"], updates(folder)["v"], atol=1e-5)
+
+
+def test_everything_else_is_kept(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
+    others = {f"{PREFIX}lm_head.weight": np.arange(6).reshape(2, 3), f"{PREFIX}q.lora_B.bias": np.ones(6, np.float32)}
+    folder = make_adapter({"q": random_factors(0)}, tensors=others, task_type="CAUSAL_LM", fan_in_fan_out=True)
+    (folder / "optimizer.safetensors").write_bytes(b"large")
+    compress_adapter(folder, tmp_path / "out", 2)
+    found = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    for name, values in others.items():
+        assert found[name].dtype == values.dtype
+        np.testing.assert_array_equal(found[name], values)
+    before, after = config_of(folder), config_of(tmp_path / "out")
+    changed = {"r": 2, "lora_alpha": 2.0, "rank_pattern": {}, "alpha_pattern": {}}
+    assert after == before | changed
+    with safe_open(str(tmp_path / "out/adapter_model.safetensors"), framework="numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "squeeze.json"}
+
+
+def test_convolutions_and_embeddings_keep_their_shapes(
+    make_adapter: Make, random_factors: Random, tmp_path: Path
+) -> None:
+    stream = np.random.default_rng(0)
+    tensors = {
+        "embed.lora_embedding_A": stream.standard_normal((4, 50)),
+        "embed.lora_embedding_B": stream.standard_normal((8, 4)),
+        "conv.lora_A.weight": stream.standard_normal((4, 3, 5, 5)),
+        "conv.lora_B.weight": stream.standard_normal((7, 4, 1, 1)),
+    }
+    folder = make_adapter({"q": random_factors(0)}, tensors=tensors)
+    compress_adapter(folder, tmp_path / "out", 2)
+    found = {name: array.shape for name, array in load_file(tmp_path / "out/adapter_model.safetensors").items()}
+    assert found["conv.lora_A.weight"] == (2, 3, 5, 5)
+    assert found["conv.lora_B.weight"] == (7, 2, 1, 1)
+    assert found["embed.lora_embedding_A"] == (2, 50)
+    compress_adapter(folder, tmp_path / "whole", 4)
+    for module, update in updates(folder).items():
+        np.testing.assert_allclose(updates(tmp_path / "whole")[module], update, atol=1e-10)
+
+
+def test_a_layer_without_an_update_can_still_be_trained(
+    make_adapter: Make, random_factors: Random, tmp_path: Path
+) -> None:
+    idle = np.arange(32.0).reshape(4, 8), np.zeros((6, 4))
+    folder = make_adapter({"q": random_factors(0), "idle": idle})
+    compressed = compress_adapter(folder, tmp_path / "out", 2)
+    found = load_file(tmp_path / "out/adapter_model.safetensors")
+    np.testing.assert_array_equal(found[f"{PREFIX}idle.lora_A.weight"], idle[0][:2])
+    assert not found[f"{PREFIX}idle.lora_B.weight"].any()
+    assert {layer.module: layer.kept is None for layer in compressed.layers} == {"q": False, "idle": True}
+
+
+def test_what_was_done_is_told(make_adapter: Make, documented_factors: Any, tmp_path: Path) -> None:
+    compressed = compress_adapter(make_adapter({"q": documented_factors}), tmp_path / "out", 2)
+    (layer,) = compressed.layers
+    assert (layer.module, layer.rank, layer.source_rank) == ("q", 2, 4)
+    assert layer.kept == pytest.approx(0.870985, abs=5e-7)
+    assert (compressed.source_bytes, compressed.num_bytes) == (8 * 44, 8 * 22)
+    assert json.loads((tmp_path / "out/squeeze.json").read_text()) == json.loads(json.dumps(compressed.as_data()))
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), rank=st.integers(1, 5), smaller=st.integers(1, 5), rslora=st.booleans())
+def test_twice_is_once(seed: int, rank: int, smaller: int, rslora: bool, make_adapter: Make, random_factors: Random):
+    folder = make_adapter(
+        {"q": random_factors(seed, rank=rank)}, f"a{np.random.default_rng().integers(2**60)}", use_rslora=rslora
+    )
+    once, whole, twice = (folder.with_name(f"{folder.name}-{name}") for name in ("once", "whole", "twice"))
+    compress_adapter(folder, once, smaller)
+    compress_adapter(folder, whole, rank)
+    compress_adapter(whole, twice, smaller)
+    np.testing.assert_allclose(updates(once)["q"], updates(twice)["q"], atol=1e-8)
+    np.testing.assert_allclose(updates(whole)["q"], updates(folder)["q"], atol=1e-8)
+
+
+def test_an_earlier_result_is_replaced_and_nothing_else_is(
+    make_adapter: Make, random_factors: Random, tmp_path: Path
+) -> None:
+    folder = make_adapter({"q": random_factors(0)})
+    for rank in (2, 3):
+        assert compress_adapter(folder, tmp_path / "deep" / "out", rank).rank == rank
+    assert config_of(tmp_path / "deep" / "out")["r"] == 3
+    assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["out"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    (tmp_path / "file").touch()
+    other = make_adapter({"q": random_factors(1)}, "other")
+    for place, reason in (
+        (tmp_path / "mine", "not empty"),
+        (other, "not empty"),
+        (tmp_path / "file", "is a file"),
+        (folder, "is the adapter to compress"),
+        (tmp_path, "or contains it"),
+        (tmp_path / "file" / "below", "cannot be written"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            compress_adapter(folder, place, 2)
+    (tmp_path / "empty").mkdir()
+    compress_adapter(folder, tmp_path / "empty", 2)
+
+
+def test_a_failure_leaves_nothing(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
+    a, b = random_factors(0)
+    b[3, 3] = np.nan
+    folder = make_adapter({"q": (a, b)})
+    with pytest.raises(ConfigError, match="not finite"):
+        compress_adapter(folder, tmp_path / "out", 2)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["adapter"]
+
+
+@pytest.mark.parametrize("rank", [0, -1])
+def test_no_rank(rank: int, make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a rank"):
+        compress_adapter(make_adapter({"q": random_factors(0)}), tmp_path / "out", rank)
+
+
+def test_half_precision_that_would_overflow(make_adapter: Make, tmp_path: Path) -> None:
+    layer = (np.full((1, 4), 60000.0), np.full((400, 1), 60000.0))
+    folder = make_adapter({"q": layer, "v": (np.full((1, 4000), 65000.0), np.full((1, 1), 65000.0))}, dtype=np.float16)
+    with pytest.raises(ConfigError, match="too large for F16"):
+        compress_adapter(folder, tmp_path / "out", 1)

@@ -1,0 +1,227 @@
+"""A conversation: rendered as in training, harmless on a terminal, and able to look at the policy that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+
+from retrain.credit.group_status import GroupStatus
+from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Score, StopReason
+from retrain.run.opened import Opened
+from retrain.text.chat import encode
+from retrain.use import chat_command
+from retrain.use.chat import Conversation, Spoken
+from retrain.use.group_credit import CreditedAnswer, CreditedGroup, credit_of
+from retrain.use.prompts import read_prompts
+from retrain.use.serving.text_stream import TextStream
+from retrain.use.shading import by_credit, by_entropy, harmless
+from tests.invoke import invoke
+
+INSTRUCTION = "Answer in \\boxed{}."
+
+
+@pytest.fixture
+def source(tiny: Opened) -> Iterator[Opened]:
+    """With a system prompt and an instruction, as a run may have them."""
+    data = tiny.config.data.model_copy(update={"system_prompt": "Be brief.", "instruction": INSTRUCTION})
+    config = replace(tiny.config, tables={**tiny.config.tables, "data": data})
+    yield replace(tiny, config=config)
+    tiny.use(None)
+
+
+def greedy(source: Opened, messages: list[dict[str, str]]) -> str:
+    (ids,) = encode([messages], source.tokenizer, source.config, names=["it"])
+    params = SamplingParams(max_tokens=24, temperature=1.0, greedy=True)
+    ((sample,),) = source.backend.sample([SampleRequest(prompt_T=np.array(ids), seeds_G=(0,))], params)
+    return str(source.tokenizer.decode(sample.tokens_T, skip_special_tokens=True))
+
+
+def test_turns_are_rendered_as_in_training_and_remembered(
+    source: Opened, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    chat = Conversation(source, plain=False)
+    chat.introduce()
+    assert "Be brief." in (told := capsys.readouterr().err)
+    assert INSTRUCTION in told
+    chat.hear("/temperature 0")
+    said: list[str] = []
+    messages = [{"role": "system", "content": "Be brief."}]
+    for question in ("What is 2 + 2?", "What is 9 * 8?"):
+        capsys.readouterr()
+        assert chat.hear(question)
+        said.append(capsys.readouterr().out)
+        messages.append({"role": "user", "content": f"{question}\n{INSTRUCTION}"})
+        messages.append({"role": "assistant", "content": greedy(source, messages)})
+        assert said[-1] == messages[-1]["content"] + "\n"
+    file = tmp_path / "chat.jsonl"
+    chat.hear(f"/save {file}")
+    assert read_prompts(str(file), source.config, source.plugins) == [messages]
+    before = file.read_bytes()
+    chat.hear(f"/save {file}")
+    assert "cannot be written" in capsys.readouterr().err
+    assert file.read_bytes() == before
+    chat.hear("/reset")
+    chat.hear("/system")
+    capsys.readouterr()
+    chat.hear("What is 2 + 2?")
+    plain = [{"role": "user", "content": f"What is 2 + 2?\n{INSTRUCTION}"}]
+    assert capsys.readouterr().out == greedy(source, plain) + "\n"
+
+
+def test_the_policy_of_an_environment_is_asked_without_what_training_never_added(
+    source: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = source.config.tables["environment"].model_copy(update={"provider": "verifiers"})
+    config = replace(source.config, tables={**source.config.tables, "environment": environment})
+    chat = Conversation(replace(source, config=config), plain=False)
+    chat.introduce()
+    told = capsys.readouterr().err
+    assert "Be brief." not in told
+    assert INSTRUCTION not in told
+    chat.hear("What is 2 + 2?")
+    assert chat.messages[0] == {"role": "user", "content": "What is 2 + 2?"}
+
+
+def test_another_policy_answers_too_and_only_the_first_is_remembered(
+    source: Opened, other: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a clone has a folder `logs` once it was trained in
+    source.use(other)
+    adapter = replace(source, subject=replace(source.subject, folder=other))
+    chat = Conversation(adapter, plain=True)
+    for line in ("/temperature 0", "/compare base", "What is 2 + 2?"):
+        chat.hear(line)
+    first, second = capsys.readouterr().out.split("the base:\n")
+    assert first.partition("\n")[2].rstrip("\n") == chat.messages[-1]["content"]
+    source.use(None)
+    assert second == greedy(source, [{"role": "user", "content": "What is 2 + 2?"}]) + "\n"
+    assert first != second
+    chat.hear("/compare off")
+    chat.hear("What is 2 + 2?")
+    assert "the base" not in capsys.readouterr().out
+    chat.hear("/compare logs/nowhere")
+    assert "same base" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("/nope", "/help"),
+        ("/temperature", "0 to 10"),
+        ("/temperature nan", "0 to 10"),
+        ("/temperature 99", "0 to 10"),
+        ("/credit 4", "ask a question first"),
+        ("/save x", "nothing has been said"),
+        ("a " * 3000, "/reset"),
+        ("\ud800", "tokenizer"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_the_conversation_goes_on(
+    source: Opened, capsys: pytest.CaptureFixture[str], line: str, told: str
+) -> None:
+    chat = Conversation(source, plain=False)
+    assert chat.hear(line)
+    assert told in capsys.readouterr().err
+    assert not chat.messages
+    assert not chat.hear("/quit")
+
+
+def test_an_interrupted_answer_is_kept_as_far_as_it_came(
+    source: Opened, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, take = Conversation(source, plain=True), Spoken.take
+
+    def interrupted(spoken: Spoken, *given: Any, **options: Any) -> bool:
+        take(spoken, *given, **options)
+        raise KeyboardInterrupt
+
+    chat.hear("/temperature 0")
+    with monkeypatch.context() as patched:
+        patched.setattr(Spoken, "take", interrupted)
+        chat.hear("What is 2 + 2?")
+    assert "(stopped)" in capsys.readouterr().out
+    whole = greedy(source, [{"role": "user", "content": "What is 2 + 2?"}])
+    assert whole.startswith(chat.messages[-1]["content"])
+    assert chat.messages[-1]["content"] != whole
+
+
+def test_words_of_a_model_cannot_steer_the_terminal(tiny: Opened, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "ok\x1b[2J\x1b]0;title\x07\r\u202ehidden\nnext\x9b31m"
+    for text in (harmless(evil), by_entropy(evil, 1.0), by_credit([evil], np.array([1.0]), 1.0)):
+        left = click.unstyle(text)
+        assert not any(ord(c) < 32 and c != "\n" for c in left)
+        assert not set(left) & set("\x7f\x9b\u202e\x1b\x07")
+        assert left.count("\n") == 1
+    spoken = Spoken(stream=TextStream(tiny.tokenizer), is_shaded=True)
+    ids = tiny.tokenizer("a\x1b[31mb", add_special_tokens=False)["input_ids"]
+    piece = Sample(tokens_T=np.array(ids), logprobs_T=np.zeros(len(ids)), stop_reason=StopReason.EOS, policy_version=0)
+    spoken.take(0, 0, piece, is_done=True)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_deeper_the_colour_the_more_it_counts_and_all_of_it_can_be_read() -> None:
+    def backgrounds(text: str) -> list[tuple[int, ...]]:
+        codes = [part.split("m")[0] for part in text.split("\x1b[48;2;")[1:]]
+        return [tuple(map(int, code.split(";"))) for code in codes]
+
+    assert backgrounds(by_entropy("sure", 0.01)) == []
+    (some,), (more,) = backgrounds(by_entropy("a", 0.5)), backgrounds(by_entropy("a", 9.0))
+    assert sum(more) < sum(some)
+    praise, blame = backgrounds(by_credit(["a", "b", "c"], np.array([1.0, 0.0, -1.0]), 1.0))
+    assert praise[1] > praise[0]
+    assert blame[0] > blame[1]
+    for colour in (more, praise, blame):
+        parts = [c / 255 for c in colour]
+        red, green, blue = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        assert (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) / 0.05 > 7.0
+
+
+def test_credit_is_shown_answer_by_answer(
+    source: Opened, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [
+        CreditedAnswer(score=Score.of(1.0), texts=["it is", " 4"], credit_A=np.array([0.25, 0.75])),
+        CreditedAnswer(score=Score.no_verdict("unclear"), texts=["hm\x1b[2J"], credit_A=np.zeros(1)),
+    ]
+    group = CreditedGroup(condition="grpo+gtpo", status=GroupStatus.INFORMATIVE, answers=answers)
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr("retrain.use.chat.credit_of", lambda _, *given, **__: (asked.append(given), group)[1])
+    chat = Conversation(source, plain=False)
+    chat.hear("What is 2 + 2?")
+    capsys.readouterr()
+    chat.hear("/credit 4")
+    captured = capsys.readouterr()
+    assert asked == [("What is 2 + 2?", "4")], "the question without the instruction"
+    assert click.unstyle(captured.out) == (
+        "1. reward 1, credit +1.000\nit is 4\n2. no_verdict, credit +0.000\nhm\N{REPLACEMENT CHARACTER}[2J\n"
+    )
+    assert "grpo+gtpo" in captured.err
+
+
+@pytest.mark.long
+def test_credit_is_what_the_algorithm_gives_to_a_scored_group(source: Opened) -> None:
+    found = credit_of(source, "What is 2 + 2?", "4", size=6, number=1)
+    assert len(found.answers) == 6
+    rewards = [answer.score.value for answer in found.answers]
+    assert set(rewards) == {0.0, 1.0}, "the group can teach"
+    assert found.status is GroupStatus.INFORMATIVE
+    for answer, reward in zip(found.answers, rewards, strict=True):
+        assert len(answer.texts) == len(answer.credit_A)
+        assert (answer.credit_A.sum() > 0) == (reward == 1.0)
+
+
+def test_each_line_of_stdin_is_a_turn(source: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_command, "opened", lambda *_: nullcontext(source))
+    heard: list[str] = []
+    monkeypatch.setattr(Conversation, "hear", lambda self, line: (heard.append(line), not line.startswith("/quit"))[1])
+    given = "What is\\\n2 + 2?\r\n\n/entropy\nlast\\"
+    result = invoke(chat_command.command, ["builtin:tiny", "--greedy"], input=given, obj=source.plugins)
+    assert result.exit_code == 0, result.output
+    assert heard == ["/temperature 0", "What is\n2 + 2?", "", "/entropy", "last"]

@@ -1,0 +1,427 @@
+"""The server answers as OpenAI's does, gathers its clients into batches, and outlives those that send nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from retrain.kernel.types import SampleRequest, SamplingParams
+from retrain.run.opened import Opened
+from retrain.run.seed_sources import sample_seed
+from retrain.use.serve_command import _stopped_by_signals
+from retrain.use.serving.batcher import Batcher
+from retrain.use.serving.http import ApiServer
+from retrain.use.serving.parse import RequestError, parse
+from retrain.use.serving.service import Service
+
+TOKEN, QUESTION = "secret", "What is 2 + 2?"
+Post = Callable[..., httpx.Response]
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Opened, other: Path) -> Iterator[ApiServer]:
+    models = {"tiny": None, "other": other}
+    batcher = Batcher(tiny.backend, lambda model: tiny.use(models[model]))
+    with ApiServer(("127.0.0.1", 0), Service(tiny, models, batcher), TOKEN) as running:
+        threads = [threading.Thread(target=work) for work in (batcher.run, running.serve_forever)]
+        for thread in threads:
+            thread.start()
+        yield running
+        batcher.close()
+        running.shutdown()
+        for thread in threads:
+            thread.join()
+    tiny.use(None)
+
+
+@pytest.fixture(scope="module")
+def post(server: ApiServer) -> Iterator[Post]:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
+        yield lambda path, **body: client.post(path, content=json.dumps(body))
+
+
+def answer(response: httpx.Response) -> dict[str, Any]:
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def chunks(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert last == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+def idle(server: ApiServer) -> None:
+    deadline = time.monotonic() + 20
+    while server.service._batcher._rows and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not server.service._batcher._rows, "work goes on that nobody waits for"
+
+
+def test_completions_are_those_of_the_engine(tiny: Opened, server: ApiServer, post: Post) -> None:
+    ids = tiny.tokenizer(QUESTION)["input_ids"]
+    body = {"prompt": [QUESTION, QUESTION], "n": 2, "max_tokens": 12, "temperature": 0.7, "seed": 5, "logprobs": 0}
+    found = answer(post("/completions", **body))
+    idle(server)
+    tiny.use(None)
+    requests = [
+        SampleRequest(prompt_T=np.array(ids), seeds_G=tuple(sample_seed(5, number, k) for k in range(2)))
+        for number in range(2)
+    ]
+    groups = tiny.backend.sample(requests, SamplingParams(max_tokens=12, temperature=0.7))
+    samples = [sample for group in groups for sample in group]
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+    for choice, sample in zip(found["choices"], samples, strict=True):
+        assert choice["text"] == tiny.tokenizer.decode(sample.tokens_T, skip_special_tokens=True)
+        np.testing.assert_allclose(choice["logprobs"]["token_logprobs"], sample.logprobs_T, atol=1e-4)
+        assert "".join(choice["logprobs"]["tokens"]).startswith(choice["text"])
+        assert choice["finish_reason"] == {"eos": "stop", "length": "length"}[sample.stop_reason.value]
+    sampled = sum(len(sample.tokens_T) for sample in samples)
+    assert found["usage"] == {
+        "prompt_tokens": 2 * len(ids),
+        "completion_tokens": sampled,
+        "total_tokens": 2 * len(ids) + sampled,
+    }
+    by_ids = answer(post("/completions", **(body | {"prompt": [ids, ids]})))
+    assert by_ids["choices"] == found["choices"]
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 2}, {"stop": [" = ", "72"]}]
+)
+def test_a_stream_joins_to_the_answer(post: Post, extra: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "What is 9 * 8?"}], "max_tokens": 24, "temperature": 0, "n": 2}
+    whole = answer(post("/chat/completions", **body, **extra))
+    found = chunks(post("/chat/completions", **body, **extra, stream=True, stream_options={"include_usage": True}))
+    assert found[-1]["choices"] == []
+    assert found[-1]["usage"] == whole["usage"]
+    assert {chunk["object"] for chunk in found} == {"chat.completion.chunk"}
+    for index, choice in enumerate(whole["choices"]):
+        own = [c for chunk in found for c in chunk["choices"] if c["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(c["delta"].get("content", "") for c in own) == choice["message"]["content"]
+        assert [c["finish_reason"] for c in own if c["finish_reason"]] == [choice["finish_reason"]]
+        entries = [entry for c in own if c["logprobs"] for entry in c["logprobs"]["content"]]
+        assert entries == (choice["logprobs"]["content"] if choice["logprobs"] else [])
+        assert len(own) > 3 or "top_logprobs" in extra or "stop" in extra, "it came in pieces"
+        if extra.get("logprobs"):
+            assert "".join(entry["token"] for entry in entries) == choice["message"]["content"]
+        if "stop" in extra:
+            assert choice["finish_reason"] == "stop"
+            assert " = " not in choice["message"]["content"]
+
+
+def test_an_echo_gives_the_log_probabilities_of_the_prompt(tiny: Opened, server: ApiServer, post: Post) -> None:
+    """As lm-eval asks: the prompt's own tokens, and whether each was the likeliest."""
+    body = {"prompt": f"{QUESTION} 4", "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+    (choice,) = answer(post("/completions", **body))["choices"]
+    logprobs, ids = choice["logprobs"], tiny.tokenizer(body["prompt"])["input_ids"]
+    assert len(logprobs["tokens"]) == len(ids) + 1
+    assert "".join(logprobs["tokens"][:-1]) == body["prompt"]
+    assert choice["text"].startswith(body["prompt"])
+    assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:n])) for n in range(len(ids) + 1)]
+    assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+    assert logprobs["token_logprobs"][-1] == max(logprobs["top_logprobs"][-1].values()), "greedy, to the bit"
+    idle(server)
+    tiny.use(None)
+    row = next(iter(_rows(np.array(ids))))
+    wanted = tiny.backend.logprobs([row], 1.0)[0]
+    np.testing.assert_allclose(logprobs["token_logprobs"][1:-1], wanted[1:], atol=1e-4)
+    scored = answer(post("/completions", **(body | {"max_tokens": 0})))
+    assert scored["choices"][0]["logprobs"]["token_logprobs"] == logprobs["token_logprobs"][:-1]
+    assert scored["usage"]["completion_tokens"] == 0
+
+
+def _rows(tokens_T: np.ndarray) -> Iterator[Any]:
+    from retrain.use.serving.batcher import ranked_row
+
+    yield ranked_row(tokens_T, np.zeros(0, dtype=np.int64))
+
+
+def test_clients_share_batches_and_each_gets_its_own_model(
+    tiny: Opened, server: ApiServer, post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [
+        {"prompt": f"What is {n} + {n}?", "model": ("tiny", "other")[n % 2], "seed": n, "max_tokens": 24}
+        for n in range(8)
+    ]
+    alone = [answer(post("/completions", **body))["choices"][0]["text"] for body in asked]
+    same = [answer(post("/completions", **(body | {"model": "tiny"})))["choices"][0]["text"] for body in asked]
+    assert [a == b for a, b in zip(alone, same, strict=True)].count(False) >= 3, "the adapter says other things"
+    batches: list[int] = []
+    stream, use, deadline = tiny.backend.stream, Opened.use, time.monotonic() + 20  # type: ignore[attr-defined]
+
+    def use_when_all_are_here(source: Opened, folder: Path | None) -> None:
+        while server.service._batcher._rows < len(asked) and not batches and time.monotonic() < deadline:
+            time.sleep(0.01)
+        use(source, folder)
+
+    monkeypatch.setattr(Opened, "use", use_when_all_are_here)
+    monkeypatch.setattr(tiny.backend, "stream", lambda *given: (batches.append(1), stream(*given))[1])
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda body: answer(post("/completions", **body)), asked))
+    assert [found["choices"][0]["text"] for found in together] == alone
+    assert [found["model"] for found in together] == [body["model"] for body in asked]
+    assert len(batches) == 2, "those that wait are sampled together, whatever the order in which they came"
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "look"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/completions", {"prompt": "a", "model": "nope"}, 404, "model"),
+        ("/completions", {}, 400, "prompt"),
+        ("/completions", {"prompt": []}, 400, "prompt"),
+        ("/completions", {"prompt": ""}, 400, "prompt"),
+        ("/completions", {"prompt": {"a": 1}}, 400, "prompt"),
+        ("/completions", {"prompt": [[1, "x"]]}, 400, "prompt"),
+        ("/completions", {"prompt": [99999]}, 400, "prompt"),
+        ("/completions", {"prompt": [-1]}, 400, "prompt"),
+        ("/completions", {"prompt": [True]}, 400, "prompt"),
+        ("/completions", {"prompt": "a" * 9000}, 400, "prompt"),
+        ("/completions", {"prompt": ["a"] * 300}, 400, "prompt"),
+        ("/completions", {"prompt": "\ud800"}, 400, "prompt"),
+        ("/completions", {"prompt": "a", "max_tokens": "many"}, 400, "max_tokens"),
+        ("/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        ("/completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
+        ("/completions", {"prompt": "a", "temperature": True}, 400, "temperature"),
+        ("/completions", {"prompt": "a", "n": 10**6}, 400, "n"),
+        ("/completions", {"prompt": "a", "seed": 0.5}, 400, "seed"),
+        ("/completions", {"prompt": "a", "stop": [""]}, 400, "stop"),
+        ("/completions", {"prompt": "a", "stop": 3}, 400, "stop"),
+        ("/completions", {"prompt": "a", "stream": "yes"}, 400, "stream"),
+        ("/completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options"),
+        ("/completions", {"prompt": "a", "logprobs": 21}, 400, "logprobs"),
+        ("/completions", {"prompt": "a", "top_p": 0.9}, 400, "top_p"),
+        ("/completions", {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ("/completions", {"prompt": "a", "what": 1}, 400, "what"),
+        ("/completions", {"prompt": "a", "messages": []}, 400, "messages"),
+        ("/chat/completions", {}, 400, "messages"),
+        ("/chat/completions", {"messages": ["hi"]}, 400, "messages"),
+        ("/chat/completions", {"messages": [{"role": "user", "content": None}]}, 400, "messages"),
+        ("/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
+        ("/chat/completions", {**CHAT, "prompt": "a"}, 400, "prompt"),
+        ("/chat/completions", {**CHAT, "top_logprobs": 1}, 400, "top_logprobs"),
+        ("/chat/completions", {**CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
+        ("/chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice"),
+        ("/completions", {"prompt": "a", "tools": [TOOL]}, 400, "tools"),
+        ("/responses", {"input": "a", "top_p": 0.5}, 400, "top_p"),
+        ("/responses", {"input": "a", "model": "no"}, 404, "model"),
+        ("/elsewhere", {}, 404, None),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(
+    post: Post, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    response = post(path, **body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["message"]
+
+
+def test_tools_are_offered_and_a_call_can_be_required(post: Post) -> None:
+    body = {**CHAT, "tools": [TOOL], "max_tokens": 4, "seed": 1}
+    plain, forced = (answer(post("/chat/completions", **body, tool_choice=how)) for how in ("auto", "required"))
+    assert forced["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"], "it begins with the opening of a call"
+    assert forced["choices"][0]["message"]["content"].startswith("<tool_call>")
+
+
+def test_the_responses_of_openais_client(server: ApiServer) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=server.url, api_key=TOKEN, max_retries=0)
+    asked = {"model": "tiny", "input": QUESTION, "max_output_tokens": 3, "temperature": 0}
+    whole = client.responses.create(**asked)
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert whole.usage.output_tokens == 3
+    events = list(client.responses.create(**asked, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_what_changes_nothing_is_accepted(post: Post) -> None:
+    neutral = {
+        "top_p": 1.0,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "best_of": 1,
+        "suffix": None,
+        "user": "me",
+    }
+    assert answer(post("/completions", prompt=QUESTION, max_tokens=1, temperature=0, **neutral))
+
+
+def test_only_those_with_the_token_may_ask(server: ApiServer) -> None:
+    client = httpx.Client()
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer sécret".encode()}):
+        for method, path in (("GET", "/models"), ("POST", "/completions")):
+            response = client.request(method, server.url + path, headers=headers, json={"prompt": "a"})
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert TOKEN not in response.text
+    listed = client.get(f"{server.url}/models", headers={"Authorization": f"Bearer {TOKEN}"}).json()
+    assert [entry["id"] for entry in listed["data"]] == ["tiny", "other"]
+
+
+HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+JSON_HEAD = f"{HEAD}Content-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (f"{JSON_HEAD}\r\n", 411),
+        (f"{JSON_HEAD}Content-Length: many\r\n\r\n", 411),
+        (f"{JSON_HEAD}Content-Length: -5\r\n\r\n", 411),
+        (f"{JSON_HEAD}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+        (f"{JSON_HEAD}Content-Length: 99999999999\r\n\r\n", 413),
+        ("POST /v1/completions HTTP/1.1\r\nContent-Length: 5000000\r\n\r\n", 401),
+        (f"{JSON_HEAD}Content-Length: 5\r\n\r\n{{nope", 400),
+        (f"{JSON_HEAD}Content-Length: 3\r\n\r\nNaN", 400),
+        (f"{JSON_HEAD}Content-Length: 2\r\n\r\n[]", 400),
+        (f"{JSON_HEAD}Content-Length: 4000\r\n\r\n" + "[" * 4000, 400),
+        (f"{JSON_HEAD}Content-Length: 4\r\n\r\n\xff\xfe\xfd\xfc", 400),
+        (f"{HEAD}Content-Type: text/plain\r\nContent-Length: 14\r\n\r\n" + '{"prompt":"a"}', 415),
+        ("NONSENSE\r\n\r\n", 400),
+        ("DELETE /v1/models HTTP/1.1\r\n\r\n", 501),
+        (HEAD + "X: y\r\n" * 150 + "\r\n", 431),
+        (f"{JSON_HEAD}Content-Length: 500\r\n\r\nhalf", None),
+        ("", None),
+    ],
+)
+def test_a_connection_that_sends_nonsense_gets_an_error_or_nothing(
+    server: ApiServer, sent: str, status: int | None
+) -> None:
+    with socket.create_connection(server.server_address[:2], timeout=20) as connection:
+        connection.sendall(sent.encode("latin-1"))
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    if status is None:
+        assert received == b""
+    else:
+        head, _, body = received.partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == status
+        assert json.loads(body)["error"]["message"]
+    with socket.create_connection(server.server_address[:2], timeout=20) as another:
+        another.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert b" 200 " in another.recv(65536)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_place(
+    tiny: Opened, server: ApiServer, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = tiny.backend.stream  # type: ignore[attr-defined]
+
+    def slowly(requests: Any, params: Any, feed: Any) -> None:
+        class Slow:
+            def take(self, request: int, place: int, piece: Any, *, is_done: bool) -> bool:
+                time.sleep(0.01)
+                taken.append(len(piece.tokens_T))
+                return bool(feed.take(request, place, piece, is_done=is_done))
+
+            more = feed.more
+
+        tiny.backend._policies[0].stop_ids, before = frozenset(), tiny.backend._policies[0].stop_ids  # type: ignore[attr-defined]
+        try:
+            take(requests, params, Slow())
+        finally:
+            tiny.backend._policies[0].stop_ids = before  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(tiny.backend, "stream", slowly)
+    monkeypatch.setattr("retrain.use.serving.service.POLL_S", 0.02)
+    body = json.dumps({"prompt": QUESTION, "max_tokens": 1000, "stream": stream})
+    with socket.create_connection(server.server_address[:2], timeout=20) as connection:
+        connection.sendall(f"{JSON_HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        while not taken:
+            time.sleep(0.005)
+    idle(server)
+    assert 0 < sum(taken) < 900, "it would have been about 1000"
+
+
+def test_an_error_of_the_engine_ends_the_request_and_not_the_server(
+    tiny: Opened, post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("the secret reason")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tiny.backend, "stream", broken)
+        response = post("/completions", prompt=QUESTION)
+        assert response.status_code == 500
+        assert "secret" not in response.text
+        found = chunks(post("/completions", prompt=QUESTION, stream=True))
+        assert found[-1]["error"]["type"] == "server_error"
+    assert answer(post("/completions", prompt=QUESTION, max_tokens=1))
+
+
+def test_too_much_work_is_refused_and_what_waits_at_the_end_is_told(
+    tiny: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain.use.serving.batcher.MOST_ROWS", 4)
+    models = {"tiny": None}
+    batcher = Batcher(tiny.backend, lambda model: tiny.use(models[model]))
+    with ApiServer(("127.0.0.1", 0), Service(tiny, models, batcher), "") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with ThreadPoolExecutor(3) as pool, httpx.Client() as client:
+            body = {"prompt": QUESTION, "n": 2}
+            asked = [pool.submit(client.post, f"{server.url}/completions", json=body) for _ in range(3)]
+            while sum(each.done() for each in asked) < 1:
+                time.sleep(0.01)
+            batcher.close()
+            assert sorted(each.result().status_code for each in asked) == [429, 503, 503]
+        server.shutdown()
+
+
+def test_a_signal_ends_serving_quietly(tiny: Opened, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with _stopped_by_signals():
+            os.kill(os.getpid(), number)
+            pytest.fail("while nobody looks it interrupts at once")
+        batcher = Batcher(tiny.backend)
+        service = Service(tiny, {"tiny": None}, batcher)
+        answer = service.start(parse({"prompt": QUESTION, "max_tokens": 900, "n": 64}, is_chat=False), is_chat=False)
+        with _stopped_by_signals() as stop:
+            stop.take_over()
+            threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+            batcher.run(stop.is_set)
+            assert stop.is_set()
+        with pytest.raises(RequestError, match="stopping"):
+            list(service.follow(answer, lambda: True))
+        assert sum(len(choice.tokens) for choice in answer.choices) < 64 * 900
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert capsys.readouterr().err.count("stopped") == 4
+
+
+def test_a_server_of_two_shapes_says_so(tiny: Opened, other: Path, tmp_path: Path) -> None:
+    from retrain.kernel.errors import ConfigError
+    from retrain.use.serve_command import _try_all
+
+    shutil.copytree(other, tmp_path / "wide")
+    weights = load_file(other / "adapter_model.safetensors")
+    wide = {name: np.repeat(w, 2, axis=0 if "lora_A" in name else 1) for name, w in weights.items()}
+    save_file(wide, tmp_path / "wide" / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match="--adapter wide"):
+        _try_all(tiny, {"tiny": None, "wide": tmp_path / "wide"})
+    tiny.use(None)

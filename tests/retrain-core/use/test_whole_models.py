@@ -1,0 +1,294 @@
+"""`retrain merge`, `export` and `push`: what appears, what is told, and that nothing is left of a failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from safetensors.torch import load_file, save_file
+
+from retrain.api import ExportedModel, ModelExport, Plugins, load_plugins
+from retrain.records.checkpoints import save_checkpoint
+from retrain.run.subject import find_subject
+from retrain.text import secrets
+from retrain.use import export_command, merge_command, push_command
+from retrain.use.model_card import repeating_config
+from retrain.use.whole_model import lines
+from retrain_local.model.adapter import PREFIX, adapter_config
+from retrain_local.plugin import BUILTIN_MODELS
+from tests.hub_server import hub_server
+from tests.invoke import invoke
+
+TINY = BUILTIN_MODELS["tiny"]
+SECRET = "sk-planted-secret-0123456789"
+MODULE = "model.layers.1.mlp.up_proj"
+DATA = "/home/somebody/private/tasks.jsonl"
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return load_plugins()
+
+
+def exported_by(
+    monkeypatch: pytest.MonkeyPatch, plugins: Plugins, write: Callable[[ModelExport], ExportedModel | None]
+) -> None:
+    """Let `write` answer the hook that writes models, in place of the installed plugins."""
+    notify = type(plugins).notify
+
+    def answer(self: Plugins, hook: str, **given: Any) -> Any:
+        return write(given["export"]) if hook == "retrain_export_model" else notify(self, hook, **given)
+
+    monkeypatch.setattr(type(plugins), "notify", answer)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run of three steps, as a session leaves it."""
+    folder = tmp_path / "logs" / "sums"
+    folder.mkdir(parents=True)
+    config = {
+        "backend": {"backend": "local", "devices": "cpu", "adapter_path": ""},
+        "model": {"model": "builtin:tiny", "lora_rank": 2},
+        "data": {"source": "files", "path": DATA},
+        "reward": {"type": "match", "custom_module": "/home/somebody/reward.py"},
+        "training": {"batch_size": 2, "group_size": 4, "max_tokens": 64, "temperature": 1.0, "lr": 1e-4},
+        "algorithm": {"loss": "ppo"},
+        "logging": {"log_dir": "/home/somebody/logs/sums", "wandb_project": "mine"},
+    }
+    given = ("model.model", "model.lora_rank", "data.source", "data.path", "logging.log_dir", "backend.devices")
+    manifest = {
+        "status": "done",
+        "started": "2026-01-01T00:00:00+00:00",
+        "condition": "maxrl+`none`",
+        "seed": 17,
+        "config": config,
+        "origins": dict.fromkeys(given, "retrain.toml:3") | {"training.lr": "default"},
+        "distributions": {"retrain-core": "0.1.0"},
+        "libraries": {"torch": "2.13.0"},
+        "python": "3.11.7",
+        "examples": {"train": 100, "held_out": 20, "digest": "feedbeef"},
+        "identity": {"data": {"digest": "cafe", "num_files": 1}},
+        "command": ["--data-path", DATA],
+    }
+    (folder / "run.json").write_text(json.dumps(manifest))
+    (folder / "config.toml").write_text('[backend]\ndevices = "cpu"\n[model]\nmodel = "builtin:tiny"\nlora_rank = 2\n')
+    evaluated = {"eval_examples": 20, "eval_correct_rate": 0.25, "eval_ci_low": 0.1, "eval_ci_high": 0.4}
+    better = evaluated | {"eval_correct_rate": 0.75, "eval_ci_low": 0.6, "eval_ci_high": 0.9}
+    records = [{"step": -1, **evaluated}, {"step": 0, "mean_reward": 0.5}, {"step": 2, "mean_reward": 0.6, **better}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+
+    def fill(target: Path) -> None:
+        weight_OI = load_file(TINY / "model.safetensors")[f"{MODULE}.weight"]
+        factors = {"A": torch.ones(2, weight_OI.shape[1]) * 0.02, "B": torch.ones(len(weight_OI), 2) * 0.02}
+        tensors = {f"{PREFIX}{MODULE}.lora_{name}.weight": factor for name, factor in factors.items()}
+        save_file(tensors, target / "adapter_model.safetensors")
+        document = adapter_config(["up_proj"], rank=2, alpha=4, base=str(TINY))
+        (target / "adapter_config.json").write_text(json.dumps(document))
+        (target / "optimizer.safetensors").write_bytes(b"moments")
+
+    state = {"next_step": 3, "metrics": {}, "progress": {"unfinished": None}}
+    save_checkpoint(folder / "adapter", "final", fill, state)
+    return folder
+
+
+def ask(command: Any, plugins: Plugins, *arguments: object) -> Result:
+    return invoke(command, [str(argument) for argument in arguments], obj=plugins)
+
+
+def told(result: Result) -> str:
+    """What a refused command says."""
+    assert result.exception is not None
+    assert not isinstance(result.exception, SystemExit), result.output
+    return str(result.exception)
+
+
+def test_merge_writes_a_new_folder_and_nothing_else(run: Path, plugins: Plugins, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "merged"
+    result = ask(merge_command.command, plugins, run, "--out", out, "--dtype", "fp32", "--no-check", "--json")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert (data["checkpoint"], data["dtype"], data["logit_gap"], data["is_unchanged"]) == (
+        "final",
+        "fp32",
+        None,
+        False,
+    )
+    merged, plain = (load_file(folder / "model.safetensors") for folder in (out, TINY))
+    added = merged[f"{MODULE}.weight"] - plain[f"{MODULE}.weight"].float()
+    torch.testing.assert_close(added, torch.full_like(added, 2 * 2 * 0.02 * 0.02), atol=1e-6, rtol=1e-3)
+    assert not (out / "optimizer.safetensors").exists()
+    assert [path.name for path in out.parent.iterdir()] == ["merged"]
+    assert "exists and is not empty" in told(ask(merge_command.command, plugins, run, "--out", out))
+    (tmp_path / "file").write_text("mine")
+    assert "is no folder" in told(ask(merge_command.command, plugins, run, "--out", tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_how_a_merged_model_compares_is_told() -> None:
+    subject = find_subject("builtin:tiny")
+    adapted = replace(subject, named="a", folder=None)
+    written = ExportedModel(dtype="bf16", tensors=3, num_bytes=2**20, gap=0.3, change=0.4, size=17.0, quantised_gap=0.5)
+    text = "\n".join(lines(adapted, Path("out"), replace(written, notes=("a note",))))
+    for words in (
+        "differ by at most 0.3 from",
+        "(largest logit 17)",
+        "training changed them by up to 0.4",
+        "from that model they differ by 0.5",
+        "bf16 rounds away much of what training changed",
+        "a note",
+    ):
+        assert words in text
+    assert "rounds away" not in "\n".join(lines(adapted, Path("out"), replace(written, gap=0.1)))
+    assert "every B is zero" in "\n".join(lines(adapted, Path("out"), replace(written, is_unchanged=True)))
+    assert "were not compared" in "\n".join(lines(adapted, Path("out"), replace(written, gap=None)))
+
+
+def test_a_merge_that_ends_early_leaves_nothing(
+    run: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "parent" / "out"
+    empty.mkdir(parents=True)
+
+    def stopped(export: ModelExport) -> None:
+        (export.out / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    exported_by(monkeypatch, plugins, stopped)
+    result = ask(merge_command.command, plugins, run, "--out", empty)
+    assert "Aborted" in result.output
+    assert list(empty.parent.rglob("*")) == [empty]
+
+
+def test_without_a_plugin_that_writes_models_the_install_line_is_told(
+    run: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported_by(monkeypatch, plugins, lambda export: None)
+    message = told(ask(merge_command.command, plugins, run, "--out", tmp_path / "out"))
+    assert "no installed plugin can merge" in message
+    assert "retrain-local" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_vllm_serves_an_adapter_as_it_is(run: Path, plugins: Plugins, tmp_path: Path) -> None:
+    result = ask(export_command.command, plugins, run, "--to", "vllm", "--json")
+    assert json.loads(result.stdout)["run"].split() == [
+        *("vllm", "serve", str(TINY), "--enable-lora", "--max-lora-rank", "8"),
+        *("--lora-modules", f"sums={run / 'adapter/final'}"),
+    ]
+    for form, flags, words in (
+        ("gguf", (), "--to gguf needs --out"),
+        ("vllm", ("--dtype", "q8_0"), "--dtype q8_0 is none of vllm's"),
+        ("gguf", ("--out", str(run / "run.json")), "exists"),
+    ):
+        assert words in told(ask(export_command.command, plugins, run, "--to", form, *flags))
+    file = run / "adapter/final/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_dora": True}))
+    adapter = ask(export_command.command, plugins, file.parent.rename(tmp_path / "adapter"), "--to", "vllm")
+    assert "vLLM does not serve DoRA" in told(adapter)
+
+
+def test_a_gguf_export_is_one_file(
+    run: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(export: ModelExport) -> ExportedModel:
+        assert (export.form, export.dtype, export.base) == ("gguf", "q8_0", "builtin:tiny")
+        (export.out / "model.gguf").write_bytes(b"GGUF")
+        return ExportedModel(dtype="q8_0", tensors=1, num_bytes=4)
+
+    exported_by(monkeypatch, plugins, write)
+    out = tmp_path / "deep" / "sums.gguf"
+    (out.parent / ".sums.gguf.folder").mkdir(parents=True)  # of an export that was killed
+    (out.parent / ".sums.gguf.folder" / "model.gguf").write_bytes(b"half")
+    result = ask(export_command.command, plugins, run, "--to", "gguf", "--dtype", "q8_0", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert f"llama-cli -m {out}" in result.output
+    assert out.read_bytes() == b"GGUF"
+    assert [path.name for path in out.parent.iterdir()] == ["sums.gguf"]
+
+
+def test_a_pushed_folder_tells_what_the_run_was_and_nothing_of_this_machine(
+    run: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    manifest = json.loads((run / "run.json").read_text())
+    manifest["config"]["data"]["source"] = f"files-{SECRET}"
+    (run / "run.json").write_text(json.dumps(manifest))
+    out = tmp_path / "folder"
+    result = ask(push_command.command, plugins, run, "--repo", "me/sums", "--dry-run", "--out", out)
+    assert result.exit_code == 0, result.output
+    names = ["README.md", "adapter_config.json", "adapter_model.safetensors", "retrain.toml"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    for path in out.iterdir():
+        content = path.read_bytes()
+        for hidden in (SECRET, "/home/somebody", str(tmp_path), str(TINY.parent)):
+            assert hidden.encode() not in content, f"{path.name} has {hidden}"
+    card = (out / "README.md").read_text()
+    for words in (
+        "`tasks.jsonl`, 100 examples to train on, 20 held out",
+        "| hash of the examples | `feedbeef` |",
+        "| hash of the data files | `cafe` |",
+        "| reward | `match` |",
+        "| algorithm | `maxrl+'none'`, loss `ppo` |",
+        "| seed | 17 |",
+        "| held out | 20 | 25.0 % (10.0 to 40.0) | 75.0 % (60.0 to 90.0) |",
+        "| set | examples | before training | after 3 steps |",
+        "retrain retrain.toml",
+        "torch 2.13.0",
+        "Licence: that of the base model applies",
+    ):
+        assert words in card
+    assert (out / "retrain.toml").read_text() == repeating_config(manifest).replace(SECRET, secrets.HIDDEN)
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "builtin:tiny"
+    refused = ask(push_command.command, plugins, "builtin:tiny", "--repo", "me/sums", "--dry-run")
+    assert "there is nothing to push" in told(refused)
+    (tmp_path / "file").write_text("mine")
+    nowhere = ("--dry-run", "--out", tmp_path / "file" / "folder")
+    assert "cannot be written" in told(ask(push_command.command, plugins, run, "--repo", "me/sums", *nowhere))
+    assert "is no name of a repository" in told(ask(push_command.command, plugins, run, "--repo", "a/b/c"))
+
+
+def test_a_push_uploads_the_folder_with_the_stored_token(
+    run: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_token_0123456789")
+    with hub_server() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        result = ask(push_command.command, plugins, run, "--repo", "me/sums", "--private", "--json")
+        assert result.exit_code == 0, f"{result.output}{result.exception}"
+        assert json.loads(result.stdout)["url"] == f"{hub.url}/me/sums"
+        assert hub.made[0].get("private") is True or hub.made[0].get("visibility") == "private"  # by version
+        assert hub.tokens == {"Bearer hf_planted_token_0123456789"}
+        assert sorted(hub.files) == ["README.md", "adapter_config.json", "adapter_model.safetensors", "retrain.toml"]
+        trained = (run / "adapter/final/adapter_model.safetensors").read_bytes()
+        assert hub.files["adapter_model.safetensors"] == trained
+        assert not any(b"hf_planted" in content for content in hub.files.values())
+        hub.status = 403
+        message = told(ask(push_command.command, plugins, run, "--repo", "me/sums"))
+        assert "the upload failed" in message
+        assert "hf_planted" not in message
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    assert "hf auth login" in told(ask(push_command.command, plugins, run, "--repo", "me/sums"))
+
+
+def test_only_what_was_set_is_in_the_configuration_that_repeats_a_run() -> None:
+    config: Mapping[str, Any] = {
+        "data": {"path": "~/private/a.jsonl", "options": {"files": ["/srv/b.jsonl", "Qwen/Qwen3-0.6B"]}},
+        "training": {"lr": 0.1, "max_steps": 5},
+        "logging": {"log_dir": "logs"},
+    }
+    origins = dict.fromkeys(("data.path", "data.options", "training.lr", "logging.log_dir"), "a.toml:1")
+    text = repeating_config({"config": config, "origins": origins | {"training.max_steps": "default"}, "seed": 3})
+    assert text == (
+        '[data]\npath = "a.jsonl"\n\n[data.options]\nfiles = [\n    "b.jsonl",\n    "Qwen/Qwen3-0.6B",\n]\n\n'
+        "[training]\nlr = 0.1\nseed = 3\n"
+    )

@@ -1,0 +1,82 @@
+"""Variance components and what more seeds or examples would buy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from retrain.verdicts.stats.components import (
+    Draws,
+    components,
+    draw_components,
+    foreseen,
+    half_widths,
+    needed,
+    numbers_needed,
+    true_differences,
+)
+from retrain.verdicts.stats.crossed import crossed
+
+
+def _draws(n: int, m: int, seed_sd: float, example_sd: float, rest_sd: float = 1.0) -> Draws:
+    rng = np.random.default_rng(7)
+    effects = rng.normal(0, seed_sd, (n, 1)) + rng.normal(0, example_sd, (1, m))
+    return draw_components(crossed(effects + rng.normal(0, rest_sd, (n, m))).squares)
+
+
+def test_the_components_are_found_and_inside_their_intervals() -> None:
+    found = components(_draws(60, 80, 0.5, 2.0))
+    for part, true in ((found.seed, 0.5), (found.cluster, 2.0), (found.rest, 1.0)):
+        assert part.interval[0] <= true <= part.interval[1]
+        assert part.sd == pytest.approx(true, rel=0.25)
+        assert part.interval[0] <= part.sd <= part.interval[1]
+    assert found.seed.share + found.cluster.share + found.rest.share == pytest.approx(1.0)
+    assert found.cluster.share > 0.8  # 4/80 against 0.25/60
+
+
+def test_today_is_what_the_crossed_interval_is() -> None:
+    rng = np.random.default_rng(3)
+    result = crossed(rng.normal(0, 1, (9, 1)) + rng.normal(0, 1, (1, 30)) + rng.normal(0, 1, (9, 30)))
+    draws = draw_components(result.squares)
+    assert result.both is not None
+    half = float(half_widths(draws, seeds=9, clusters=30, level=0.95)[0])
+    assert half == pytest.approx(np.diff(result.both.interval)[0] / 2, rel=0.01)
+
+
+def test_a_number_needed_is_the_fewest() -> None:
+    draws = _draws(8, 40, 1.0, 1.0)
+    differences_D = np.full(draws.rest_D.size, 0.9)
+    for of_seeds in (True, False):
+        numbers_D = numbers_needed(draws, differences_D, of_seeds=of_seeds, level=0.95)
+        for shift, is_enough in ((0.0, True), (-1.0, False)):
+            number_D = numbers_D + shift
+            seeds, clusters = (number_D, 40) if of_seeds else (8, number_D)
+            checked_D = np.isfinite(numbers_D) & (numbers_D > (8 if of_seeds else 40))
+            with np.errstate(invalid="ignore"):
+                reach_D = half_widths(draws, seeds=seeds, clusters=clusters, level=0.95, power=0.8)
+            assert checked_D.any()
+            assert ((reach_D <= differences_D) == is_enough)[checked_D].all()
+
+
+def test_no_number_of_seeds_helps_where_the_examples_are_too_few() -> None:
+    draws = _draws(8, 10, 0.1, 3.0, 0.1)
+    differences_D = true_differences(draws, 0.8)
+    assert needed(numbers_needed(draws, differences_D, of_seeds=True, level=0.95)).number is None
+    examples = needed(numbers_needed(draws, differences_D, of_seeds=False, level=0.95))
+    assert examples.number is not None
+    assert 20 < examples.number < 1000
+    assert foreseen(draws, seeds=8, clusters=20, level=0.95).half_width < 0.8 * float(
+        half_widths(draws, seeds=16, clusters=10, level=0.95)[0]
+    )
+
+
+def test_the_true_difference_is_uncertain_and_the_estimate_comes_first() -> None:
+    differences_D = true_differences(_draws(8, 40, 1.0, 1.0), -0.9)
+    assert differences_D[0] == 0.9
+    assert (differences_D >= 0).all()
+    assert np.ptp(differences_D) > 0.5
+
+
+def test_one_seed_has_no_components() -> None:
+    with pytest.raises(ValueError, match="two seeds"):
+        draw_components(crossed(np.array([[0.1, 0.2]])).squares)

@@ -1,0 +1,169 @@
+"""The chance that a group teaches: exact, drifting, pooled over prompts, and calibrated on policies that learn."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import roots_jacobi
+from scipy.stats import beta as beta_distribution
+
+from retrain.verdicts.stats.teaching import (
+    Calibration,
+    RateBook,
+    TeachingForecast,
+    calibration,
+    chance_of_teaching,
+    teaching,
+)
+
+GROUP = 8
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.05, 60.0), st.floats(0.05, 60.0), st.integers(1, 32))
+def test_the_chance_is_the_integral(alpha: float, beta: float, group_size: int) -> None:
+    """Gauss-Jacobi quadrature of 20 nodes is exact for polynomials of degree 39."""
+    with np.errstate(invalid="ignore"):  # scipy computes a branch that it does not take
+        nodes, weights = roots_jacobi(20, beta - 1.0, alpha - 1.0)
+    rates = (1.0 + nodes) / 2
+    expected = float(weights @ (1.0 - rates**group_size - (1.0 - rates) ** group_size) / weights.sum())
+    assert chance_of_teaching(alpha, beta, group_size) == pytest.approx(expected, abs=1e-9)
+
+
+def test_known_chances() -> None:
+    assert chance_of_teaching(1.0, 1.0, 2) == pytest.approx(1 / 3)  # E[2 p (1-p)] of a uniform rate
+    assert chance_of_teaching(1.0, 1.0, 8) == pytest.approx(1 - 2 / 9)
+    assert chance_of_teaching(3.0, 0.2, 1) == 0.0
+    assert chance_of_teaching(1e-9, 5.0, 8) == pytest.approx(0.0, abs=1e-8)
+    for wrong in ((0.0, 1.0, 2), (1.0, float("nan"), 2), (1.0, float("inf"), 2), (1.0, 1.0, 0)):
+        with pytest.raises(ValueError, match="group of"):
+            chance_of_teaching(*wrong)
+
+
+def test_evidence_moves_the_chance_and_fades_to_the_populations() -> None:
+    book = RateBook()
+    for step in range(3):
+        for example, correct in (("never", 0), ("always", GROUP), ("half", GROUP // 2)):
+            book.observe(example, step, correct, GROUP)
+    at_once = {each: book.chance(each, 3, GROUP) for each in ("never", "always", "half", "unseen")}
+    assert max(at_once["never"], at_once["always"]) < 0.1 < at_once["unseen"] < 0.9 < at_once["half"]
+    assert book.rate("half", 3) == pytest.approx(book.rate("half", 3)[::-1], rel=0.05)  # as often right as wrong
+    later = {each: book.chance(each, 600, GROUP) for each in at_once}
+    assert later == pytest.approx(dict.fromkeys(later, later["unseen"]), abs=1e-3)
+
+
+def test_the_prior_of_unseen_prompts_is_the_population_at_present() -> None:
+    """Two thirds of the prompts teach nothing, then all do."""
+    book = RateBook(settings=TeachingForecast(decay=0.8))
+    for number in range(30):
+        book.observe(str(number), 0, (0, GROUP, GROUP // 2)[number % 3], GROUP)
+    assert book.chance("unseen", 1, GROUP) == pytest.approx(1 / 3, abs=0.12)
+    for number in range(30):
+        book.observe(str(number), 20, GROUP // 2, GROUP)
+    assert book.chance("unseen", 21, GROUP) > 0.9
+
+
+def test_the_moments_of_the_beta_distribution_are_those_of_the_posterior() -> None:
+    book = RateBook()
+    for number in range(40):
+        book.observe(str(number), number, number % (GROUP + 1), GROUP)
+    drawn_N = book.draw(["4"] * 4000, 41, np.random.default_rng(0))
+    alpha, beta = book.rate("4", 41)
+    assert drawn_N.mean() == pytest.approx(alpha / (alpha + beta), abs=0.01)
+    assert drawn_N.var() == pytest.approx(beta_distribution(alpha, beta).var(), rel=0.1)
+    assert teaching(drawn_N, GROUP).mean() == pytest.approx(book.chance("4", 41, GROUP), abs=0.02)
+
+
+groups = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, GROUP), st.booleans()), max_size=30)
+
+
+@settings(max_examples=25, deadline=None)
+@given(groups, st.integers(0, 30))
+def test_a_restored_book_continues_exactly(seen: list[tuple[str, int, bool]], cut: int) -> None:
+    whole, part = RateBook(), RateBook()
+    for step, (example, correct, is_judged) in enumerate(seen):
+        if step == cut:
+            part, old = RateBook(), part
+            part.restore(json.loads(json.dumps(old.state())))
+        for book in (whole, part):
+            book.chance(example, step, GROUP)
+            book.observe(example, step, correct if is_judged else 0, GROUP if is_judged else 0)
+    every = [*"abcd", "unseen"]
+    expected_N = whole.chances(every, len(seen), GROUP)
+    assert np.array_equal(part.chances(every, len(seen), GROUP), expected_N)
+    assert ((expected_N >= 0.0) & (expected_N <= 1.0)).all()
+
+
+def test_a_forecast_knows_nothing_of_its_own_step_and_leaves_no_trace() -> None:
+    """Steps may be asked for before those in between are counted, as they are when sampling runs ahead."""
+    asked, silent = RateBook(), RateBook()
+    for step in range(6):
+        before = asked.chance("a", step, GROUP)
+        for book in (asked, silent):
+            book.observe("a", step, GROUP // 2, GROUP)
+        assert asked.chance("a", step, GROUP) == before
+        asked.chance("a", step + 3, GROUP)
+    assert asked.chance("a", 6, GROUP) == silent.chance("a", 6, GROUP)
+
+
+def test_the_drift_of_the_log_odds_is_followed() -> None:
+    rng, book = np.random.default_rng(0), RateBook()
+    for step in range(60):
+        rate = 1.0 / (1.0 + np.exp(3.0 - 0.1 * step))
+        for each in range(8):
+            book.observe(f"learnt {each}", step, int(rng.binomial(GROUP, rate)), GROUP)
+            book.observe(f"never {each}", step, 0, GROUP)
+    book.chance("unseen", 60, GROUP)
+    assert book.drift == pytest.approx(0.1, abs=0.03)
+    assert book.chance("never 0", 60, GROUP) < 0.1
+
+
+def test_what_cannot_be_counted_is_refused() -> None:
+    book = RateBook()
+    for correct, judged in ((-1, 2), (3, 2)):
+        with pytest.raises(ValueError, match="completions"):
+            book.observe("a", 0, correct, judged)
+    book.observe("a", 5, 1, 2)
+    with pytest.raises(ValueError, match="step 5"):
+        book.chance("a", 4, GROUP)
+    for wrong in ({"decay": 0.0}, {"decay": 1.1}, {"prior": (0.0, 1.0)}, {"prior_weight": float("nan")}):
+        with pytest.raises(ValueError, match="TeachingForecast"):
+            TeachingForecast(**wrong)
+
+
+def test_calibration_counts_every_forecast_once() -> None:
+    found = calibration([0.1] * 10 + [0.9] * 10, [False] * 9 + [True] + [True] * 8 + [False] * 2, bins=2)
+    assert found is not None
+    assert np.array(found.bins) == pytest.approx(np.array([[0.1, 0.1, 10], [0.9, 0.8, 10]]))
+    assert found.error == pytest.approx(0.05)
+    assert calibration([], []) is None
+    assert calibration([0.25], [True]) == Calibration(bins=((0.25, 1.0, 1),), error=0.75)
+    for forecasts, outcomes in (([1.5], [True]), ([float("nan")], [True]), ([0.5], [])):
+        with pytest.raises(ValueError, match="forecast"):
+            calibration(forecasts, outcomes)
+
+
+@pytest.mark.parametrize("per_step", [0.0, 0.05, 0.1])
+def test_forecasts_are_calibrated_on_a_policy_that_learns(per_step: float) -> None:
+    """A third of the prompts trivial, a third impossible; of the rest the log-odds rise by `per_step`. Three runs."""
+    forecasts: list[float] = []
+    outcomes: list[bool] = []
+    for seed in range(3):
+        rng, book = np.random.default_rng(seed), RateBook()
+        starts_N = rng.normal(-2.0, 1.2, 96)
+        order = np.concatenate([rng.permutation(96) for _ in range(4)])
+        for step in range(40):
+            drawn = [int(each) for each in order[step * 8 : step * 8 + 8]]
+            forecasts += book.chances([str(each) for each in drawn], step, GROUP).tolist()
+            for each in drawn:
+                rate = (0.995, 0.0005, 1.0 / (1.0 + np.exp(-starts_N[each] - per_step * step)))[each % 3]
+                correct = int(rng.binomial(GROUP, rate))
+                outcomes.append(0 < correct < GROUP)
+                book.observe(str(each), step, correct, GROUP)
+    found = calibration(forecasts, outcomes)
+    assert found is not None
+    assert found.error < 0.05  # of which 0.03 are chance

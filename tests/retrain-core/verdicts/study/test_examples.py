@@ -1,0 +1,148 @@
+"""Both scopes of a verdict, from stored runs to what `retrain compare` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.records.runs.metric import parse_metric
+from retrain.verdicts.stats.crossed import crossed
+from retrain.verdicts.study.comparison import ExamplesView
+from retrain.verdicts.study.study import Options
+from retrain.verdicts.study.study import compare as compared
+from retrain.verdicts.wording.example_sentences import advice_sentence
+from tests.made_runs import write_campaign
+
+EFFECTS = {"maxrl+none": 0.0, "grpo+none": 0.05}
+SEEDS = range(1, 9)
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "campaign"
+    folder.mkdir()
+    return write_campaign(folder, EFFECTS, seeds=SEEDS, example_spread=1.5, interaction=0.5)
+
+
+def _view(folder: Path, metric: str = "eval_correct_rate") -> ExamplesView:
+    (comparison,) = compared([folder], Options(metric=parse_metric(metric, where="here"))).comparisons
+    assert comparison.examples is not None
+    return comparison.examples
+
+
+def _by_hand(folder: Path) -> np.ndarray:
+    """Differences per seed and example at the last step, read the plain way."""
+    sides = []
+    for condition in EFFECTS:
+        rows = []
+        for seed in SEEDS:
+            lines = (folder / "runs" / f"{condition}_s{seed}" / "eval.jsonl").read_text().splitlines()
+            records = [json.loads(line) for line in lines]
+            last = max(record["step"] for record in records)
+            rows.append([np.mean(record["correct"]) for record in records if record["step"] == last])
+        sides.append(np.array(rows))
+    return sides[1] - sides[0]
+
+
+def test_the_view_is_about_the_examples_on_disk(campaign: Path) -> None:
+    (comparison,) = compared([campaign], Options()).comparisons
+    view, diffs_NE = comparison.examples, _by_hand(campaign)
+    assert view is not None
+    assert view.interval is not None
+    assert comparison.interval is not None
+    assert (view.num_seeds, view.num_examples, view.num_clusters, view.reason) == (8, 64, 64, "")
+    assert view.estimate == pytest.approx(diffs_NE.mean(), abs=1e-12) == comparison.difference
+    n, m = diffs_NE.shape
+    columns, rows = diffs_NE.mean(axis=0), diffs_NE.mean(axis=1)
+    rest = diffs_NE - rows[:, None] - columns + diffs_NE.mean()
+    variance = rows.var(ddof=1) / n + columns.var(ddof=1) / m - (rest**2).sum() / ((n - 1) * (m - 1) * n * m)
+    half = (view.interval[1] - view.interval[0]) / 2
+    assert 1.96 * variance**0.5 < half < 2.4 * variance**0.5
+    assert view.interval[0] <= comparison.interval[0]
+    assert comparison.interval[1] <= view.interval[1]
+    assert comparison.p is not None
+    assert view.p is not None
+    assert view.p >= comparison.p
+
+
+def test_the_advice_is_measured_and_says_how_far_it_can_be_trusted(campaign: Path) -> None:
+    view = _view(campaign)
+    assert view.advice is not None
+    assert view.interval is not None
+    assert view.interval[0] <= 0.0
+    advice = view.advice
+    assert advice.twice_seeds.half_width < advice.half_width
+    assert advice.twice_examples.half_width < advice.half_width
+    assert advice.seeds.number is not None
+    assert advice.seeds.number > 8
+    assert advice.seeds.interval == (8, None)  # a p of 0.05 leaves nearly any true difference possible
+    assert advice.cost is not None
+    assert advice.cost.seed_s == pytest.approx(2 * (50 * 0.65 + 4 * 0.38), rel=0.1)
+    assert advice.cost.example_s == pytest.approx(2 * 8 * 0.38 / 64, rel=0.01)
+
+
+def test_the_advice_agrees_with_the_interval_that_is_shown(campaign: Path) -> None:
+    view, metric = _view(campaign), parse_metric("eval_correct_rate", where="here")
+    assert view.advice is not None
+    assert view.interval is not None
+    assert view.advice.half_width == (view.interval[1] - view.interval[0]) / 2.0
+    assert "what would narrow ± " in advice_sentence(view, metric)
+    said = advice_sentence(replace(view, advice=replace(view.advice, half_width=np.inf)), metric)
+    assert said.startswith("8 seeds are too few to bound it on examples like these, whatever the examples; ")
+
+
+def test_both_scopes_are_printed_and_in_the_json(
+    campaign: Path, compare: Callable[..., Any], compare_json: Callable[..., dict[str, Any]]
+) -> None:
+    line = next(each for each in compare(campaign).out.splitlines() if each.startswith("grpo+none: "))
+    assert "over 8 seeds, on these 64 examples; on examples like these: +5.0 pp (95 % interval" in line
+    assert "cannot be said from 8 seeds" in compare(campaign, "--markdown").out
+    (comparison,) = compare_json(campaign)["comparisons"]
+    examples = comparison["examples"]
+    assert examples["num_examples"] == 64
+    assert len(examples["interval"]) == 2
+    assert examples["advice"]["seeds"]["interval"] == [8, None]
+
+
+@pytest.mark.parametrize(
+    ("metric", "why"),
+    [("eval_correct_rate:best", "not about one evaluation"), ("correct_rate", "not a mean over held-out examples")],
+)
+def test_a_metric_of_no_single_evaluation_has_one_scope(campaign: Path, metric: str, why: str) -> None:
+    view = _view(campaign, metric)
+    assert why in view.reason
+    assert view.interval is None
+    assert view.advice is None
+
+
+def test_runs_without_the_file_or_with_another_say_so(tmp_path: Path, compare: Callable[..., Any]) -> None:
+    folder = tmp_path / "campaign"
+    folder.mkdir()
+    write_campaign(folder, EFFECTS, seeds=(1, 2, 3), steps=20, example_spread=1.5)
+    assert _view(folder).interval == (-np.inf, np.inf)  # three seeds have no limit, whatever the examples say
+    first = folder / "runs" / "grpo+none_s1" / "eval.jsonl"
+    text = first.read_text()
+    first.write_text(text.replace('"made-7"', '"other-7"'))
+    assert "64 examples and" in _view(folder).reason
+    assert "63 of them the same" in _view(folder).reason
+    first.write_text((folder / "runs" / "grpo+none_s2" / "eval.jsonl").read_text())
+    assert "metrics.jsonl" in _view(folder).reason  # another run's file
+    first.unlink()
+    assert ": cannot be told, since grpo+none_s1 has no eval.jsonl" in compare(folder).out
+
+
+def test_examples_of_few_sources_are_worth_less(tmp_path: Path) -> None:
+    folder = tmp_path / "campaign"
+    folder.mkdir()
+    write_campaign(folder, EFFECTS, seeds=SEEDS, steps=20, example_spread=1.5, interaction=1.0, clusters=8)
+    view, fooled = _view(folder), crossed(_by_hand(folder)).both
+    assert (view.num_examples, view.num_clusters) == (64, 8)
+    assert view.interval is not None
+    assert fooled is not None
+    assert np.diff(view.interval)[0] > 1.3 * np.diff(fooled.interval)[0]

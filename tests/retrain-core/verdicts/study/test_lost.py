@@ -1,0 +1,136 @@
+"""Lost runs at the worst value seen, worst seeds and collapses, on campaigns on disk and on values."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.records.runs.metric import Direction, Metric
+from retrain.records.runs.source import Candidate
+from retrain.verdicts.study.lost import sides_of
+from retrain.verdicts.study.per_seed import collapses, per_seed
+
+BASE, OTHER = "grpo+none", "maxrl+none"
+RATE = Metric("eval_correct_rate")
+Compare = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
+    """`campaign(effect, states=...)`: two conditions, eight seeds."""
+
+    def make(effect: float = 0.08, **more: Any) -> Path:
+        folder: Path = made.write_campaign(tmp_path / "c", {BASE: 0.0, OTHER: effect}, seeds=range(8), steps=5, **more)
+        return folder
+
+    return make
+
+
+def rates_of(content: dict[str, Any], label: str) -> dict[int, float]:
+    (condition,) = [each for each in content["conditions"] if each["condition"] == label]
+    return {int(seed): value for seed, value in condition["metrics"]["eval_correct_rate:final"]["values"].items()}
+
+
+def candidate(seed: int | None, state: str, *, condition: str = "a", problem: str = "") -> Candidate:
+    return Candidate(
+        name=f"{condition}{seed}", condition=condition, seed=seed, folder=None, state=state, problem=problem
+    )
+
+
+def test_lost_runs_are_at_the_worst_value_of_any_condition(campaign: Any, compare_json: Compare, compare: Any) -> None:
+    folder = campaign(states={(OTHER, 3): "failed", (OTHER, 4): "failed"})
+    content = compare_json(folder)
+    (found,) = content["comparisons"]
+    values = {label: rates_of(content, label) for label in (BASE, OTHER)}
+    worst = min(value for each in values.values() for value in each.values())
+    diffs = [{**values[OTHER], 3: worst, 4: worst}[seed] - values[BASE][seed] for seed in range(8)]
+    assert (found["verdict"], found["seeds"]) == ("better", [0, 1, 2, 5, 6, 7])
+    lost = found["lost"]
+    assert (lost["baseline_seeds"], lost["condition_seeds"], lost["worst"]) == ([], [3, 4], worst)
+    assert sorted(lost["seeds"]) == list(range(8))
+    assert lost["difference"] == pytest.approx(float(np.mean(diffs)))
+    assert (lost["verdict"], lost["survives"]) == ("cannot tell", False)
+    shown = compare(folder).out
+    assert f"With 2 lost runs of {OTHER} at the worst value seen" in shown
+    assert "'better' does not survive the lost runs" in shown
+
+
+def test_a_condition_that_lost_every_run_is_worse_on_the_second_line_alone(
+    campaign: Any, compare_json: Compare
+) -> None:
+    (found,) = compare_json(campaign(states={(OTHER, seed): "failed" for seed in range(8)}))["comparisons"]
+    assert (found["verdict"], found["difference"], found["per_seed"]) == ("cannot tell", None, None)
+    assert (found["lost"]["verdict"], found["lost"]["condition_seeds"]) == ("worse", list(range(8)))
+
+
+def test_lower_is_better_turns_the_worst_value(campaign: Any, compare_json: Compare) -> None:
+    folder = campaign(states={(BASE, 3): "failed"})
+    content = compare_json(folder, "--lower")
+    (found,) = content["comparisons"]
+    everything = [value for label in (BASE, OTHER) for value in rates_of(content, label).values()]
+    assert found["lost"]["worst"] == max(everything)
+    assert found["per_seed"]["worst_condition"] == max(rates_of(content, OTHER).values())
+    assert found["per_seed"]["wins"] == 0  # by this measure it is worse everywhere
+
+
+def test_without_lost_runs_there_is_no_second_line(campaign: Any, compare: Any) -> None:
+    assert "lost run" not in compare(campaign()).out
+
+
+def test_a_run_that_goes_on_or_has_not_begun_is_not_lost() -> None:
+    states = {0: "done", 1: "running", 2: "stale", 3: "not started", 4: "failed", 5: "dead", 6: "interrupted"}
+    runs = [candidate(seed, state) for seed, state in states.items()]
+    runs += [candidate(7, "done"), candidate(8, "unreadable", problem="damaged"), candidate(None, "failed")]
+    runs += [candidate(4, "failed"), candidate(0, "failed", condition="b")]
+    values = {"a": {0: 0.5}, "b": {}}
+    assert sides_of(runs, values, is_cut=False).lost == {"a": (4, 5, 6, 7, 8), "b": (0,)}
+    assert sides_of(runs, values, is_cut=True).lost["a"] == (4, 5, 6, 8)  # 7 was done before the budget
+
+
+def test_a_done_run_without_a_number_is_lost(campaign: Any, compare_json: Compare) -> None:
+    folder = campaign()
+    file = folder / "runs" / f"{OTHER}_s5" / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line |= {"eval_correct_rate": None} if "eval_correct_rate" in line else {}
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    (found,) = compare_json(folder, "--metric", "eval_correct_rate")["comparisons"]
+    assert found["lost"]["condition_seeds"] == [5]
+
+
+def test_worst_seeds_and_wins_are_those_of_the_files(campaign: Any, compare_json: Compare, compare: Any) -> None:
+    folder = campaign(effect=0.02)
+    shutil.rmtree(folder / "runs" / f"{OTHER}_s0")
+    content = compare_json(folder)
+    seeds = content["comparisons"][0]["per_seed"]
+    base, other = rates_of(content, BASE), rates_of(content, OTHER)
+    assert (seeds["worst_baseline"], seeds["worst_condition"]) == (min(base.values()), min(other.values()))
+    assert seeds["baseline"] == [base[seed] for seed in range(1, 8)]
+    assert seeds["wins"] == sum(other[seed] > base[seed] for seed in range(1, 8))
+    assert seeds["ties"] == sum(other[seed] == base[seed] for seed in range(1, 8))
+    assert f"Better in {seeds['wins']} of 7 seeds" in compare(folder).out
+
+
+def test_conditions_without_a_common_seed_have_no_view() -> None:
+    assert per_seed({1: 0.5}, {2: 0.5}, direction=Direction.HIGHER) is None
+
+
+def test_a_collapse_is_named_with_its_seed_and_not_for_a_cost(campaign: Any, compare: Any, compare_json: Any) -> None:
+    values = {"a": dict(enumerate([0.8, 0.81, 0.79, 0.82, 0.1])), "b": dict.fromkeys(range(5), 0.8)}
+    (found,) = collapses(values, RATE, direction=Direction.HIGHER)
+    assert (found.condition, found.seeds, found.worst, found.median) == ("a", (4,), 0.1, 0.8)
+    assert not collapses(values, RATE, direction=Direction.LOWER)
+    folder = campaign()
+    file = folder / "runs" / f"{OTHER}_s2" / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line |= {"eval_correct_rate": 0.05} if "eval_correct_rate" in line else {}
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    assert [each["seeds"] for each in compare_json(folder)["collapses"]] == [[2]]
+    assert f"{OTHER}: seed 2 lies far from the others (worst 5.0%, median" in compare(folder).out
