@@ -114,7 +114,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/samplers.md": {"python benchmarks/samplers.py build/samplers": HOURS},
     "docs/pages/trl.md": {"nox -s referee": REFEREE},
     "docs/pages/watching.md": {
-        "retrain top": "never ends; tests/retrain-core/inspect/test_status_watch.py",
+        "retrain status --follow --active": "never ends; tests/retrain-core/inspect/test_status_follow.py",
         "retrain watch logs/train": "never ends; tests/retrain-core/report/watch serves pages",
     },
     "docs/pages/verl.md": {

@@ -1,4 +1,4 @@
-"""`doctor`, `plugins` and `backends` where something is really not installed, and where their room is deleted."""
+"""`doctor` and `plugins` where something is really not installed, and where their room is deleted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_doctor_names_the_install_line_of_what_is_missing(installation, work
 @pytest.mark.long
 def test_backends_tell_what_is_not_installed(installation, work):
     installation.uninstall("retrain-local")
-    content = json.loads(installation.retrain("backends", "--json", folder=work).stdout)
+    content = json.loads(installation.retrain("plugins", "--kind", "backend", "--json", folder=work).stdout)
     assert "local" not in {row["name"] for row in content["backends"]}
     hints = {row["name"]: row["hint"] for row in content["promised"]}
     assert hints["local"] == "pip install retrain-local"
@@ -59,11 +59,12 @@ def test_the_other_commands_work_without_the_doctors_room(installation, work, to
     assert installation.retrain("explain", toml(SMALL), folder=work).returncode == 0
     listed = json.loads(installation.retrain("plugins", "--json", folder=work).stdout)
     assert [failure["source"] for failure in listed["failures"]] == ["retrain.tools.doctor.plugin"]
-    assert installation.retrain("backends", folder=work).returncode == 0
+    assert installation.retrain("plugins", "--kind", "backend", folder=work).returncode == 0
 
 
 @pytest.mark.parametrize(
-    "arguments", first_or_long([["plugins", "retrain.toml"], ["backends"], ["migrate-config", "retrain.toml"]])
+    "arguments",
+    first_or_long([["plugins", "retrain.toml"], ["plugins", "--kind", "backend"], ["migrate-config", "retrain.toml"]]),
 )
 def test_these_commands_import_nothing_heavy(installation, work, toml, arguments):
     toml(SMALL)

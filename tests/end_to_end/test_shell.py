@@ -180,7 +180,7 @@ def test_bash_completes_commands_flags_names_and_files(tmp_path: Path) -> None:
     path = f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"
     # the prompt that is waited for is ours, whatever the shell of whoever runs the tests exports
     environ = {"PATH": path, "PS1": "first> ", "PROMPT_COMMAND": "", "INPUTRC": os.devnull}
-    setup = 'PS1="> "; bind "set enable-bracketed-paste off"; eval "$(retrain completion bash)"; echo rea""dy\n'
+    setup = 'PS1="> "; bind "set enable-bracketed-paste off"; eval "$(retrain --completion bash)"; echo rea""dy\n'
     exchange = [
         ("first> ", setup),
         ("ready", "retrain expl\t --transform-mo\tgtpo_s\t --max-steps 3 --json | grep transform_mode\n"),
@@ -248,7 +248,7 @@ JSON_COMMANDS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor", "--json"),
     "migrate": ("migrate-config", "retrain.toml", "--json"),
     "man": ("man", "--json"),
-    "schema": ("schema",),
+    "schema": ("explain", "--schema"),
     "status": ("status", "--json"),
     "diff": ("diff", "logs/tiny", "logs/tiny", "--json"),
     "compare": ("compare", "logs/tiny", "--json"),

@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("init", "--template", "quick"), ["quickstart"]),
         (("init", "-t", "quick"), ["quickstart"]),
         (("init", "--transform-m"), []),
-        (("completion", "z"), ["zsh"]),
+        (("--completion", "z"), ["zsh"]),
         (("compare", "--align", "t"), ["tokens"]),
         (("credit", "run", "--transform", "gtpo_s"), ["gtpo_sepa"]),
         (("plugin", ""), ["new"]),
@@ -102,7 +102,7 @@ def test_the_protocols_of_zsh_and_fish_carry_descriptions(script: Script) -> Non
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_is_printed_and_asks_through_the_variable(shell: str, command: Callable[..., Any]) -> None:
-    result = command("completion", shell)
+    result = command("--completion", shell)
     assert result.code == 0
     assert f"{VARIABLE}={shell}_complete" in result.out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import click
 import pytest
 
 import retrain
-from retrain.cli.dispatch import RetrainGroup
+from retrain.cli.dispatch import FORMER_NAMES, GROUPS, PUBLIC_NAMES, RetrainGroup
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
@@ -23,6 +24,7 @@ from retrain.kernel.registry import Plugins
 from tests.shared import first_or_long
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
+MOST = 35  # commands in the help
 HEAVY = ("torch", "transformers", "datasets", "peft", "tokenizers", "reasoning_gym")
 SLOW = (
     *HEAVY,
@@ -64,6 +66,32 @@ def test_help_names_the_commands_and_how_to_train(word: str, command: Callable[.
         assert wanted in result.out
 
 
+def test_the_help_lists_few_commands_in_groups(command: Callable[..., Any]) -> None:
+    text = command("--help").out.partition("Exit codes:")[0]
+    _, *groups = re.split(rf"^({'|'.join(map(str.capitalize, GROUPS))}):\n", text, flags=re.MULTILINE)
+    listed = {name: re.findall(r"^  (\S+)", text, re.MULTILINE) for name, text in zip(*[iter(groups)] * 2, strict=True)}
+    names = [name for group in listed.values() for name in group]
+    print(f"commands in the help: {len(names)}, at most {MOST}: {listed}")
+    assert sorted(names) == sorted(COMMANDS)
+    assert list(listed) == [group.capitalize() for group in GROUPS]
+    assert len(names) <= MOST
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_a_name_of_the_public_package_works_and_says_what_it_is_now(name: str, command: Callable[..., Any]) -> None:
+    result = command(name, "--help")
+    assert (result.code, result.err) == (0, f"retrain: `retrain {name}` is now `retrain {PUBLIC_NAMES[name]}`\n")
+    assert command("help", name) == result
+    assert not command("--help").out.count(f"\n  {name} ")
+
+
+@pytest.mark.parametrize("name", FORMER_NAMES.keys() - PUBLIC_NAMES)
+def test_a_former_name_says_what_it_is_now(name: str, command: Callable[..., Any]) -> None:
+    result = command(name, "some", "--words")
+    assert (result.code, result.out) == (2, "")
+    assert f"fix: use `retrain {FORMER_NAMES[name]}`" in result.err
+
+
 @pytest.mark.parametrize("name", [*COMMANDS, "train"])
 def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, command: Callable[..., Any]) -> None:
     result = command(name, "--help")
@@ -85,7 +113,7 @@ def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, c
         (("--qiet",), ("no such option: --qiet", "fix: use --quiet")),
         (("--versio",), ("no such option: --versio", "fix: use --version")),
         (("diff",), ("retrain diff: Missing argument 'A'.", "fix: `retrain diff --help` shows what it takes")),
-        (("completion", "tcsh"), ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "fix: ")),
+        (("--completion", "tcsh"), ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "fix: ")),
         (("init", "-i", "--json"), ("exclude each other", "fix: ")),
         (("trian",), ("did you mean `retrain train`?", "fix: ")),
         (("",), ("'' is neither a command nor a file", "fix: ")),
@@ -139,7 +167,7 @@ def test_help_of_training_is_reached_from_a_configuration(command: Callable[...,
     ("word", "fragments"),
     [
         ("explian", ("'explian' is neither a command nor a file", "did you mean `retrain explain`?")),
-        ("zzzzz", ("'zzzzz' is neither a command nor a file", "commands: ", "compare, completion, credit, diff")),
+        ("zzzzz", ("'zzzzz' is neither a command nor a file", "commands: ", "compare, credit, diff")),
         ("nope.toml", ("nope.toml: file not found", "retrain init")),
         ("some/nope.toml", ("some/nope.toml: file not found",)),
     ],

@@ -1,4 +1,4 @@
-"""`retrain status` and `retrain top`, through the command line."""
+"""`retrain status`, through the command line."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def test_another_tools_manifest_is_no_campaign(make_run: Make, status: Command, 
 
 def test_help_names_the_options(command: Command) -> None:
     shown = command("status", "--help").out
-    assert all(option in shown for option in ("--json", "--all", "--active", "--watch", "--interval"))
+    assert all(option in shown for option in ("--json", "--all", "--active", "--follow", "--interval"))
     assert command("status", "--interval", "0").code == 2
 
 

@@ -32,7 +32,7 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """The command behind `retrain FILE` for a file with `[campaign]`."""
     summary = "Run the conditions x seeds of a TOML file with [campaign]."
-    register(PluginSpec(name="campaign", summary=summary, factory="retrain.campaign.command:command"))
+    register(PluginSpec(name="campaign", summary=summary, factory="retrain.campaign.command:command", traits="train"))
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""`retrain backends`: capabilities, options and installation state of each backend."""
+"""`retrain plugins --kind backend`: capabilities, options and installation state of each backend."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-import click
 from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from retrain.cli.plugins import short_file
 from retrain.credit.check_loss import capability_fields
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugin_spec import PluginSpec, Registered
 from retrain.kernel.plugins.first_party import install_line, promised_names, provider
 from retrain.kernel.registry import Plugins
-from retrain.records.locate import part_file
+from retrain.records.locate import part_file, short_file
 from retrain.run.packages import required_packages
 from retrain.text.terminal_text import printable
 
@@ -30,26 +28,6 @@ RANGE = {  # keywords of JSON Schema, and how they are shown
     "maxLength": "length at most",
     "minItems": "entries at least",
 }
-EPILOG = """\b
-Examples:
-  retrain backends
-  retrain backends --json
-
-\b
-Exit codes: 0 done; 2 usage error.
-"""
-
-
-@click.command("backends", epilog=EPILOG)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.pass_obj
-def command(plugins: Plugins, as_json: bool) -> None:
-    """Show every backend with its capabilities, its options and missing dependencies, without importing any."""
-    content = {"backends": backends(plugins), "promised": promised(plugins)}
-    if as_json:
-        click.echo(json.dumps(content, indent=2))
-    else:
-        _print(Console(highlight=False), content)
 
 
 def backends(plugins: Plugins) -> list[dict[str, Any]]:
@@ -125,7 +103,8 @@ def _forms(found: dict[str, Any]) -> list[dict[str, Any]]:
     return forms
 
 
-def _print(console: Console, content: dict[str, Any]) -> None:
+def print_backends(console: Console, content: dict[str, Any]) -> None:
+    """Each backend with its capabilities and options, then those that are not installed."""
     for row in content["backends"]:
         owner = f"{row['distribution']} {row['version']}  {short_file(row['file'])}"
         _line(console, Text.assemble((row["name"], "bold"), "  ", (owner, "dim")))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Item = CompletionItem[str]
 TRAIN = "train"
+SHELLS = ("bash", "zsh", "fish")
 FILES = [CompletionItem("", type="file")]
 NAMES_OF = {  # command options whose value names a registered part
     "--template": Kind.TEMPLATE,
@@ -37,6 +38,8 @@ def candidates(plugins: Plugins, words: Sequence[str], typed: str) -> list[Item]
     if not words and not typed.startswith("-"):
         found = _matching([*_commands(plugins), *map(CompletionItem, _configurations())], typed)
         return found or FILES
+    if words == ["--completion"]:
+        return _matching(map(CompletionItem, SHELLS), typed)
     is_command = bool(words) and bool(plugins.find(Kind.COMMAND, words[0]))
     command = _load(plugins, words[0] if is_command else TRAIN)
     before = words[1:] if is_command else words
@@ -53,7 +56,11 @@ def candidates(plugins: Plugins, words: Sequence[str], typed: str) -> list[Item]
         if values is not None:
             return [_prefixed(item, prefix) for item in _matching(values, value)]
     if typed.startswith("-"):
-        at_first = [] if words else _items({"--version": "Show the version of each distribution."})
+        first_only = {
+            "--version": "Show the version of each distribution.",
+            "--completion": "Print a completion script.",
+        }
+        at_first = [] if words else _items(first_only)
         return _matching([*at_first, *_flags(command, keys)], typed)
     return _arguments(command, before, typed)
 

@@ -1,4 +1,4 @@
-"""`retrain completion SHELL`: the completion script of a shell, and the completions that the script requests.
+"""`retrain --completion SHELL`: the completion script of a shell, and the completions that the script requests.
 
 The script requests them by running `retrain` with `_RETRAIN_COMPLETE` set; click implements the shells' protocols.
 """
@@ -8,34 +8,18 @@ from __future__ import annotations
 import click
 from click.shell_completion import ShellComplete, get_completion_class
 
-from retrain.cli.candidates import candidates
+from retrain.cli.candidates import SHELLS, candidates
 from retrain.kernel.errors import EXIT_DONE, EXIT_USAGE
 from retrain.kernel.registry import Plugins
 
 VARIABLE = "_RETRAIN_COMPLETE"
-SHELLS = ("bash", "zsh", "fish")
-EPILOG = """\b
-Install it for new shells with the line for yours:
-  bash   echo 'eval "$(retrain completion bash)"' >> ~/.bashrc
-  zsh    echo 'eval "$(retrain completion zsh)"' >> ~/.zshrc     (after compinit)
-  fish   retrain completion fish > ~/.config/fish/completions/retrain.fish
-
-\b
-Examples of what it completes:
-  retrain --trans<TAB>                 the flags of every key
-  retrain --transform-mode <TAB>       the installed names
-  retrain init --template <TAB>        the templates
-
-\b
-Exit codes: 0 done; 2 usage error.
-"""
 
 
-@click.command("completion", epilog=EPILOG)
-@click.argument("shell", type=click.Choice(SHELLS))
-def command(shell: str) -> None:
-    """Print the completion script of SHELL: commands, files, flags of every key, and their values."""
-    click.echo(_protocol(shell).source(), nl=False)
+def print_script(ctx: click.Context, option: click.Parameter, shell: str | None) -> None:
+    """Callback of `--completion SHELL`: print the script and exit."""
+    if shell:
+        click.echo(_protocol(shell).source(), nl=False)
+        ctx.exit()
 
 
 def answer(request: str, plugins: Plugins) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from retrain.cli.candidates import SHELLS
+from retrain.cli.completion import print_script
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import promised_names
@@ -20,8 +22,17 @@ from retrain.run.streams import is_interactive
 TRAIN = "train"
 MISSPELT = 0.8  # similarity above which a word counts as a misspelt option
 DEFAULT_FILE = "retrain.toml"
-HELP, VERSION = "--help", "--version"
+HELP, VERSION, COMPLETION = "--help", "--version", "--completion"
 HELP_FLAGS = ("-h", HELP)
+GROUPS = ("train", "look", "compare", "use", "extend", "tools")  # of `--help`; a plugin's command names its own
+PUBLIC_NAMES = {  # of the public retrain: they go on working
+    "backends": "plugins --kind backend",
+    "top": "status --follow --active",
+}
+FORMER_NAMES = PUBLIC_NAMES | {
+    "completion": COMPLETION,
+    "schema": "explain --schema",
+}
 TEXT = """Train a language model with verifiable rewards, configured by one TOML file.
 
 \b
@@ -54,6 +65,15 @@ class RetrainGroup(click.Group):
         self.plugins = plugins
         text = "Show the version of each distribution and exit (with --json: as JSON)."
         self.params.append(click.Option([VERSION], is_flag=True, expose_value=False, help=text))
+        self.params.append(
+            click.Option(
+                [COMPLETION],
+                type=click.Choice(SHELLS),
+                expose_value=False,
+                callback=print_script,
+                help="Print the completion script of a shell and exit.",
+            )
+        )
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every registered command except `train`, the default."""
@@ -68,22 +88,34 @@ class RetrainGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in `--help`, built from summaries without importing a command."""
-        rows = [(entry.spec.name, entry.spec.summary) for entry in self.plugins.registered(Kind.COMMAND)]
-        with formatter.section("Commands"):
-            formatter.write_dl([row for row in rows if row[0] != TRAIN])
+        """The lists in `--help`, one per group, built from summaries without importing a command."""
+        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for spec in (entry.spec for entry in self.plugins.registered(Kind.COMMAND)):
+            if spec.name != TRAIN:
+                rows[spec.traits if spec.traits in GROUPS else "tools"].append((spec.name, spec.summary))
+        width = max(len(name) for group in rows.values() for name, _ in group)
+        for group in filter(rows.get, GROUPS):
+            with formatter.section(group.capitalize()):
+                formatter.write_dl([(name.ljust(width), summary) for name, summary in rows[group]])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Without a command it is `train`, or the command that claims the file; `help X` means `X --help`."""
         first, *rest = args or [""]
         if first == "help":
             return self.parse_args(ctx, [*rest[:1], HELP])
+        if first in PUBLIC_NAMES and not self.plugins.find(Kind.COMMAND, first):
+            click.echo(f"retrain: `retrain {first}` is now `retrain {PUBLIC_NAMES[first]}`", err=True)
+            return self.parse_args(ctx, [*PUBLIC_NAMES[first].split(), *rest])
         if first == VERSION:
             _show_versions(as_json="--json" in rest)
             ctx.exit()
         if not args and _is_init_wanted():
             args = ["init", "--interactive"]
-        elif first not in HELP_FLAGS and not self.plugins.find(Kind.COMMAND, first):
+        elif (
+            first not in HELP_FLAGS
+            and first.partition("=")[0] != COMPLETION
+            and not self.plugins.find(Kind.COMMAND, first)
+        ):
             if args and not first.startswith("-"):
                 self._refuse_misspelt_command(first)
             args = [self._command_for(args), *args]
@@ -122,6 +154,9 @@ class RetrainGroup(click.Group):
         known = self.list_commands(click.Context(self))
         if word in promised_names(Kind.COMMAND):
             what, fix = f"`retrain {word}` is not part of this installation", "see `retrain --help`, or reinstall"
+            raise ConfigError(Problem(where="command line", what=what, fix=fix))
+        if word in FORMER_NAMES:
+            what, fix = f"there is no command {word!r} any more", f"use `retrain {FORMER_NAMES[word]}`"
             raise ConfigError(Problem(where="command line", what=what, fix=fix))
         near = get_close_matches(word, [*known, TRAIN], n=1)
         fix = f"did you mean `retrain {near[0]}`?" if near else f"commands: {', '.join(known)}; or give a .toml file"

@@ -28,6 +28,7 @@ Examples:
   retrain explain                     show what `retrain` would do here
   retrain explain my.toml --lr 1e-4 --json
   retrain explain --keys              list every key, its flag and its default
+  retrain explain --schema > retrain.schema.json    for a file that begins with `#:schema ./retrain.schema.json`
 
 \b
 Exit codes: 0 done; 2 usage or configuration error.
@@ -39,10 +40,18 @@ Exit codes: 0 done; 2 usage or configuration error.
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--keys", "list_keys", is_flag=True, help="List every key, its flag, default and meaning instead.")
+@click.option(
+    "--schema", is_flag=True, help="Print the JSON Schema (draft 2020-12) of the configuration instead, for editors."
+)
 @click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[str, ...]) -> None:
+def command(plugins: Plugins, as_json: bool, list_keys: bool, schema: bool, arguments: tuple[str, ...]) -> None:
     """Show what CONFIG and its overrides would do, without loading model or data."""
+    if schema:
+        from retrain.cli.manual.json_schema import schema_text  # only for editors
+
+        click.echo(schema_text(plugins), nl=False)
+        return
     if list_keys:
         rows = _key_rows(plugins)
         click.echo(json.dumps(rows, indent=2) if as_json else _key_lines(rows))

@@ -10,41 +10,19 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import PluginSpec
 
 COMMANDS = (
-    ("train", "Train with a TOML file (the default command).", "retrain.cli.train:command"),
-    (
-        "completion",
-        "Print the completion script for your shell.",
-        "retrain.cli.completion:command",
-    ),
-    (
-        "audit",
-        "Try the configured reward on right and wrong texts, without a model.",
-        "retrain.cli.audit_command:command",
-    ),
-    ("explain", "Show what a configuration would do, without model or data.", "retrain.cli.explain:command"),
-    (
-        "plugins",
-        "List every registered name and where it comes from.",
-        "retrain.cli.plugins:command",
-    ),
-    (
-        "backends",
-        "Show each backend's capabilities, options and dependencies.",
-        "retrain.cli.backends:command",
-    ),
-    (
-        "migrate-config",
-        "Rewrite a configuration that uses keys of an earlier version.",
-        "retrain.cli.migrate:command",
-    ),
+    ("train", "train", "Train with a TOML file (the default command).", "train:command"),
+    ("train", "audit", "Try the configured reward on right and wrong texts, without a model.", "audit_command:command"),
+    ("train", "explain", "Show what a configuration would do, without model or data.", "explain:command"),
+    ("extend", "plugins", "List every registered name and where it comes from.", "plugins:command"),
+    ("tools", "migrate-config", "Rewrite a configuration that uses keys of an earlier version.", "migrate:command"),
 )
 
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """The core commands."""
-    for name, summary, factory in COMMANDS:
-        register(PluginSpec(name=name, summary=summary, factory=factory))
+    for group, name, summary, factory in COMMANDS:
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain.cli.{factory}", traits=group))
 
 
 @hookimpl

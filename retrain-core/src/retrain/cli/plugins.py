@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from retrain.cli.backends import backends, print_backends, promised
 from retrain.kernel.declared import Kind
 from retrain.kernel.registry import Plugins
-from retrain.records.locate import OK, part_file, searched_modules
+from retrain.records.locate import OK, part_file, searched_modules, short_file
 from retrain.run.check import registered_tables
 from retrain.run.configure import DEFAULT_FILE, load_with_problems
 from retrain.run.selected import selected_parts
@@ -32,6 +32,7 @@ Examples:
   retrain plugins                          list everything registered
   retrain plugins my.toml                  and what that file selects
   retrain plugins --kind transform --json
+  retrain plugins --kind backend           each with its capabilities, options and missing dependencies
 
 \b
 Exit codes: 0 done; 2 usage or configuration error.
@@ -47,9 +48,11 @@ def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[
     """List every registered name with its distribution, version and file, and every plugin that failed to load.
 
     With CONFIG, or a retrain.toml in this folder, also show the modules in its search paths, which are imported for
-    this, and the parts that it selects.
+    this, and the parts that it selects. With --kind backend show what each declares, takes and lacks.
     """
     content = inventory(plugins, kinds=[KINDS[kind]] if kind else list(Kind))
+    if kind == Kind.BACKEND:
+        content |= {"backends": backends(plugins), "promised": promised(plugins)}
     if arguments or DEFAULT_FILE.is_file():
         with redirect_stdout(sys.stderr):  # plugins may print when they are imported
             content |= _of_configuration(arguments, plugins, KINDS.get(kind or ""))
@@ -114,8 +117,10 @@ def _print(console: Console, content: dict[str, Any]) -> None:
     named = [row for rows in content["kinds"].values() for row in rows]
     columns = ("name", "distribution", "file")
     widths = {key: max((len(_cell(row, key)) for row in named), default=0) + GAP for key in columns}
+    if "backends" in content:
+        print_backends(console, content)
     for kind, rows in content["kinds"].items():
-        if rows:
+        if rows and "backends" not in content:
             console.print(Text(kind, style="bold"))
             table = _grid(console, widths)
             for row in rows:
@@ -182,14 +187,6 @@ def _print_configuration(console: Console, content: dict[str, Any]) -> None:
         style = "" if module["status"] == OK else "red"
         line = f"{module['module']}  {short_file(module['file'])}  {module['status']}"
         console.print(Text(f"  {printable(line)}", style=style), soft_wrap=True)
-
-
-def short_file(file: str) -> str:
-    """A file relative to the import folder that holds it, or to this one."""
-    path = Path(file)
-    bases = [Path(entry or ".").resolve() for entry in sys.path]
-    inside = [path.relative_to(base) for base in bases if file and path.is_relative_to(base)]
-    return str(min(inside, key=lambda shown: len(shown.parts), default=file))
 
 
 def _line(text: str) -> str:

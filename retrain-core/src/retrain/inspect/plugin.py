@@ -8,26 +8,27 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import PluginSpec
 
 COMMANDS = (
-    ("trace", "Try the configured flow of credit on synthetic data, without a model.", "trace_command:command"),
+    ("train", "trace", "Try the configured flow of credit on synthetic data, without a model.", "trace_command"),
     (
+        "look",
         "credit",
         "Show the credit of a run's completions token by token, as assigned or under another flow.",
-        "credit_command:command",
+        "credit_command",
     ),
     (
+        "look",
         "resume-check",
         "Report what `--resume` of a run would restore and what not, without loading a model.",
-        "resume_check_command:command",
+        "resume_check_command",
     ),
-    ("status", "Show the state of the runs and campaigns below a folder.", "status_command:command"),
-    ("top", "Watch the active runs.", "status_command:top"),
-    ("score", "Score again the texts on which a run's reward failed: --replay PATH.", "score_command:command"),
-    ("diff", "Compare two runs: results, settings, code, packages, data, first divergence.", "diff_command:command"),
+    ("look", "status", "Show the state of the runs and campaigns below a folder.", "status_command"),
+    ("look", "score", "Score again the texts on which a run's reward failed: --replay PATH.", "score_command"),
+    ("compare", "diff", "Compare two runs: results, settings, code, packages, data, first divergence.", "diff_command"),
 )
 
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """Commands that inspect a flow, a run or many runs."""
-    for name, summary, factory in COMMANDS:
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain.inspect.{factory}"))
+    for group, name, summary, module in COMMANDS:
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain.inspect.{module}:command", traits=group))

@@ -1,4 +1,4 @@
-"""`retrain status [DIR]` and `retrain top [DIR]`: the state of every run below a folder."""
+"""`retrain status [DIR]`: the state of every run below a folder."""
 
 from __future__ import annotations
 
@@ -18,37 +18,28 @@ from retrain.verdicts.ledger.interim import InterimLooks
 Look = Callable[[], Overview]
 INTERVAL_S = 5.0
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
-_DIR = click.argument("root", metavar="[DIR]", default="logs", type=click.Path(path_type=Path))
-_INTERVAL = click.option(
-    "--interval", "interval_s", default=INTERVAL_S, show_default=True, type=click.FloatRange(min=0.05), help="Seconds."
-)
 EPILOG = """\b
 Examples:
   retrain status                  all below ./logs
   retrain status runs --active    what is running below ./runs
-  retrain status --watch --json   a line every five seconds
+  retrain status --follow --active --interval 1
+  retrain status --follow --json  a line every five seconds
 
 \b
 Exit codes: 0 done; 1 there is no such folder; 2 usage error.
 """
-TOP_EPILOG = """\b
-Examples:
-  retrain top             below ./logs
-  retrain top runs --interval 1
-
-\b
-Exit codes: 0 ended by Ctrl-C; 1 there is no such folder; 2 usage error.
-"""
 
 
 @click.command("status", epilog=EPILOG)
-@_DIR
-@click.option("--json", "as_json", is_flag=True, help="As JSON; with --watch one line each time.")
+@click.argument("root", metavar="[DIR]", default="logs", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="As JSON; with --follow one line each time.")
 @click.option("--all", "everything", is_flag=True, help="Also runs that ended and have been idle for 24 hours.")
 @click.option("--active", "only_active", is_flag=True, help="Only active runs.")
-@click.option("--watch", is_flag=True, help="Look again every --interval seconds, until Ctrl-C.")
-@_INTERVAL
-def command(root: Path, as_json: bool, everything: bool, only_active: bool, watch: bool, interval_s: float) -> None:
+@click.option("--follow", "--watch", is_flag=True, help="Look again every --interval seconds, until Ctrl-C.")
+@click.option(
+    "--interval", "interval_s", default=INTERVAL_S, show_default=True, type=click.FloatRange(min=0.05), help="Seconds."
+)
+def command(root: Path, as_json: bool, everything: bool, only_active: bool, follow: bool, interval_s: float) -> None:
     """Show the runs and campaigns below DIR (default: logs); exit code 1 when there is no such folder."""
 
     interim = InterimLooks("status", partial(click.echo, err=True))
@@ -61,21 +52,12 @@ def command(root: Path, as_json: bool, everything: bool, only_active: bool, watc
             interim.at([root])
         return overview
 
-    if watch:
-        _watch(look, interval_s, as_json=as_json)
+    if follow:
+        _follow(look, interval_s, as_json=as_json)
     elif as_json:
         click.echo(json.dumps(look().as_data(), indent=2, allow_nan=False))
     else:
         _print(look())
-
-
-@click.command("top", epilog=TOP_EPILOG)
-@_DIR
-@_INTERVAL
-@click.pass_context
-def top(ctx: click.Context, root: Path, interval_s: float) -> None:
-    """Shorthand for `status DIR --watch --active`."""
-    ctx.invoke(command, root=root, only_active=True, watch=True, interval_s=interval_s)
 
 
 def _print(overview: Overview) -> None:
@@ -88,11 +70,11 @@ def _print(overview: Overview) -> None:
     console.print(picture(overview, console.width))
 
 
-def _watch(look: Look, interval_s: float, *, as_json: bool) -> None:
+def _follow(look: Look, interval_s: float, *, as_json: bool) -> None:
     """Show `look()` repeatedly; Ctrl-C ends it and is not an error."""
     try:
         if can_redraw() and not as_json:
-            _watch_live(look, interval_s)
+            _follow_live(look, interval_s)
         while True:
             if as_json:
                 click.echo(json.dumps(look().as_data(), allow_nan=False))
@@ -103,7 +85,7 @@ def _watch(look: Look, interval_s: float, *, as_json: bool) -> None:
         return
 
 
-def _watch_live(look: Look, interval_s: float) -> None:
+def _follow_live(look: Look, interval_s: float) -> None:
     from rich.console import Console
     from rich.live import Live
 

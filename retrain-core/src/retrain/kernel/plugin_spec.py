@@ -19,7 +19,8 @@ class PluginSpec:
 
     `factory` is the object itself or `"module:attribute"`, imported only when the name is used;
     `retrain.kernel.contracts` says per kind what it must be. `params` is the pydantic model of the part's parameters.
-    `traits` is what others may read before the factory runs (a backend's `Capabilities`, a command's help line).
+    `traits` is what others may read before the factory runs (a backend's `Capabilities`; of a command its
+    group in `retrain --help`: train, look, compare, use, extend or tools).
     """
 
     name: str

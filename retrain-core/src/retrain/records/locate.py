@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 from retrain.kernel.plugin_spec import PluginSpec
 
@@ -50,6 +51,14 @@ def part_file(spec: PluginSpec) -> str:
         return inspect.getsourcefile(inspect.unwrap(spec.factory)) or ""  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return getattr(module, "__file__", None) or ""
+
+
+def short_file(file: str) -> str:
+    """A file relative to the import folder that holds it, or to this one."""
+    path = Path(file)
+    bases = [Path(entry or ".").resolve() for entry in sys.path]
+    inside = [path.relative_to(base) for base in bases if file and path.is_relative_to(base)]
+    return str(min(inside, key=lambda shown: len(shown.parts), default=file))
 
 
 def searched_modules(search_paths: Sequence[str]) -> list[SearchedModule]:

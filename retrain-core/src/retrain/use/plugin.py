@@ -22,4 +22,4 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """One command for each use."""
     for name, summary in COMMANDS:
         factory = f"retrain.use.{name}_command:command"
-        register(PluginSpec(name=name, summary=summary, factory=factory))
+        register(PluginSpec(name=name, summary=summary, factory=factory, traits="use"))

@@ -22,7 +22,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """Commands that judge, and that of the ledger."""
     for name, summary, factory in COMMANDS:
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain.verdicts.{factory}"))
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain.verdicts.{factory}", traits="compare"))
 
 
 @hookimpl

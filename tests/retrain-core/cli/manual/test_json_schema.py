@@ -156,7 +156,7 @@ def test_a_table_of_a_plugin_is_part_of_it_and_its_faults_are_not(
         "    register(PluginSpec(name='odd', summary='s', factory='x:y', params='no_such_module:Params'))\n"
     )
     distribution("mine", {"mine": source})
-    result = command("schema")
+    result = command("explain", "--schema")
     assert (result.code, result.err) == (0, "")
     schema = json.loads(result.out)
     assert "mine" in schema["properties"]
@@ -171,15 +171,5 @@ def test_init_writes_the_schema_that_its_first_line_names(command: Callable[...,
     text = (tmp_path / "retrain.toml").read_text(encoding="utf-8")
     named = text.splitlines()[0].removeprefix("#:schema ")
     schema = json.loads((tmp_path / named).read_text(encoding="utf-8"))
-    assert schema == json.loads(command("schema").out)
+    assert schema == json.loads(command("explain", "--schema").out)
     assert Draft202012Validator(schema).is_valid(tomllib.loads(text))
-
-
-def test_output_goes_to_a_file_or_is_refused_clearly(command: Callable[..., Any], tmp_path: Path) -> None:
-    result = command("schema", "--output", "s.json")
-    assert (result.code, result.out) == (0, "Wrote s.json\n")
-    assert json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))["$schema"].endswith("2020-12/schema")
-    result = command("schema", "--output", "no/such/folder.json")
-    assert result.code == 2
-    assert "cannot be written" in result.err
-    assert "Traceback" not in result.err

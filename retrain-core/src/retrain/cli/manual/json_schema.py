@@ -6,6 +6,7 @@ that need the whole configuration (unregistered names, conditions on several key
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,11 @@ PARAMS = (
     ("algorithm", "loss", "loss_params", Kind.LOSS),
 )
 Schema = dict[str, Any]
+
+
+def schema_text(plugins: Plugins) -> str:
+    """The schema as a file has it."""
+    return json.dumps(configuration_schema(plugins), indent=2, ensure_ascii=False) + "\n"
 
 
 def configuration_schema(plugins: Plugins) -> Schema:

@@ -1,4 +1,4 @@
-"""Registers `man` (also called `manual`) and `schema`."""
+"""Registers `man` (also called `manual`)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,13 @@ from retrain.kernel.plugin_spec import PluginSpec
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """The commands that document the installation."""
+    """`retrain man`."""
     register(
         PluginSpec(
             name="man",
             summary="Read the manual: as text, JSON, man page or HTML.",
             factory="retrain.cli.manual.command:command",
             aliases=("manual",),
-        )
-    )
-    register(
-        PluginSpec(
-            name="schema",
-            summary="Write the JSON Schema of the configuration, for editors.",
-            factory="retrain.cli.manual.schema_command:command",
+            traits="tools",
         )
     )

@@ -14,14 +14,12 @@ import click
 from retrain.cli.start.templates import DEFAULT_FILE, exists_error, refuse_existing, template_text
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins
 from retrain.run.streams import is_interactive
 from retrain.text.terminal_text import printable
 from retrain.text.typed_command import program
 
 DEFAULT_TEMPLATE = "default"
-SCHEMA_COMMAND = "schema"
 SCHEMA_FILE = "retrain.schema.json"
 EPILOG = """\b
 Examples:
@@ -159,17 +157,16 @@ def _list(plugins: Plugins, *, as_json: bool) -> None:
 
 
 def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:
-    """Write the file, and beside it the JSON Schema that its first line names, so that editors complete its keys.
+    """Write the file, and next to it the JSON Schema that its first line names, so that editors complete its keys."""
+    from retrain.cli.manual.json_schema import schema_text  # pydantic, which completion of `init` must not import
 
-    Without a plugin that provides the command `schema`, write the file alone.
-    """
-    if not plugins.find(Kind.COMMAND, SCHEMA_COMMAND):
-        _write(file, text)
-        return
     _write(file, f"#:schema ./{SCHEMA_FILE}\n{text}")
-    command: click.Command = resolve(plugins, Kind.COMMAND, SCHEMA_COMMAND, where="init").target
-    words = ["--quiet", "--output", str(file.with_name(SCHEMA_FILE))]
-    command.main(words, standalone_mode=False, obj=plugins, parent=click.get_current_context())  # keeps `-h`
+    schema = file.with_name(SCHEMA_FILE)
+    try:
+        schema.write_text(schema_text(plugins), encoding="utf-8")
+    except OSError as error:
+        fix = "name a file in an existing folder that you can write to"
+        raise ConfigError(Problem(where=str(schema), what=f"cannot be written: {error}", fix=fix)) from None
 
 
 def _write(file: Path, text: str) -> None:

@@ -18,7 +18,7 @@ TEMPLATES = (
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """`retrain init`."""
     summary = "Write a starting configuration, for your own data too."
-    register(PluginSpec(name="init", summary=summary, factory="retrain.cli.start.command:command"))
+    register(PluginSpec(name="init", summary=summary, factory="retrain.cli.start.command:command", traits="train"))
 
 
 @hookimpl

@@ -12,4 +12,6 @@ from retrain.kernel.plugin_spec import PluginSpec
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """`retrain replay`."""
     summary = "Replay a step of a run: as it was, and the gradient under other credit and losses."
-    register(PluginSpec(name="replay", summary=summary, factory="retrain.inspect.replay.command:command"))
+    register(
+        PluginSpec(name="replay", summary=summary, factory="retrain.inspect.replay.command:command", traits="look")
+    )

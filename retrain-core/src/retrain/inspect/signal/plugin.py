@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """`retrain signal`."""
     summary = "Account for every token that a run or campaign drew: what taught, what did not and why."
-    register(PluginSpec(name="signal", summary=summary, factory="retrain.inspect.signal.command:command"))
+    register(
+        PluginSpec(name="signal", summary=summary, factory="retrain.inspect.signal.command:command", traits="look")
+    )
 
 
 @hookimpl

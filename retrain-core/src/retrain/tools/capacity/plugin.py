@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """`retrain capacity`."""
     summary = "Estimate the memory and time of a configuration, and say what to change if it does not fit."
-    register(PluginSpec(name="capacity", summary=summary, factory="retrain.tools.capacity.command:command"))
+    register(
+        PluginSpec(name="capacity", summary=summary, factory="retrain.tools.capacity.command:command", traits="train")
+    )
 
 
 @hookimpl

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """One command."""
     summary = "Check whether this machine has what a configuration needs, and how to get what is missing."
-    register(PluginSpec(name="doctor", summary=summary, factory="retrain.tools.doctor.command:command"))
+    register(PluginSpec(name="doctor", summary=summary, factory="retrain.tools.doctor.command:command", traits="train"))
 
 
 @hookimpl(tryfirst=True)

@@ -17,4 +17,6 @@ COMMANDS = (
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """One command makes a pack, the other repeats it."""
     for name, summary in COMMANDS:
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain.tools.pack.{name}_command:command"))
+        register(
+            PluginSpec(name=name, summary=summary, factory=f"retrain.tools.pack.{name}_command:command", traits="tools")
+        )

@@ -30,7 +30,9 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """`retrain squeeze`."""
     summary = "Show which rank an adapter needs, and write it at that rank."
-    register(PluginSpec(name="squeeze", summary=summary, factory="retrain.tools.squeeze.command:command"))
+    register(
+        PluginSpec(name="squeeze", summary=summary, factory="retrain.tools.squeeze.command:command", traits="tools")
+    )
 
 
 @hookimpl

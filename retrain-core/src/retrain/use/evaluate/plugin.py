@@ -29,7 +29,7 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """`retrain eval`."""
     summary = "Evaluate a run, a checkpoint, an adapter or a model on held-out examples or other sets."
-    register(PluginSpec(name="eval", summary=summary, factory="retrain.use.evaluate.command:command"))
+    register(PluginSpec(name="eval", summary=summary, factory="retrain.use.evaluate.command:command", traits="use"))
 
 
 @hookimpl

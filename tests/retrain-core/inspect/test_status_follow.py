@@ -1,4 +1,4 @@
-"""`retrain status --watch` and `retrain top`: the installed script in a pipe and on a pseudo-terminal."""
+"""`retrain status --follow`: the installed script in a pipe and on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPT = str(Path(sys.executable).with_name("retrain"))
 
 def test_watching_as_json_is_a_line_each_time(make_run: Make, tmp_path: Path) -> None:
     make_run("logs/a")
-    arguments = [SCRIPT, "status", "--json", "--watch", "--interval", "0.05"]
+    arguments = [SCRIPT, "status", "--json", "--follow", "--interval", "0.05"]
     watcher = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert watcher.stdout
     snapshots = [json.loads(watcher.stdout.readline()) for _ in range(2)]
@@ -35,7 +35,7 @@ def test_watching_as_json_is_a_line_each_time(make_run: Make, tmp_path: Path) ->
     assert (watcher.returncode, err) == (0, "")
 
 
-@pytest.mark.parametrize("words", [["status", "--watch"], ["top"]])
+@pytest.mark.parametrize("words", [["status", "--follow"], ["top"]])
 def test_watching_on_a_terminal_refreshes_until_ctrl_c(
     make_run: Make, tmp_path: Path, sleeper: subprocess.Popen[bytes], words: list[str]
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_one_table_after_the_other(
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", term)
     with pytest.raises(StopIteration):
-        status_command._watch(looks.__next__, 0.0, as_json=False)
+        status_command._follow(looks.__next__, 0.0, as_json=False)
     assert terminal.getvalue().count("Runs: 1") == 2
     assert "\x1b" not in terminal.getvalue()
 

@@ -1,4 +1,4 @@
-"""`retrain backends`: capabilities, options and dependencies of every backend, without importing one."""
+"""`retrain plugins --kind backend`: capabilities, options and dependencies of every backend, without importing one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def retrain_register_backends(register):
 
 
 def content_of(command: Command) -> dict[str, Any]:
-    result = command("backends", "--json")
+    result = command("plugins", "--kind", "backend", "--json")
     assert (result.code, result.err) == (0, "")
     content: dict[str, Any] = json.loads(result.out)
     return content
@@ -53,7 +53,7 @@ def test_promised_backends_are_listed_with_what_to_do(command: Command, monkeypa
     assert "local" not in {row["name"] for row in content["backends"]}
     hints = {row["name"]: row["hint"] for row in content["promised"]}
     assert hints["local"] == "RETRAIN_PLUGINS or RETRAIN_BLOCK leaves retrain-local out: change that"
-    assert "local  not installed: RETRAIN_PLUGINS" in command("backends").out
+    assert "local  not installed: RETRAIN_PLUGINS" in command("plugins", "--kind", "backend").out
 
 
 def test_a_strangers_backend_that_lacks_a_package_says_so(command: Command, distribution: Callable[..., Path]) -> None:
@@ -69,7 +69,7 @@ def test_a_strangers_backend_that_lacks_a_package_says_so(command: Command, dist
     }
     assert row["option_error"].startswith("ModuleNotFoundError")
     assert row["capabilities"] == {}
-    shown = command("backends").out
+    shown = command("plugins", "--kind", "backend").out
     assert "not usable    lacks no-such-package: pip install far-backend" in shown
     assert "[backend.options] cannot be read: ModuleNotFoundError" in shown
 
