@@ -91,7 +91,7 @@ def prompt_tokens(model: Path) -> int:
 
 def builtin_folder() -> Path:
     """Where `builtin:tiny` is installed."""
-    located = load_plugins().notify("retrain_locate_model", model="builtin:tiny")
+    located = load_plugins().locate_model("builtin:tiny")
     if not located:
         sys.exit("builtin:tiny is missing: pip install ./retrain-local")
     return Path(located)

@@ -118,7 +118,7 @@ def test_adapters_load_with_plain_peft(run: tuple[Path, str]) -> None:
     from retrain.api import load_plugins
 
     folder, _ = run
-    base = load_plugins().notify("retrain_locate_model", model="builtin:tiny")
+    base = load_plugins().locate_model("builtin:tiny")
     for name in ("checkpoint_step_2", "final"):
         model = transformers.AutoModelForCausalLM.from_pretrained(base)
         adapted = peft.PeftModel.from_pretrained(model, folder / "logs/tiny/adapter" / name)

@@ -9,9 +9,9 @@ import torch
 
 from retrain.api import ConfigError, PluginContext
 from retrain.kernel.config.resolved import Layer, Origin
+from retrain_local import plugin
 from retrain_local.checks import device_problems
 from retrain_local.devices import Devices, choose_devices, find_devices, missing_cuda
-from retrain_local.plugin import retrain_find_devices
 
 Make = Callable[..., PluginContext]
 
@@ -45,13 +45,14 @@ def test_missing_gpus_that_nobody_set_fall_back_with_one_warning(
     assert why in caplog.text
 
 
-def test_the_hook_answers_for_gpus_of_this_backend_alone(make_context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_gpus_are_looked_for(make_context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = make_context(devices="gpu:0").config
-    assert retrain_find_devices(config)[0] == "cpu"
-    for other in ({"devices": "cpu"}, {"backend": "tinker"}):
-        backend = config.backend.model_copy(update=other)
-        assert retrain_find_devices(replace(config, tables={**config.tables, "backend": backend})) is None
+    found = plugin.find_devices(config)
+    assert found is not None
+    assert found[0] == "cpu"
+    backend = config.backend.model_copy(update={"devices": "cpu"})
+    assert plugin.find_devices(replace(config, tables={**config.tables, "backend": backend})) is None
 
 
 @pytest.mark.parametrize(

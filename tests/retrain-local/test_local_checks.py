@@ -48,9 +48,7 @@ def test_an_adapter_that_does_not_fit_is_refused_before_the_model_loads(tmp_path
         tables = {"resume": resume, "model": schema.ModelTable(lora_rank=rank, model=model)}
         return adapter_problems(Config(tables=tables), load_plugins())
 
-    tiny = json.loads(
-        (Path(str(load_plugins().notify("retrain_locate_model", model="builtin:tiny"))) / "config.json").read_text()
-    )
+    tiny = json.loads((Path(str(load_plugins().locate_model("builtin:tiny"))) / "config.json").read_text())
     layers, width = tiny["num_hidden_layers"], tiny["hidden_size"]
     assert resumed(rank=16) == []
     for name, text in (("checkpoint_step_1", "[]"), ("checkpoint_step_2", '{"r": 8}'), ("final", "{")):

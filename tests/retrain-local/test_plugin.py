@@ -12,7 +12,6 @@ from retrain.api import ConfigError, Kind, load_plugins
 from retrain.kernel.config import schema
 from retrain_local.capabilities import CAPABILITIES
 from retrain_local.options import LocalOptions
-from retrain_local.plugin import retrain_locate_model
 
 
 def test_registration_imports_nothing_heavy() -> None:
@@ -38,18 +37,19 @@ def test_every_part_is_registered() -> None:
 def test_tiny_is_a_folder_inside_the_package() -> None:
     import retrain_local
 
-    located = retrain_locate_model("builtin:tiny")
+    located = load_plugins().locate_model("builtin:tiny")
+    assert located is not None
     assert located == str(Path(retrain_local.__file__).parent / "tiny")
     assert (Path(located) / "model.safetensors").is_file()
 
 
 def test_other_models_are_left_to_others() -> None:
-    assert retrain_locate_model("Qwen/Qwen3-0.6B") is None
+    assert load_plugins().locate_model("Qwen/Qwen3-0.6B") is None
 
 
 def test_unknown_builtin_names_the_known_one() -> None:
     with pytest.raises(ConfigError, match="builtin:tiny"):
-        retrain_locate_model("builtin:tny")
+        load_plugins().locate_model("builtin:tny")
 
 
 def test_options_take_nothing() -> None:

@@ -13,7 +13,8 @@ from retrain.credit.teacher.table import TeacherTable
 from retrain.engines.table import InferenceTable
 from retrain.kernel.config import schema
 from retrain_tinker.backend import TinkerBackend
-from retrain_tinker.plugin import CAPABILITIES, retrain_check_config, retrain_fetch_adapter
+from retrain_tinker.fetch import fetch_adapter
+from retrain_tinker.plugin import CAPABILITIES, retrain_check_config
 from tests.shared import first_or_long
 from tests.tinker_rows import batch_of, drawn
 from tests.tinker_toy import Toy
@@ -86,20 +87,20 @@ def test_an_adapter_on_the_service_is_fetched_once(
     (tmp_path / "saved").mkdir()
     made.save(tmp_path / "saved")
     path = json.loads((tmp_path / "saved" / "tinker_state.json").read_text())[kind]
-    folder = retrain_fetch_adapter(path=path, config=config)
+    folder = fetch_adapter(path, config)
     assert folder is not None
     wanted = (tmp_path / "saved" / "adapter_model.safetensors").read_bytes()
     assert (folder / "adapter_model.safetensors").read_bytes() == wanted
     assert json.loads((folder / "adapter_config.json").read_text())["target_modules"] == ["q_proj", "v_proj"]
     calls = len(toy.calls)
-    assert retrain_fetch_adapter(path=path, config=config) == folder
+    assert fetch_adapter(path, config) == folder
     assert len(toy.calls) == calls
     assert len(list((tmp_path / "cache" / "retrain" / "tinker").iterdir())) == 1
     assert len(toy.adapters) == 1
 
 
 def test_other_paths_are_left_to_others(config: Config) -> None:
-    assert retrain_fetch_adapter(path="some/folder", config=config) is None
+    assert fetch_adapter("some/folder", config) is None
 
 
 @pytest.mark.long

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         RewardError,
     )
     from retrain.kernel.hooks import hookimpl
-    from retrain.kernel.plugin_spec import ConfigClaim, MetricSpec, PluginSpec
+    from retrain.kernel.plugin_spec import BackendFunctions, ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.plugins.discover import load_plugins
     from retrain.kernel.plugins.first_party import install_line
     from retrain.kernel.plugins.installed import installed_dependents, installed_version
@@ -115,6 +115,7 @@ __all__ = [
     "Ask",
     "Backend",
     "BackendError",
+    "BackendFunctions",
     "Capabilities",
     "CheckpointMode",
     "Completion",

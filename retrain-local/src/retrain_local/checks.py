@@ -224,7 +224,7 @@ def _adapter_sizes(folder: Path) -> dict[str, Any]:
 def _model_sizes(config: Config, plugins: Plugins) -> str:
     """Shape of a local model; empty for one on the hub, and where its configuration names the sizes otherwise."""
     name = config.model.model
-    folder = Path(plugins.notify("retrain_locate_model", model=name) or name).expanduser()
+    folder = Path(plugins.locate_model(name) or name).expanduser()
     try:
         sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return _shape(int(sizes["num_hidden_layers"]), int(sizes["hidden_size"]))

@@ -71,7 +71,7 @@ def _weights(config: Config, plugins: Plugins) -> list[Diagnosis]:
     from retrain_local.locate import KEY, check_folder
 
     try:
-        located = plugins.notify("retrain_locate_model", model=config.model.model)
+        located = plugins.locate_model(config.model.model)
         folder = Path(located or config.model.model).expanduser()
         if located is None and not folder.is_dir():
             return []

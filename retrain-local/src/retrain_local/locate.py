@@ -31,7 +31,7 @@ def find_model(config: Config, plugins: Plugins) -> Source:
 
 def find_source(name: str, where: str, plugins: Plugins) -> Source:
     """A local folder with safetensors, a model that a plugin ships, or a hub id; ConfigError if it is none of them."""
-    located = plugins.notify("retrain_locate_model", model=name)
+    located = plugins.locate_model(name)
     path = Path(located or name).expanduser()
     if located is not None or path.is_dir():
         check_folder(path, where)

@@ -6,32 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.api import (
-    ConfigError,
-    Determinism,
-    EngineTraits,
-    LossTraits,
-    PluginSpec,
-    Problem,
-    TableTraits,
-    hookimpl,
-)
+from retrain.api import BackendFunctions, Determinism, EngineTraits, LossTraits, PluginSpec, TableTraits, hookimpl
 from retrain_local.capabilities import CAPABILITIES
 
 if TYPE_CHECKING:
-    from retrain.api import (
-        Config,
-        Diagnosis,
-        ExportedModel,
-        LossTrial,
-        LossValue,
-        MemoryModel,
-        MetricSpec,
-        ModelExport,
-        PluginContext,
-        Plugins,
-        Teacher,
-    )
+    from retrain.api import Config, Diagnosis, MetricSpec, Plugins, Problem
 
 LOSSES = (
     ("importance_sampling", "The ratio times the advantage, without a clip."),
@@ -40,7 +19,6 @@ LOSSES = (
     ("gspo", "The clipped ratio of a whole sequence, by geometric mean."),
     ("likelihood", "The log-probability times the advantage, without a ratio: that of [sft]."),
 )
-BUILTIN_PREFIX = "builtin:"
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
 
 
@@ -65,8 +43,24 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             factory="retrain_local.create:create_backend",
             params="retrain_local.options:LocalOptions",
             traits=CAPABILITIES,
+            functions=BackendFunctions(
+                find_devices=find_devices,
+                estimate_memory="retrain_local.capacity.memory:estimate_memory",
+                evaluate_loss="retrain_local.training.evaluate_loss:evaluate_loss",
+                export_model="retrain_local.export.write:export_model",
+                models={f"builtin:{name}": folder for name, folder in BUILTIN_MODELS.items()},
+            ),
         )
     )
+
+
+def find_devices(config: Config) -> tuple[str, str] | None:
+    """The devices of `[backend] devices` that this machine has; PyTorch is imported only if a GPU is named."""
+    if "gpu" not in config.backend.devices:
+        return None
+    from retrain_local.devices import find_devices as examined
+
+    return examined(config)
 
 
 @hookimpl
@@ -80,7 +74,7 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
                 determinism=Determinism.SAME_MACHINE,
                 provides_entropy=True,
                 honours=frozenset({"attention_kernel", "dtype", "kv_cache_dtype"}),
-                can_teach=True,
+                open_teacher="retrain_local.teacher:open_teacher",
                 teaches_at_any_temperature=True,
             ),
         )
@@ -95,34 +89,6 @@ def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
         clips = name not in ("importance_sampling", "likelihood")
         traits = LossTraits(backends=frozenset({"local"}), dual_clip=name == "ppo", clips=clips)
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
-
-
-@hookimpl
-def retrain_evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossValue | None:
-    """As the trainer computes it, but for the dtype."""
-    if config.backend.backend != "local":
-        return None
-    from retrain_local.training.evaluate_loss import evaluate_loss
-
-    return evaluate_loss(config, plugins, trial)
-
-
-@hookimpl
-def retrain_open_teacher(context: PluginContext) -> Teacher | None:
-    """A second model in this process."""
-    if context.config.value("teacher.engine", "") != "pytorch":
-        return None
-    from retrain_local.teacher import open_teacher
-
-    return open_teacher(context)
-
-
-@hookimpl
-def retrain_export_model(export: ModelExport) -> ExportedModel:
-    """Any model of transformers: a folder; of the Llama family, a GGUF file too."""
-    from retrain_local.export.write import export_model
-
-    return export_model(export)
 
 
 @hookimpl
@@ -149,28 +115,6 @@ def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> N
             factory="retrain_local.templates:SMOLLM2",
         )
     )
-
-
-@hookimpl(trylast=True)  # another distribution may ship `builtin:` models of its own: it is asked first
-def retrain_locate_model(model: str) -> str | None:
-    if not model.startswith(BUILTIN_PREFIX):
-        return None
-    folder = BUILTIN_MODELS.get(model.removeprefix(BUILTIN_PREFIX))
-    if folder is None:
-        known = ", ".join(f"{BUILTIN_PREFIX}{name}" for name in BUILTIN_MODELS)
-        what = f"there is no built-in model {model!r}"
-        raise ConfigError(Problem(where="[model] model", what=what, why=f"known: {known}", fix="use builtin:tiny"))
-    return str(folder)
-
-
-@hookimpl
-def retrain_find_devices(config: Config) -> tuple[str, str] | None:
-    """The devices of `[backend] devices` that this machine has; PyTorch is imported only if a GPU is named."""
-    if config.backend.backend != "local" or "gpu" not in config.backend.devices:
-        return None
-    from retrain_local.devices import find_devices
-
-    return find_devices(config)
 
 
 @hookimpl
@@ -215,19 +159,3 @@ def retrain_diagnose(config: Config | None, plugins: Plugins) -> list[Diagnosis]
     from retrain_local.doctor import diagnose
 
     return diagnose(config, plugins)
-
-
-@hookimpl
-def retrain_estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel | None:
-    """Peak memory of sampling and training in this process."""
-    if config.backend.backend != "local":
-        return None
-    from retrain_local.capacity.memory import memory_model
-
-    def locate(name: str) -> str | None:
-        try:
-            return str(model_folder(name))
-        except ConfigError:  # a teacher of unknown size is left out
-            return None
-
-    return memory_model(model_folder(), config, locate=locate)

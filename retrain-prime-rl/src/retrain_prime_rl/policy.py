@@ -48,7 +48,7 @@ class RemotePolicy:
 def model_path(context: PluginContext) -> str:
     """The base model as a server loads it: the folder of a model shipped by a plugin, else as configured."""
     name = context.config.model.model
-    return str(context.plugins.notify("retrain_locate_model", model=name) or name)
+    return context.plugins.locate_model(name) or name
 
 
 def stop_ids(path: str, tokenizer: Any) -> frozenset[int]:

@@ -50,7 +50,7 @@ def create_backend(context: PluginContext) -> TinkerBackend:
     options = context.params if isinstance(context.params, TinkerOptions) else TinkerOptions()
     if problems := problems_of(config):
         raise ConfigError(*problems)
-    located = str(context.plugins.notify("retrain_locate_model", model=config.model.model) or config.model.model)
+    located = context.plugins.locate_model(config.model.model) or config.model.model
     service = Service(base_url_of(config), options)
     throttle = Throttle.from_config(config)
     sampler = Sampler(

@@ -13,12 +13,17 @@ from retrain_tinker.adapter import WANTED, download, repair
 from retrain_tinker.options import TinkerOptions, base_url_of
 from retrain_tinker.service import Service
 
+REMOTE = "tinker://"
 
-def fetch_adapter(path: str, config: Config) -> Path:
-    """The adapter at a `tinker://` path, downloaded once and cached; paths are immutable on the service.
 
-    A training state (`.../weights/NAME`) is exported first, which briefly occupies an adapter slot on the service.
+def fetch_adapter(path: str, config: Config) -> Path | None:
+    """The adapter at a `tinker://` path, downloaded once and cached; None for any other path.
+
+    Paths are immutable on the service. A training state (`.../weights/NAME`) is exported first; the export occupies an
+    adapter slot on the service for a moment.
     """
+    if not path.startswith(REMOTE):
+        return None
     options, base_url = TinkerOptions(), base_url_of(config)
     key = hashlib.sha256(f"{base_url} {path}".encode()).hexdigest()[:32]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retrain" / "tinker"

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from retrain.api import Capabilities, CheckpointMode, Determinism, PluginSpec, hookimpl
+from retrain.api import BackendFunctions, Capabilities, CheckpointMode, Determinism, PluginSpec, hookimpl
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from retrain.api import Config, Problem
 
-NAME, REMOTE = "tinker", "tinker://"
+NAME = "tinker"
 CAPABILITIES = Capabilities(
     reports_sync_loss=True,
     preserves_token_advantages=True,
@@ -35,6 +33,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             factory="retrain_tinker.backend:create_backend",
             params="retrain_tinker.options:TinkerOptions",
             traits=CAPABILITIES,
+            functions=BackendFunctions(fetch_adapter="retrain_tinker.fetch:fetch_adapter"),
         )
     )
 
@@ -46,12 +45,3 @@ def retrain_check_config(config: Config) -> list[Problem]:
     from retrain_tinker.options import problems_of
 
     return problems_of(config)
-
-
-@hookimpl
-def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
-    if not path.startswith(REMOTE):
-        return None
-    from retrain_tinker.fetch import fetch_adapter  # imports the SDK
-
-    return fetch_adapter(path, config)

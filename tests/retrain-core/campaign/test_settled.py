@@ -21,27 +21,11 @@ ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_f
 TWO = ONE + ONE.replace("grpo", "toy_raw")
 GPU, CPU, UNSET = 'devices = "gpu:0"', 'devices = "cpu"', ""
 WHY = "not set, and there is no GPU"
-# A machine that has what `machine.txt` names.
-MACHINE = """
-from pathlib import Path
-from retrain.api import ConfigError, Problem, hookimpl
-
-@hookimpl
-def retrain_find_devices(config):
-    asked, there = config.backend.devices, Path("machine.txt").read_text().split()
-    is_set = config.origin("backend.devices").layer != "default"
-    if set(asked.split(",")) <= set(there):
-        return asked, "" if is_set else "not set, and it is there"
-    if is_set:
-        raise ConfigError(Problem(where=config.place("backend.devices"), what=f"no {asked}", fix="write cpu"))
-    return ",".join("cpu" for _ in asked.split(",")), "not set, and there is no GPU"
-"""
 
 
 @pytest.fixture
-def on(play: Play, distribution: Callable[..., Path]) -> Play:
+def on(play: Play) -> Play:
     """`on("gpu:0", conditions, ...)`: play a campaign on a machine with a CPU and these GPUs."""
-    distribution("retrain-machine", {"machine": MACHINE})
 
     def call(gpus: str, conditions: str = ONE, *, seeds: str = "[1]", **options: Any) -> list[str]:
         Path("machine.txt").write_text(f"cpu {gpus}")

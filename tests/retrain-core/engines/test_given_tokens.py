@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.api import BackendError, ConfigError, LogprobRow, PluginContext
+from retrain.api import BackendError, ConfigError, Kind, LogprobRow, PluginContext, load_plugins
 from retrain.credit.teacher.table import TeacherTable
+from retrain.engines import vllm
 from retrain.engines.client import BadAnswerError
 from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
-from retrain.engines.plugin import TEACHERS, retrain_open_teacher
+from retrain.engines.plugin import TEACHERS
 from retrain.engines.sglang import SGLang
 from retrain.engines.vllm import VLLM
 from tests.inference_server import InferenceServer, changed, log_softmax, serving, truncated
@@ -38,8 +39,7 @@ def teaching(make_context: Callable[..., PluginContext]) -> Teaching:
 
 @pytest.fixture
 def teacher(server: InferenceServer, teaching: Teaching) -> Iterator[ServerTeacher]:
-    opened = retrain_open_teacher(teaching(server.url))
-    assert opened is not None
+    opened = vllm.open_teacher(teaching(server.url))
     yield opened
     opened.close()
 
@@ -118,10 +118,7 @@ def test_sglang_is_asked_in_its_own_way() -> None:
             SGLang().parse_given_tokens(answer, TOKENS)
 
 
-def test_other_engines_are_no_teachers(teaching: Teaching) -> None:
-    context = teaching("")
-    for engine in ("pytorch", "openai", "mlx", "max"):
-        table = TeacherTable(engine=engine)
-        config = replace(context.config, tables={**context.config.tables, "teacher": table})
-        assert retrain_open_teacher(replace(context, config=config)) is None
-    assert TEACHERS == ("vllm", "sglang")
+def test_the_engines_that_teach() -> None:
+    engines = load_plugins().registered(Kind.INFERENCE_ENGINE)
+    teachers = {entry.spec.name for entry in engines if entry.spec.traits.open_teacher}
+    assert teachers == {"pytorch", *TEACHERS} == {"pytorch", "vllm", "sglang"}

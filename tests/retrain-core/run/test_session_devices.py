@@ -11,21 +11,9 @@ from typing import Any
 import pytest
 
 Run = Callable[..., Any]
-# The machine of these tests: it has what `machine.txt` names, and the backend asks for nothing else.
-MACHINE = """
+LOADED = """
 from pathlib import Path
-from retrain.api import ConfigError, Problem, hookimpl
-
-@hookimpl
-def retrain_find_devices(config):
-    file, asked = Path("machine.txt"), config.backend.devices
-    there = file.read_text().split() if file.exists() else ["cpu"]
-    is_set = config.origin("backend.devices").layer != "default"
-    if asked in there:
-        return asked, "" if is_set else "not set, and it is there"
-    if is_set:
-        raise ConfigError(Problem(where=config.place("backend.devices"), what=f"no {asked}", fix="write cpu"))
-    return "cpu", "not set, and there is no GPU"
+from retrain.api import hookimpl
 
 @hookimpl
 def retrain_tasks_loaded(): Path("loaded").touch()
@@ -37,7 +25,7 @@ def run(
     command: Callable[..., Any], toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path
 ) -> Run:
     """`run("--devices", "cpu", gpus="gpu:0")`: a run of the toys to its end, or of `--resume`."""
-    distribution("retrain-machine", {"machine": MACHINE})
+    distribution("retrain-machine", {"machine": LOADED})
     base = [*toy_arguments, "--max-steps", "2", "--log-dir", "a"]
 
     def call(*arguments: str, gpus: str = "") -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,15 @@ from pydantic import BaseModel, ConfigDict
 
 from retrain.advantages import TransformOutput, TransformSpec, UncertaintySpec
 from retrain.api import (
+    BackendFunctions,
     Capabilities,
     CheckpointMode,
+    ConfigError,
     Determinism,
     Example,
     LoadedData,
     PluginSpec,
+    Problem,
     Sample,
     Score,
     StopReason,
@@ -152,9 +156,24 @@ def per_token_index(ctx):
     return TransformOutput(token_advs=advs, metrics={"toy_groups": 1.0})
 
 
+def find_devices(config):
+    """The devices of the machine that `machine.txt` describes, if there is one."""
+    file, asked = Path("machine.txt"), config.backend.devices
+    if not file.exists():
+        return None
+    is_set = config.origin("backend.devices").layer != "default"
+    if set(asked.split(",")) <= set(file.read_text().split()):
+        return asked, "" if is_set else "not set, and it is there"
+    if is_set:
+        raise ConfigError(Problem(where=config.place("backend.devices"), what=f"no {asked}", fix="write cpu"))
+    return ",".join("cpu" for _ in asked.split(",")), "not set, and there is no GPU"
+
+
 @hookimpl
 def retrain_register_backends(register):
-    register(PluginSpec(name="toy", summary="One softmax.", factory=ToyBackend, params=Options, traits=CAPABILITIES))
+    functions = BackendFunctions(find_devices=find_devices)
+    spec = PluginSpec(name="toy", summary="One softmax.", factory=ToyBackend, params=Options, traits=CAPABILITIES)
+    register(replace(spec, functions=functions))
 
 
 @hookimpl

@@ -39,13 +39,13 @@ def plugins() -> Plugins:
 def exported_by(
     monkeypatch: pytest.MonkeyPatch, plugins: Plugins, write: Callable[[ModelExport], ExportedModel | None]
 ) -> None:
-    """Let `write` answer the hook that writes models, in place of the installed plugins."""
-    notify = type(plugins).notify
+    """Let `write` write models, in place of the installed backends."""
+    call = type(plugins).call_backend
 
-    def answer(self: Plugins, hook: str, **given: Any) -> Any:
-        return write(given["export"]) if hook == "retrain_export_model" else notify(self, hook, **given)
+    def answer(self: Plugins, function: str, *given: Any, backend: str = "") -> Any:
+        return write(*given) if function == "export_model" else call(self, function, *given, backend=backend)
 
-    monkeypatch.setattr(type(plugins), "notify", answer)
+    monkeypatch.setattr(type(plugins), "call_backend", answer)
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from retrain_local.capacity.shape import ModelShape, read_shape
 from retrain_local.capacity.training import activation_elements, pack_tokens, packs_at_a_time
 from retrain_local.decoder import Shape
 from retrain_local.model.architecture import DEFAULTS
-from retrain_local.plugin import retrain_locate_model
 from retrain_local.sampling import pool
 from retrain_local.training import budget
 
@@ -112,11 +111,11 @@ def test_a_teacher_and_the_reference_of_all_weights_are_there_beside_the_model(
     def others(*flags: str) -> dict[str, ModelShape]:
         config, problems = load_config(file, tables=tables, arguments=["--model", own, *flags], environ={})
         assert not problems
-        return other_models(config, small, retrain_locate_model)
+        return other_models(config, small, load_plugins().locate_model)
 
     assert others() == {}
     assert others("--teacher-adapter", "logs/a") == others("--teacher-model", own) == {"teacher": small}
-    tiny = read_shape(Path(str(retrain_locate_model("builtin:tiny"))), where="")
+    tiny = read_shape(Path(str(load_plugins().locate_model("builtin:tiny"))), where="")
     assert others("--teacher-model", "builtin:tiny") == {"teacher": tiny}
     assert others("--teacher-model", "who/knows") == {}
     assert others("--teacher-model", own, "--teacher-engine", "vllm") == {}

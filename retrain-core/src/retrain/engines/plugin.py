@@ -10,9 +10,7 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
-    from retrain.engines.given_tokens import ServerTeacher
     from retrain.kernel.config.resolved import Config
-    from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.errors import Problem
     from retrain.kernel.registry import Plugins
 
@@ -55,7 +53,8 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
     """One engine per kind of server. Batching on a server changes rounding, so seeds repeat nothing."""
     for name, summary in ENGINES.items():
         factory = f"retrain.engines.{name}:create_engine"
-        traits = EngineTraits(honours=frozenset({"logprobs"}), can_teach=name in TEACHERS)
+        teacher = f"retrain.engines.{name}:open_teacher" if name in TEACHERS else None
+        traits = EngineTraits(honours=frozenset({"logprobs"}), open_teacher=teacher)
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
 
 
@@ -66,18 +65,6 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     from retrain.engines.unsupported_keys import problems_of
 
     return [*problems_of(config, plugins, ENGINES), *teacher_problems(config)]
-
-
-@hookimpl
-def retrain_open_teacher(context: PluginContext) -> ServerTeacher | None:
-    """The server of `[teacher]`, where it names one of these engines."""
-    if (engine := context.config.value("teacher.engine", "")) not in TEACHERS:
-        return None
-    from retrain.engines.given_tokens import open_server
-    from retrain.engines.sglang import SGLang
-    from retrain.engines.vllm import VLLM
-
-    return open_server(VLLM() if engine == "vllm" else SGLang(), context)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from retrain.engines.answers import CompletionRequest, RawCompletion
 from retrain.engines.client import BadAnswerError
 from retrain.engines.dialect import FULL_DISTRIBUTION, CommonRoutes, HttpRequest
 from retrain.engines.engine import ServerEngine, create
-from retrain.engines.given_tokens import GivenToken
+from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
 from retrain.engines.policy import Policy
 from retrain.engines.table import DEFAULT_URLS
 from retrain.kernel.contracts.context import PluginContext
@@ -17,6 +17,11 @@ from retrain.kernel.contracts.context import PluginContext
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
     """The engine for this policy, its servers checked and given the policy."""
     return create(SGLang(), context, policy)
+
+
+def open_teacher(context: PluginContext) -> ServerTeacher:
+    """The server of `[teacher]`."""
+    return open_server(SGLang(), context)
 
 
 class SGLang(CommonRoutes):

@@ -5,11 +5,12 @@ This module needs only the standard library, so that `retrain --help` and comple
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+Function = Callable[..., Any] | str  # or "module:function", imported when it is called
 CORRECT_ABOVE = 0.5  # default of [scoring] correct_above
 
 
@@ -88,14 +89,15 @@ class EngineTraits:
 
     `determinism` says when equal seeds draw equal tokens, `provides_entropy` whether samples carry entropies.
     `honours` names those of `logprobs`, `attention_kernel`, `dtype` and `kv_cache_dtype` in `[inference]` that it
-    supports; the others are refused unless they are at their defaults. `can_teach`: it gives log-probabilities of given
-    tokens, as a `[teacher]` must, at a temperature other than 1 as well with `teaches_at_any_temperature`.
+    supports; the others are refused unless they are at their defaults. `open_teacher(context) -> Teacher` opens the
+    model of `[teacher]`, once per run; None = the engine gives no log-probabilities of given tokens. With
+    `teaches_at_any_temperature` it gives them at a temperature other than 1 as well.
     """
 
     determinism: Determinism = Determinism.NONE
     provides_entropy: bool = False
     honours: frozenset[str] = frozenset()
-    can_teach: bool = False
+    open_teacher: Function | None = None
     teaches_at_any_temperature: bool = False
 
     def limit(self, capabilities: Capabilities) -> Capabilities:

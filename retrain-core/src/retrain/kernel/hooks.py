@@ -20,15 +20,11 @@ if TYPE_CHECKING:
 
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Credit, Shaper
-    from retrain.kernel.contracts.backend import Backend, WarmUp
+    from retrain.kernel.contracts.backend import Backend
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.diagnosis import Diagnosis
-    from retrain.kernel.contracts.export import ExportedModel, ModelExport
-    from retrain.kernel.contracts.losses import LossTrial, LossValue
-    from retrain.kernel.contracts.memory import MemoryModel
     from retrain.kernel.contracts.report import ReportSection
     from retrain.kernel.contracts.tasks import Evaluation
-    from retrain.kernel.contracts.teacher import Teacher
     from retrain.kernel.contracts.verifier import LoadedTasks
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem, RetrainError
@@ -86,7 +82,8 @@ def retrain_register_rewards(register: Register) -> None:
 def retrain_register_backends(register: Register) -> None:
     """Offer a `[backend] backend`: `factory(context) -> Backend`; `traits` are its `Capabilities`.
 
-    `params` is the model of `[backend.options]`.
+    `params` is the model of `[backend.options]`, `functions` are its `BackendFunctions`: what it does before it is
+    built, or without.
     """
 
 
@@ -225,50 +222,6 @@ def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagno
 
 
 @hookspec(firstresult=True)
-def retrain_find_devices(config: Config) -> tuple[str, str] | None:
-    """`[backend] devices` as this machine has them, and why if nobody set the key; None = exactly as written.
-
-    Called before anything loads. ConfigError when devices that somebody set (see `config.origin`) are missing.
-    """
-
-
-@hookspec(firstresult=True)
-def retrain_locate_model(model: str) -> str | None:
-    """Folder of a model that the plugin ships (`builtin:tiny`), or None: `model` is then a folder or a hub id.
-
-    Called whenever tokenizer or weights are about to load, before any heavy import.
-    """
-
-
-@hookspec(firstresult=True)
-def retrain_estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel | None:
-    """How much memory the configured backend needs; None if the backend belongs to another plugin.
-
-    `model_folder()` returns a folder with the model's `config.json`, fetching it if necessary; `model_folder(NAME)` one
-    of another model. Called by `capacity`, `explain` and at the start of a run: read headers of weights during the call
-    if needed, import nothing heavy. ConfigError when the sizes cannot be read.
-    """
-
-
-@hookspec(firstresult=True)
-def retrain_evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossValue | None:
-    """Value and gradient of `[algorithm] loss` in float64, for the tests of losses; None = another plugin's backend."""
-
-
-@hookspec(firstresult=True)
-def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
-    """Folder with a copy of an adapter stored elsewhere (`service://...`), or None: the path is another plugin's.
-
-    `config` says how to reach the storage. Called when an adapter is about to be read.
-    """
-
-
-@hookspec(firstresult=True)
-def retrain_export_model(export: ModelExport) -> ExportedModel | None:
-    """Write a model with its adapter merged in, and compare its logits; None = another plugin's backend trained it."""
-
-
-@hookspec(firstresult=True)
 def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[None] | None:
     """How a run started from a command line is shown: a context manager that stays open while the run lasts.
 
@@ -285,18 +238,8 @@ def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
 
 
 @hookspec(firstresult=True)
-def retrain_warm_up(context: PluginContext, tasks: LoadedTasks) -> WarmUp | None:
-    """What is trained before the first step; None = nothing. The tasks of the run are loaded, the model is not."""
-
-
-@hookspec(firstresult=True)
 def retrain_evaluation(context: PluginContext, tasks: LoadedTasks) -> Evaluation | None:
     """What evaluates the policy of a run; None = nothing does. The tasks are loaded, the model is not."""
-
-
-@hookspec(firstresult=True)
-def retrain_open_teacher(context: PluginContext) -> Teacher | None:
-    """The model of `[teacher]`; None = its engine is another plugin's. Once per run, the backend is built."""
 
 
 @hookspec

@@ -7,10 +7,44 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.declared import Kind, TableTraits
+from retrain.kernel.declared import Function, Kind, TableTraits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import BaseModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendFunctions:
+    """A backend's functions that are called while it is not built; `functions` of its `PluginSpec`.
+
+    Each is a function or `"module:function"`, imported when it is called; None = the backend has none.
+
+    `find_devices(config) -> (devices, why) | None`: the devices among `[backend] devices` that this machine has, and
+    the reason if the user did not set the key; None = exactly as written. Called before anything loads. ConfigError
+    when devices that the user set (see `config.origin`) are missing.
+
+    `estimate_memory(config, model_folder) -> MemoryModel`: called by `capacity`, `explain` and at the start of a run.
+    `model_folder()` is a folder with the model's `config.json`, fetched if necessary, and `model_folder(NAME)` one of
+    another model. Read headers of weights if needed, import nothing heavy; ConfigError when the sizes cannot be read.
+
+    `evaluate_loss(config, plugins, trial: LossTrial) -> LossValue`: value and gradient of `[algorithm] loss` in
+    float64, for the tests of losses.
+
+    `export_model(export: ModelExport) -> ExportedModel | None`: write a model with its adapter merged in, and compare
+    its logits. `fetch_adapter(path, config) -> Path | None`: folder with a copy of an adapter stored elsewhere
+    (`service://...`). Both are called for every backend until one returns something.
+
+    `models` are the models that the distribution ships: folders by name, such as `builtin:tiny`.
+    """
+
+    find_devices: Function | None = None
+    estimate_memory: Function | None = None
+    evaluate_loss: Function | None = None
+    export_model: Function | None = None
+    fetch_adapter: Function | None = None
+    models: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +54,7 @@ class PluginSpec:
     `factory` is the object itself or `"module:attribute"`, imported only when the name is used;
     `retrain.kernel.contracts` says per kind what it must be. `params` is the pydantic model of the part's parameters.
     `traits` is what others may read before the factory runs (a backend's `Capabilities`; of a command its
-    group in `retrain --help`: train, look, compare, use, extend or tools).
+    group in `retrain --help`: train, look, compare, use, extend or tools), and `functions` what they may call.
     """
 
     name: str
@@ -29,14 +63,15 @@ class PluginSpec:
     params: type[BaseModel] | str | None = None
     aliases: tuple[str, ...] = ()
     traits: object | None = None
+    functions: BackendFunctions | None = None
 
     def load(self) -> Any:
         """The factory, imported now if it was given as text."""
-        return _load(self.factory)
+        return load_target(self.factory)
 
     def load_params(self) -> type[BaseModel] | None:
         """The model of the parameters, imported now if it was given as text."""
-        model = _load(self.params)
+        model = load_target(self.params)
         return model if model is None or isinstance(model, type) else None
 
 
@@ -74,7 +109,7 @@ class ConfigClaim:
 
     def load_explain(self) -> Callable[..., Mapping[str, Any]]:
         """The function, imported now."""
-        function: Callable[..., Mapping[str, Any]] = _load(self.explain)
+        function: Callable[..., Mapping[str, Any]] = load_target(self.explain)
         return function
 
 
@@ -125,7 +160,8 @@ class Registry:
         return [entry for name in sorted(self.entries) for entry in self.entries[name] if entry.spec.name == name]
 
 
-def _load(target: object) -> Any:
+def load_target(target: object) -> Any:
+    """The object itself, or the one that `"module:attribute"` names, imported now."""
     if not isinstance(target, str):
         return target
     module, _, attribute = target.partition(":")

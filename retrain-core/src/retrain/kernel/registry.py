@@ -9,11 +9,12 @@ from typing import Any
 
 import pluggy
 
-from retrain.kernel.declared import Kind
-from retrain.kernel.errors import HookError, Problem, RetrainError
-from retrain.kernel.plugin_spec import LoadFailure, Owner, PluginSpec, Registered, Registry
+from retrain.kernel.declared import Function, Kind
+from retrain.kernel.errors import ConfigError, HookError, Problem, RetrainError
+from retrain.kernel.plugin_spec import LoadFailure, Owner, PluginSpec, Registered, Registry, load_target
 
 PLURALS = {Kind.UNCERTAINTY: "uncertainties", Kind.LOSS: "losses"}
+BUILTIN = "builtin:"  # prefix of models that a distribution ships
 HOOK_OF_KIND = {kind: f"retrain_register_{PLURALS.get(kind, f'{kind}s')}".replace(" ", "_") for kind in Kind}
 
 
@@ -36,9 +37,28 @@ class Plugins:
         except Exception as error:
             codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
             culprits = [impl.plugin_name for impl in caller.get_hookimpls() if impl.function.__code__ in codes]
-            what = f"{hook} of {' or '.join(culprits) or 'a plugin'} raised {type(error).__name__}: {error}"
-            fix = "repair that plugin, or leave it out with RETRAIN_BLOCK=distribution"
-            raise HookError(Problem(what=what, fix=fix)) from error
+            raise _failed(f"{hook} of {' or '.join(culprits) or 'a plugin'}", error) from error
+
+    def call_backend(self, function: str, *arguments: Any, backend: str = "") -> Any:
+        """Call one of `BackendFunctions`: of `backend`, or of every backend until one returns something."""
+        entries = self.find(Kind.BACKEND, backend) if backend else self.registered(Kind.BACKEND)
+        for entry in entries:
+            offered = getattr(entry.spec.functions, function) if entry.spec.functions else None
+            if offered is not None and (answer := call(offered, *arguments)) is not None:
+                return answer
+        return None
+
+    def locate_model(self, model: str) -> str | None:
+        """Folder of a model that a backend's distribution ships, or None: `model` is then a folder or a hub id."""
+        functions = [entry.spec.functions for entry in self.registered(Kind.BACKEND)]
+        shipped = {name: folder for each in functions if each for name, folder in each.models.items()}
+        if model in shipped:
+            return str(shipped[model])
+        if shipped and model.startswith(BUILTIN):
+            what, known = f"there is no built-in model {model!r}", ", ".join(sorted(shipped))
+            fix = f"use {min(shipped)}"
+            raise ConfigError(Problem(where="[model] model", what=what, why=f"known: {known}", fix=fix))
+        return None
 
     def registered(self, kind: Kind) -> list[Registered]:
         """Every part of a kind, sorted by name."""
@@ -65,6 +85,21 @@ class Plugins:
             return
         for kind, spec in collected:
             self.registries[kind].add(spec, owner)
+
+
+def call(function: Function, *arguments: Any) -> Any:
+    """Call a function that a part announced, imported now; HookError names it when it fails."""
+    try:
+        return load_target(function)(*arguments)
+    except RetrainError:
+        raise
+    except Exception as error:
+        raise _failed(function if isinstance(function, str) else function.__qualname__, error) from error
+
+
+def _failed(name: str, error: Exception) -> HookError:
+    fix = "repair that plugin, or leave it out with RETRAIN_BLOCK=distribution"
+    return HookError(Problem(what=f"{name} raised {type(error).__name__}: {error}", fix=fix))
 
 
 def refuse_faulty_hooks(plugin: object, manager: pluggy.PluginManager) -> None:

@@ -15,7 +15,7 @@ from retrain.credit.recipes import mode_problems, with_owner
 from retrain.credit.trial import group_problem, try_flow
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.pacing import Pacer, PaceView
 from retrain.kernel.contracts.tasks import Rollouts
@@ -188,7 +188,7 @@ def assemble(
         import_backend(config, plugins)  # the slowest import
         tasks.verifier.start()
         plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
-        warm_up = plugins.notify("retrain_warm_up", context=context, tasks=tasks)
+        warm_up = _warm_up(context, tasks)
         evaluation = plugins.notify("retrain_evaluation", context=context, tasks=tasks)
         if evaluation is None and config.eval.examples:
             LOG.warning("Nothing evaluates: the part of retrain-core that does is missing; reinstall retrain-core")
@@ -219,6 +219,15 @@ def assemble(
     )
     watching = (shaper for shaper in shapers if any(name.startswith("retrain_") for name in dir(shaper)))
     return Assembled(parts=parts, watchers=(*watchers, *watching, order))
+
+
+def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
+    """The supervised steps of `[sft]`, if there are any."""
+    if not context.config.value("sft.steps", 0):
+        return None
+    from retrain.credit.sft.warm_up import supervised  # only a run with [sft] loads it
+
+    return supervised(context, tasks)
 
 
 def _pacer(context: PluginContext) -> Pacer:

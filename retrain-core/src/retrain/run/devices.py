@@ -74,7 +74,8 @@ def _former(config: Config, plugins: Plugins, recorded: str) -> SettledDevices:
 
 
 def _found(config: Config, plugins: Plugins) -> tuple[str, str]:
-    found: tuple[str, str] | None = plugins.notify("retrain_find_devices", config=config)
+    name = config.backend.backend
+    found: tuple[str, str] | None = plugins.call_backend("find_devices", config, backend=name)
     return found or (config.backend.devices, "")
 
 

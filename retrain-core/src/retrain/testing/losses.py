@@ -179,14 +179,13 @@ def _value(
     packs: Sequence[Sequence[int]] | None = None,
 ) -> LossValue:
     trial = LossTrial(batch=batch, logprobs=logprobs, packs=packs or (tuple(range(len(batch.rows))),))
-    found: LossValue | None = bench.plugins.notify(
-        "retrain_evaluate_loss", config=config, plugins=bench.plugins, trial=trial
-    )
+    name = config.backend.backend
+    found: LossValue | None = bench.plugins.call_backend("evaluate_loss", config, bench.plugins, trial, backend=name)
     expect(
         found is not None,
-        f"backend {config.backend.backend!r} cannot evaluate a loss by itself",
+        f"backend {name!r} cannot evaluate a loss by itself",
         why="without that the loss cannot be tried before a run",
-        fix="let the backend's distribution implement the hook retrain_evaluate_loss",
+        fix="give the backend's PluginSpec functions=BackendFunctions(evaluate_loss=...)",
     )
     assert found is not None
     return found

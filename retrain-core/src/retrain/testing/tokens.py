@@ -21,7 +21,7 @@ SPECIAL = ["<|end|>", "<|unknown|>", "<|system|>", "<|user|>", "<|assistant|>", 
 
 def toy_model(plugins: Plugins) -> str:
     """`builtin:tiny` if an installed plugin ships it, else a name for the toy tokenizer, which has no weights."""
-    return BUILTIN if plugins.notify("retrain_locate_model", model=BUILTIN) else TOY_MODEL
+    return BUILTIN if plugins.locate_model(BUILTIN) else TOY_MODEL
 
 
 def tokenizer_of(config: Config, plugins: Plugins) -> Any:

@@ -20,7 +20,7 @@ def context_length(config: Config, plugins: Plugins) -> int | None:
     `max_position_embeddings` of the located folder or hub id, of the text part where a model has several.
     """
     model = config.model.model
-    located = plugins.notify("retrain_locate_model", model=model) or model
+    located = plugins.locate_model(model) or model
     folder = Path(located).expanduser()
     if (length := _plain_length(folder / "config.json")) is not None:
         return length

@@ -142,7 +142,7 @@ def _to_vllm(
     base, adapter = whole_model.base_of(found)
     config.refuse_lost("model.model")
     base = config.model.model if base == found.model else base
-    located = str(plugins.notify("retrain_locate_model", model=base) or base)
+    located = plugins.locate_model(base) or base
     words = ["vllm", "serve", located]
     if adapter is not None:
         document = read_object(adapter / ADAPTER_CONFIG)

@@ -49,7 +49,7 @@ def write_whole(
             plugins=plugins,
         )
         with progress_bar("merging" if adapter else "writing", export.progress):
-            found.append(plugins.notify("retrain_export_model", export=export))
+            found.append(plugins.call_backend("export_model", export))
         if found[-1] is None:
             what = "no installed plugin can merge and write models"
             raise ConfigError(Problem(where=subject.label, what=what, fix=install_line("retrain-local")))

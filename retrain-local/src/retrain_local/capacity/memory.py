@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from retrain.api import Config, MemoryEstimate, MemoryModel, MemoryPhase, Workload
+from retrain.api import Config, ConfigError, MemoryEstimate, MemoryModel, MemoryPhase, Workload
 from retrain_local import sizes
 from retrain_local.capacity.sampling import cache_budget, sampling_phase
 from retrain_local.capacity.shape import ModelShape, read_shape
@@ -16,12 +16,16 @@ HERE = "pytorch"  # the engine of a teacher in this process
 NONE: Mapping[str, ModelShape] = MappingProxyType({})
 
 
-def memory_model(folder: Path, config: Config, *, locate: Callable[[str], str | None]) -> MemoryModel:
-    """The estimate for the model in `folder`; ConfigError when its `config.json` does not say its sizes.
+def estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel:
+    """Peak memory of sampling and training in this process; ConfigError when `config.json` does not say the sizes."""
 
-    `locate` gives a folder with the `config.json` of another model, None if there is none.
-    """
-    shape = read_shape(folder, where=config.place("model.model"))
+    def locate(name: str) -> str | None:
+        try:
+            return str(model_folder(name))
+        except ConfigError:  # a teacher of unknown size is left out
+            return None
+
+    shape = read_shape(model_folder(), where=config.place("model.model"))
     rank, others = config.model.lora_rank, other_models(config, shape, locate)
 
     def estimated(work: Workload, runtime_bytes: int | None, device_bytes: int | None) -> MemoryEstimate:

@@ -92,7 +92,7 @@ def layout_of(config: Config, plugins: Plugins, machines: Machines, arguments: S
         raise ConfigError(*problems)
     options = PrimeRlOptions.model_validate(config.backend.options)
     name = config.model.model
-    located = str(plugins.notify("retrain_locate_model", model=name) or name)
+    located = plugins.locate_model(name) or name
     servers, engines = _servers(config, "inference.url") or (DEFAULT,), _servers(config, "inference.admin_url")
     has_its_router = len(engines) == len(servers) == 1
     return Layout(

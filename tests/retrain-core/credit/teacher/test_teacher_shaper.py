@@ -15,6 +15,7 @@ from retrain.api import (
     BackendError,
     Completion,
     ConfigError,
+    EngineTraits,
     Example,
     Group,
     PluginContext,
@@ -115,7 +116,8 @@ def test_what_a_teacher_settled_on_survives_a_resume() -> None:
 
 def context(student: dict[str, int], answer: object = None, **teacher: Any) -> PluginContext:
     tables = {"model": schema.ModelTable(model="student"), "teacher": TeacherTable(**teacher)}
-    plugins: Any = SimpleNamespace(notify=lambda name, **_: answer if name == "retrain_open_teacher" else None)
+    engine = SimpleNamespace(spec=SimpleNamespace(traits=EngineTraits(open_teacher=lambda context: answer)))
+    plugins: Any = SimpleNamespace(find=lambda kind, name: [engine] if answer else [])
     tokenizer = SimpleNamespace(get_vocab=lambda: student)
     return PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=plugins, tokenizer=tokenizer)
 

@@ -187,6 +187,20 @@ def test_a_life_cycle_hook_that_raises_is_reported_with_its_plugin(distribution:
     assert "retrain_step_start of loud-one:loud_one raised ValueError: step 4" in str(caught.value)
 
 
+def test_a_function_of_a_backend_is_found_by_its_name_and_reported_when_it_raises(distribution: Distribution) -> None:
+    source = f"{HEAD}from retrain.api import BackendFunctions, PluginSpec\ndef fails(path, config): return 1 / 0\n"
+    source += "FUNCTIONS = BackendFunctions(find_devices=lambda config: (config, ''), fetch_adapter='one:fails')\n"
+    source += "@hookimpl\ndef retrain_register_backends(register):\n"
+    source += "    register(PluginSpec(name='one', summary='', factory=None, functions=FUNCTIONS))\n"
+    distribution("the-one", {"one": source})
+    plugins = load_plugins({})
+    assert plugins.call_backend("find_devices", "cpu", backend="one") == ("cpu", "")
+    assert plugins.call_backend("evaluate_loss", backend="one") is None
+    assert plugins.call_backend("find_devices", "cpu", backend="unknown") is None
+    with pytest.raises(HookError, match="one:fails raised ZeroDivisionError"):
+        plugins.call_backend("fetch_adapter", "tinker://x", None)
+
+
 def test_an_object_can_be_plugged_in_by_hand(plugins: Plugins) -> None:
     class Counter:
         def __init__(self) -> None:

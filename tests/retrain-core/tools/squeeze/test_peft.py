@@ -21,7 +21,7 @@ Save = Callable[..., Path]
 
 @pytest.fixture
 def load_base(plugins: Plugins) -> Load:
-    folder = plugins.notify("retrain_locate_model", model="builtin:tiny")
+    folder = plugins.locate_model("builtin:tiny")
     if folder is None:
         pytest.skip("retrain-local is not installed")
     return lambda: transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -28,7 +28,7 @@ PUBLIC = {  # the types of each kind, in retrain.api or retrain.advantages
     Kind.REWARD: ("Reward", "Score"),
     Kind.DATA_SOURCE: ("DataSource", "LoadedData", "Example"),
     Kind.ENVIRONMENT: ("Environment", "Observation", "Action", "EpisodeResult"),
-    Kind.BACKEND: ("Backend", "Capabilities", "TrainBatch", "TrainReport"),
+    Kind.BACKEND: ("Backend", "Capabilities", "BackendFunctions", "TrainBatch", "TrainReport"),
     Kind.INFERENCE_ENGINE: ("Engine", "SampleRequest", "SamplingParams", "Sample"),
     Kind.RECORDER: ("Recorder",),
     Kind.HEALTH_MONITOR: ("HealthMonitor", "Finding"),

@@ -112,7 +112,7 @@ def _as_written(folder: str) -> Iterator[None]:
 def _tokenizer(config: Config, plugins: Plugins) -> tuple[Any, list[str]]:
     """The model's tokenizer; a stand-in, and a warning, where the model can be fetched only later."""
     model = config.model.model
-    is_here = plugins.notify("retrain_locate_model", model=model) or Path(model).expanduser().is_dir()
+    is_here = plugins.locate_model(model) or Path(model).expanduser().is_dir()
     if HUB_ID.fullmatch(model) and not is_here:
         try:
             hub_options(model, where=config.place("model.model"))

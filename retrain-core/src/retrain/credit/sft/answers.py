@@ -107,7 +107,7 @@ def _row(prompt: Prompt, answer: Sequence[int]) -> TrainRow:
 def _configured_stops(config: Config, plugins: Plugins) -> set[int]:
     """`eos_token_id` of the model's generation_config.json, none when it cannot be read."""
     model = config.model.model
-    located = plugins.notify("retrain_locate_model", model=model) or model
+    located = plugins.locate_model(model) or model
     path = Path(located).expanduser() / "generation_config.json"
     if not path.parent.is_dir():
         from huggingface_hub import try_to_load_from_cache

@@ -1,4 +1,4 @@
-"""Registers `[sft]`, refuses it where a backend cannot apply its loss, and makes the warm-up of a run."""
+"""Registers `[sft]`, and refuses it where a backend cannot apply its loss."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
-    from retrain.kernel.contracts.backend import WarmUp
-    from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.errors import Problem
     from retrain.kernel.registry import Plugins
-    from retrain.tasks.tasks import Tasks
 
 METRICS = (
     ("phase", "`sft`: a supervised step of [sft]. The fields below belong to such lines alone.", "text"),
@@ -50,13 +47,3 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     from retrain.credit.sft.check import problems_of
 
     return problems_of(config, plugins)
-
-
-@hookimpl
-def retrain_warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
-    """The supervised steps, if there are any."""
-    if not context.config.value("sft.steps", 0):
-        return None
-    from retrain.credit.sft.warm_up import supervised  # only a run with [sft] needs it
-
-    return supervised(context, tasks)

@@ -83,7 +83,7 @@ def _of_engine(config: Config, plugins: Plugins) -> Iterator[Problem]:
     """An engine that cannot teach, not at this temperature, or not with an adapter."""
     table, where = config.table("teacher", TeacherTable), config.place("teacher.engine")
     engines = {entry.spec.name: entry.spec.traits for entry in plugins.registered(Kind.INFERENCE_ENGINE)}
-    teaching = {name: t for name, t in engines.items() if isinstance(t, EngineTraits) and t.can_teach}
+    teaching = {name: t for name, t in engines.items() if isinstance(t, EngineTraits) and t.open_teacher}
     if table.engine not in teaching:
         if plugins.find(Kind.INFERENCE_ENGINE, table.engine):  # a name that nobody offers is reported as such
             what = f"engine {table.engine!r} gives no log-probabilities of given tokens"

@@ -12,8 +12,10 @@ from retrain.credit.logprob_gap import LogprobRow
 from retrain.credit.teacher.table import HERE, TeacherTable
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.teacher import Teacher
+from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import BackendError, ConfigError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
+from retrain.kernel.registry import call
 from retrain.kernel.types import Floats, Group
 from retrain.text.tokenizer.load import load_tokenizer
 
@@ -22,14 +24,15 @@ STATE = "teacher"
 
 def open_teacher(context: PluginContext) -> TeacherShaper:
     """The shaper of a run with `[teacher]`; ConfigError when no installed part offers its engine as a teacher."""
-    config = context.config
+    config, engine = context.config, context.config.table("teacher", TeacherTable).engine
     require_vocabulary(context)
-    teacher: Teacher | None = context.plugins.notify("retrain_open_teacher", context=context)
-    if teacher is None:
-        engine = config.table("teacher", TeacherTable).engine
+    traits = [entry.spec.traits for entry in context.plugins.find(Kind.INFERENCE_ENGINE, engine)]
+    offered = [each.open_teacher for each in traits if isinstance(each, EngineTraits) and each.open_teacher]
+    if not offered:
         what = f"no installed plugin opens a teacher with engine {engine!r}"
         fix = "pip install retrain-local for a model in this process, or name a server: vllm, sglang"
         raise ConfigError(Problem(where=config.place("teacher.engine"), what=what, fix=fix))
+    teacher: Teacher = call(offered[0], context)
     return TeacherShaper(teacher, config.training.temperature)
 
 

@@ -70,7 +70,8 @@ class TokenWeights:
         if not all(key in self._logprobs for key in keys):
             return None
         trial = LossTrial(batch=batch, logprobs=[self._logprobs[key] for key in keys], packs=[range(len(keys))])
-        value = self._plugins.notify("retrain_evaluate_loss", config=config, plugins=self._plugins, trial=trial)
+        name = config.backend.backend
+        value = self._plugins.call_backend("evaluate_loss", config, self._plugins, trial, backend=name)
         if value is None:
             return None
         by_key: dict[Key, list[Floats]] = {}

@@ -1,4 +1,4 @@
-"""Contract of `retrain_estimate_memory`: the workload, and a backend's estimate of the memory it needs."""
+"""Contract of a backend's `estimate_memory`: the workload, and a backend's estimate of the memory it needs."""
 
 from __future__ import annotations
 

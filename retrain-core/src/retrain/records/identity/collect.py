@@ -171,7 +171,7 @@ def _model_files(inputs: Sequence[NamedInput], plugins: Plugins, budget: Budget)
     """The files of local model folders and adapters: weights by size and blocks; none for a model on the hub."""
     models = {each.value: each for each in reversed(inputs) if each.sort == "model"}  # [model] model before others
     for name, each in sorted(models.items(), key=lambda pair: pair[1].keys != OWN_MODEL):
-        folder = Path(plugins.notify("retrain_locate_model", model=name) or name).expanduser()
+        folder = Path(plugins.locate_model(name) or name).expanduser()
         yield from weights_below(folder, budget, prefix=model_prefix(each))
     for each in inputs:
         if each.sort == "adapter":

@@ -262,7 +262,7 @@ class _Follower:
             with suppress(ConfigError):
                 found += weights_below(locate_adapter(path), budget, prefix=f"{path}/")
         else:
-            folder = Path(self._plugins.notify("retrain_locate_model", model=path) or path)
+            folder = Path(self._plugins.locate_model(path) or path)
             found += weights_below(folder, budget, prefix=f"{path}/")
         head = _head(path)
         return digest_of({"" if file.name == path else file.name.removeprefix(head): file.hash for file in found})
@@ -382,7 +382,7 @@ def _local_place(named: NamedInput, plugins: Plugins) -> str:
     value = os.path.expanduser(named.value)
     is_path = "://" not in value and named.sort != "package"
     if named.sort == "model":
-        is_path = os.path.isdir(value) and plugins.notify("retrain_locate_model", model=named.value) is None
+        is_path = os.path.isdir(value) and plugins.locate_model(named.value) is None
     elif named.sort == DATA:
         is_path = is_local(named.value)
     elif named.sort == CODE:

@@ -22,7 +22,7 @@ def load_tokenizer(config: Config, plugins: Plugins) -> Any:
     config.refuse_lost("model.model")
     model = config.model.model
     LOG.info("Loading tokenizer for %s ...", model)
-    located = plugins.notify("retrain_locate_model", model=model) or model
+    located = plugins.locate_model(model) or model
     folder = Path(located).expanduser()
     if ("/" not in located or located.startswith((".", "/", "~"))) and not folder.is_dir():
         fix = "give a folder that holds a model, a hub id such as Qwen/Qwen3-4B-Instruct-2507, or builtin:tiny"

@@ -92,9 +92,10 @@ def forecast(
     """
     with TemporaryDirectory() as scratch:
         folder = partial(model_folder, config, plugins, fetch=fetch, scratch=Path(scratch), sizes=sizes)
-        model: MemoryModel | None = plugins.notify("retrain_estimate_memory", config=config, model_folder=folder)
+        name = config.backend.backend
+        model: MemoryModel | None = plugins.call_backend("estimate_memory", config, folder, backend=name)
     if model is None:
-        what = f"no plugin knows how much memory backend {config.backend.backend!r} needs"
+        what = f"no plugin knows how much memory backend {name!r} needs"
         raise ConfigError(Problem(where=config.place("backend.backend"), what=what, fix="measure it with --pilot 3"))
     if past is None:  # runs of this machine say nothing about another
         past = Past() if gpu_bytes else past_runs(config, Path(config.logging.log_dir).expanduser().parent)

@@ -27,7 +27,7 @@ def model_folder(
         return write_document(sizes, scratch / "sizes")
     where = config.place("teacher.model" if name else "model.model")
     name = name or config.model.model
-    located = plugins.notify("retrain_locate_model", model=name)
+    located = plugins.locate_model(name)
     folder = Path(located or name).expanduser()
     if located is not None or folder.is_dir():
         return folder

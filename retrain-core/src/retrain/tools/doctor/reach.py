@@ -53,7 +53,7 @@ def _hub() -> Diagnosis:
 def _model(config: Config, plugins: Plugins) -> Diagnosis:
     name, place = config.model.model, config.place("model.model")
     try:
-        located = plugins.notify("retrain_locate_model", model=name)
+        located = plugins.locate_model(name)
     except RetrainError as error:
         return _bad_model(error.problems[0].what, error.problems[0].fix)
     folder = Path(located or name).expanduser()

@@ -85,7 +85,7 @@ def local_copy(adapter: str, config: Config, plugins: Plugins) -> str:
     """The path itself, or the folder of a copy of a `tinker://` path; ConfigError if no plugin can fetch it."""
     if not adapter.startswith(REMOTE):
         return adapter
-    folder = plugins.notify("retrain_fetch_adapter", path=adapter, config=config)
+    folder = plugins.call_backend("fetch_adapter", adapter, config)
     if folder is None:
         fix = f"{install_line('retrain-tinker')}, or download the adapter and give its folder"
         raise unusable(adapter, "is an adapter on a Tinker service, and no plugin can fetch it", fix=fix)

@@ -20,7 +20,7 @@ def client_lines(client: str, named: str, checkpoint: str, plugins: Plugins) -> 
     serve = shlex.join(["retrain", "serve", named, *chosen, "--name", NAME, "--port", str(PORT)])
     if client == "lm-eval":
         base = subject_config(subject, plugins).config.model.model
-        folder = plugins.notify("retrain_locate_model", model=base) or base
+        folder = plugins.locate_model(base) or base
         given = f"model={NAME},base_url={URL}/completions,tokenizer={folder},tokenized_requests=False"
         words = ["lm_eval", "--model", "local-completions", "--model_args", given, "--tasks", "gsm8k"]
         call = f"OPENAI_API_KEY=TOKEN {shlex.join(words)}"
