@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import retrain.kernel.step as loop
-import retrain.run.savepoint as savepoint
+import retrain.run.restore as savepoint
 from retrain.cli.command_line import run as retrain
 from retrain.records import checkpoints, files
 

@@ -260,7 +260,7 @@ def stored_steps(
     with (run / "emergence/generations.jsonl").open(encoding="utf-8") as stream:
         records = [json.loads(line) for line in stream]
     for step, mine in itertools.groupby(records, lambda record: record["step"]):
-        pairs = zip(mine, read_tokens(run / "emergence", step), strict=True)
+        pairs = zip(mine, read_tokens(run, step), strict=True)
         groups, credits_PG = [], []
         for _, members in itertools.groupby(pairs, lambda pair: pair[0]["group"]):
             group, credit_G = stored_group([*members], judge)

@@ -11,7 +11,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.records.runs.metric import Direction
 from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.equivalence import with_margin
-from retrain.verdicts.study.family import Pairing, judge
+from retrain.verdicts.study.judge import Pairing, judge
 
 ALPHA = 0.05
 MARGINS = (1.0, 2.0)  # in standard deviations of the differences

@@ -14,7 +14,7 @@ from retrain.records.runs.metric import Direction
 from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.comparison import Verdict
-from retrain.verdicts.study.family import Pairing, judge
+from retrain.verdicts.study.judge import Pairing, judge
 
 FEW = (3, 4, 5)
 EXAMPLES = 64

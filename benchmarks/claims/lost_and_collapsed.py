@@ -14,7 +14,7 @@ from retrain.records.runs.metric import Direction
 from retrain.verdicts.stats.collapse import collapsed
 from retrain.verdicts.stats.improvement import improvement_in_pairs, improvement_of_all_pairs
 from retrain.verdicts.study.comparison import Comparison, Verdict
-from retrain.verdicts.study.family import Pairing, judge, with_values
+from retrain.verdicts.study.judge import Pairing, judge, with_values
 from retrain.verdicts.study.lost import Sides, with_lost
 
 ALPHA, CRASHED = 0.05, 0.15

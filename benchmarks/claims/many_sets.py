@@ -13,7 +13,7 @@ from retrain.records.runs.metric import Direction, Metric
 from retrain.verdicts.stats.benchmarks import bootstrap, interquartile_mean, mean_score
 from retrain.verdicts.stats.flip import flip_interval
 from retrain.verdicts.study.comparison import Verdict
-from retrain.verdicts.study.family import Pairing, judge
+from retrain.verdicts.study.judge import Pairing, judge
 from retrain.verdicts.study.sets import sets_view
 
 ALPHA, RESAMPLES = 0.05, 500

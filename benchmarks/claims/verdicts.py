@@ -11,7 +11,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.records.runs.metric import Direction
 from retrain.verdicts.stats.power import seeds_needed
 from retrain.verdicts.study.comparison import Comparison, Verdict
-from retrain.verdicts.study.family import Pairing, judge
+from retrain.verdicts.study.judge import Pairing, judge
 
 ALPHA, EXAMPLES = 0.05, 64
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]

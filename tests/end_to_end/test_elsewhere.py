@@ -20,12 +20,11 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.records.identity.inputs import declared_sorts, named_inputs
 from retrain.records.manifest import public_values
-from retrain.records.places import adapters_of
-from retrain.records.rewind import read_manifest
+from retrain.records.run import Run
 from retrain.run.check import registered_tables
 from retrain.run.configure import Checked, load_checked
 from retrain.run.opened import subject_config
-from retrain.run.resume import plan_resume
+from retrain.run.resume_plan import plan_resume
 from retrain.run.selected import identity_of
 from retrain.run.subject import find_subject
 from retrain_local.plugin import BUILTIN_MODELS
@@ -185,7 +184,7 @@ def placed_in(folder: Path, run: str = RUN) -> dict[str, str]:
 
 
 def test_a_run_records_each_path_as_written_absolute_and_relative(finished: Path) -> None:
-    manifest = read_manifest(finished / RUN)
+    manifest = Run(finished / RUN).started_manifest()
     places = {".".join(each["keys"]): each for each in manifest["paths"]["keys"]}
     assert set(places) == {
         *("model.model", "data.path", "reward.custom_module", "eval.sets.hard.path"),
@@ -204,7 +203,7 @@ def test_a_resume_from_another_folder_uses_the_record_and_nothing_of_that_folder
     checked = resumable(finished / RUN)
     assert inputs_of(checked.config) == placed_in(finished)
     assert Path(sys.modules["my_credit"].__file__ or "").parent == finished
-    manifest = read_manifest(finished / RUN)
+    manifest = Run(finished / RUN).started_manifest()
     recorded = {name: table for name, table in manifest["config"].items() if name != "training"}
     assert {name: each for name, each in public_values(checked.config).items() if name != "training"} == recorded
 
@@ -238,7 +237,7 @@ def test_of_two_candidates_the_one_that_the_run_read_counts(finished: Path, else
 
 def test_another_machine(project: Path, elsewhere: Path) -> None:
     assert inputs_of(resumable(project / RUN).config) == placed_in(project)
-    assert adapters_of(project / RUN, read_manifest(project / RUN)) == project / RUN / "ckpt"
+    assert Run(project / RUN).adapters == project / RUN / "ckpt"
 
 
 def test_a_run_that_was_taken_away_from_its_inputs_goes_on_in_their_folder(

@@ -34,7 +34,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 # From the second checkpoint on, the folder is read-only; root would not notice, so its right to ignore that goes too.
 READ_ONLY = """
 import ctypes
-from retrain.run.savepoint import RunRecords
+from retrain.run.run_records import RunRecords
 
 def obey_permissions():
     libc = ctypes.CDLL(None, use_errno=True)

@@ -15,7 +15,7 @@ from retrain.kernel.types import Sample, SampleRequest, SamplingParams
 from retrain.run.opened import Opened, opened
 from retrain.run.subject import find_subject
 
-RUN = Path(__file__).with_name("former_run") / "run"
+RUN = Path(__file__).with_name("stopped_run")
 QUESTION = "What is 12 + 30?"
 PARAMS = SamplingParams(max_tokens=12, temperature=1.0)
 

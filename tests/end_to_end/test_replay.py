@@ -72,14 +72,14 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def changed(packs: Path) -> Any:
     """`changed(change)`: the same run with other token records of step 1."""
-    was = read_tokens(packs / "emergence", 1)
+    was = read_tokens(packs, 1)
 
     def write(change: Callable[[TokenRecord], TokenRecord]) -> Path:
-        write_tokens(packs / "emergence", 1, list(map(change, was)))
+        write_tokens(packs, 1, list(map(change, was)))
         return packs
 
     yield write
-    write_tokens(packs / "emergence", 1, was)
+    write_tokens(packs, 1, was)
 
 
 @pytest.mark.long

@@ -58,7 +58,7 @@ slow(retrain_local.training.trainer.Trainer, "accumulate", "training")
 # As above, in a place where Python can do nothing: the checkpoint is never written.
 HANG = """
 import threading
-from retrain.run.savepoint import RunRecords
+from retrain.run.run_records import RunRecords
 original = RunRecords.save
 def hang(self, name, metrics):
     if name == "checkpoint_step_3":

@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 from retrain.kernel.config.toml_file import parse_toml
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import last_record, read_steps
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK, read_campaign
-from retrain.records.runs.run_status import MARK, read_run
+from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
+from retrain.records.runs.campaign_status import read_campaign
+from retrain.records.runs.run_status import read_run
 from retrain.report.watch.tail import Tail
 from retrain.text.tool_calls import parse_tool_calls
 from retrain.use.serving.parse import RequestError, parse
@@ -129,7 +130,7 @@ def targets(tmp: Path) -> dict[str, tuple[bytes, Try]]:
     """Seed and reader of each kind of foreign input."""
     campaign = made_runs.write_campaign(tmp / "c", {"a+none": 0.0}, seeds=[1], steps=3)
     (run,) = (campaign / "runs").iterdir()
-    mark, manifest, metrics = run / MARK, campaign / CAMPAIGN_MARK, run / "metrics.jsonl"
+    mark, manifest, metrics = run / RUN_FILE, campaign / CAMPAIGN_FILE, run / "metrics.jsonl"
     found = {
         "run": (mark, (lambda: read_run(run).as_data(),)),
         "campaign": (manifest, (lambda: read_campaign(campaign),)),

@@ -119,7 +119,7 @@ def test_credit_of_a_run_is_what_was_trained_and_can_be_recomputed(tmp_path: Pat
 
     from retrain.records.tokens import read_tokens
 
-    stored = read_tokens(tmp_path / "logs/tiny/emergence", content["step"])
+    stored = read_tokens(tmp_path / "logs/tiny", content["step"])
     trained = [c for c in content["completions"] if c["trained"]]
     assert trained
     for completion in trained:

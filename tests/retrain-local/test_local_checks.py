@@ -17,7 +17,7 @@ from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain.run.assemble import check
 from retrain.run.check import registered_tables
-from retrain.run.savepoint import kept_checkpoints
+from retrain.run.run_records import kept_checkpoints
 from retrain.run.table import ResumeTable
 from retrain_local.checks import GPU_ONLY, adapter_problems, full_problems, problems_of
 

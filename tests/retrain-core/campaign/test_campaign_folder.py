@@ -10,12 +10,13 @@ import pytest
 
 from retrain.campaign.folder import open_campaign
 from retrain.campaign.load import Campaign
-from retrain.campaign.manifest import CONTENT, Manifest, new_content
+from retrain.campaign.manifest import Manifest, new_content
 from retrain.campaign.planned import plan_runs
 from retrain.kernel.errors import ConfigError, ResumeError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.records.files import write_json
 from retrain.records.lock import RunLock
+from retrain.records.record_names import CAMPAIGN_CONTENT
 
 Load = Callable[..., Campaign]
 SEEDS = "seeds = [1, 2]\n"
@@ -39,7 +40,7 @@ def begin(campaign: Campaign, *, is_new: bool = False) -> Path:
     folder = open_campaign(campaign, load_plugins({}), is_new=is_new)
     if folder.before is None:
         Manifest(folder.path, new_content(campaign, plan_runs(campaign, folder.path), folder.started)).save()
-        write_json(folder.path / CONTENT, campaign.content())
+        write_json(folder.path / CAMPAIGN_CONTENT, campaign.content())
     folder.close()
     return folder.path
 

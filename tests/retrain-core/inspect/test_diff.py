@@ -121,13 +121,13 @@ def test_a_shorter_run_is_the_same_as_far_as_it_goes(toy_run: Make, diff: Comman
 def test_other_tokens_behind_the_same_text_are_seen(toy_run: Make, diff: Command) -> None:
     a = toy_run("a")
     shutil.copytree(a, "b")
-    emergence = Path("b/emergence")
-    records = read_tokens(emergence, 2)
+    run = Path("b")
+    records = read_tokens(run, 2)
     tokens = [np.concatenate([[19], record.tokens_T[1:]]) for record in records]
-    write_tokens(emergence, 2, [replace(r, tokens_T=t) for r, t in zip(records, tokens, strict=True)])
+    write_tokens(run, 2, [replace(r, tokens_T=t) for r, t in zip(records, tokens, strict=True)])
     assert diff("a", "b")["data"]["first_differing_batch"] == 2
     assert diff("a", "b")["data"]["differing_part"] == "tokens"
-    shutil.rmtree(emergence / "tokens")
+    shutil.rmtree(run / "emergence/tokens")
     assert diff("a", "b")["identical"] is True
 
 

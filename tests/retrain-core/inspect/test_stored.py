@@ -16,8 +16,9 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
+from retrain.records.record_names import token_file
 from retrain.records.stored_step import read_step
-from retrain.records.tokens import TokenRecord, read_tokens, token_file, write_tokens
+from retrain.records.tokens import TokenRecord, read_tokens, write_tokens
 
 
 def record(length: int, *, planning: bool = True) -> TokenRecord:
@@ -32,7 +33,7 @@ def record(length: int, *, planning: bool = True) -> TokenRecord:
 
 
 def store(run: Path, rewards: list[float | None], records: list[TokenRecord], *, parts: bool = False) -> None:
-    write_tokens(run / "emergence", 0, records)
+    write_tokens(run, 0, records)
     lines = [
         {"step": 0, "group": i // 2, "index": i % 2, "example_id": "e", "reward": reward, "trained": True}
         for i, reward in enumerate(rewards)

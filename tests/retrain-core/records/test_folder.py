@@ -17,7 +17,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.records.files import digest_of
 from retrain.records.folder import check_run_folder, open_run_folder
 from retrain.records.lock import owner_of
-from retrain.records.rewind import FILES
+from retrain.records.record_names import FILES
 from retrain.records.tokens import TokenRecord
 
 PLACE = "[logging] log_dir (default)"

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrain.records.folder import RunFolder
-from retrain.records.integrity import NO_CHECKSUMS, check_records
-from retrain.records.rewind import CHECKSUMS, FILES
-from retrain.records.tokens import TokenRecord, token_file
+from retrain.records.integrity import CHECKSUMS, NO_CHECKSUMS, check_records
+from retrain.records.record_names import FILES, token_file
+from retrain.records.tokens import TokenRecord
 
 TOKENS = TokenRecord(tokens_T=np.array([3, 4]), logprobs_T=np.array([-0.5, -1]), advantages_T=np.array([1.0, 1.0]))
 
@@ -89,7 +89,7 @@ def test_other_checkpoints_narrow_the_place_down(tmp_path: Path) -> None:
 
 def test_token_files_are_named_too(made: tuple[Path, dict[str, Any]]) -> None:
     run, state = made
-    files = [token_file(run / "emergence", step) for step in range(12)]
+    files = [token_file(run, step) for step in range(12)]
     before = {file: changed(file, -1, 3) for file in files}
     found = check_records(run, state)
     assert found.damaged == (

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.errors import ResumeError
-from retrain.records.rewind import FILES, check_sizes, read_manifest, record_sizes, rewind_records
-from retrain.records.tokens import token_file
+from retrain.records.folder import record_sizes, rewind_records
+from retrain.records.integrity import check_sizes
+from retrain.records.record_names import FILES, token_file
+from retrain.records.run import Run
 
 
 def write(run: Path, content: bytes) -> None:
@@ -34,14 +36,13 @@ def test_only_records_after_the_checkpoint_are_truncated(
 
 def test_token_records_of_later_steps_and_torn_ones_go(tmp_path: Path) -> None:
     write(tmp_path, b"")
-    emergence = tmp_path / "emergence"
     for step in (0, 1, 2, 10):
-        token_file(emergence, step).parent.mkdir(exist_ok=True)
-        token_file(emergence, step).touch()
-    torn = token_file(emergence, 1).with_name(".step_000001.safetensors.tmp")
+        token_file(tmp_path, step).parent.mkdir(exist_ok=True)
+        token_file(tmp_path, step).touch()
+    torn = token_file(tmp_path, 1).with_name(".step_000001.safetensors.tmp")
     torn.touch()
     rewind_records(tmp_path, record_sizes(tmp_path), 2)
-    assert sorted(file.name for file in torn.parent.iterdir()) == [token_file(emergence, s).name for s in (0, 1)]
+    assert sorted(file.name for file in torn.parent.iterdir()) == [token_file(tmp_path, s).name for s in (0, 1)]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -71,5 +72,5 @@ def test_a_folder_that_is_not_a_run_is_a_resume_error(text: str | None, tmp_path
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(ResumeError, match="cannot be read") as caught:
-        read_manifest(tmp_path)
+        Run(tmp_path).started_manifest()
     assert caught.value.exit_code == 2

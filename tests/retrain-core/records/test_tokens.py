@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.tokens import TokenRecord, read_tokens, token_file, write_tokens
+from retrain.records.record_names import token_file
+from retrain.records.tokens import TokenRecord, read_tokens, write_tokens
 
 LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 
@@ -50,7 +51,7 @@ def test_records_come_back_as_they_went_in(
 def test_missing_or_damaged_records_are_a_config_error(content: bytes | None, tmp_path: Path) -> None:
     file = token_file(tmp_path, 3)
     if content is not None:
-        file.parent.mkdir()
+        file.parent.mkdir(parents=True)
         file.write_bytes(content)
     with pytest.raises(ConfigError, match="no readable token records"):
         read_tokens(tmp_path, 3)

@@ -14,7 +14,7 @@ from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.changes import Change, changes_between
 from retrain.records.identity.copies import stored_identity
-from retrain.records.rewind import read_manifest
+from retrain.records.run import Run
 from retrain.run.check import registered_tables
 from retrain.run.selected import identity_of
 from retrain.text.terminal_text import printable
@@ -60,7 +60,7 @@ def changed_runs(runs: Iterable[PlannedRun], now: Identities, *, told: Callable[
     unknown, changed = [], 0
     for run in runs:
         with suppress(ResumeError):  # has not begun, or is damaged: then it begins anew
-            manifest, current = read_manifest(run.folder), now[run.condition.label]
+            manifest, current = Run(run.folder).started_manifest(), now[run.condition.label]
             if not isinstance(manifest.get("identity"), dict):
                 unknown.append(_named(run))
                 continue

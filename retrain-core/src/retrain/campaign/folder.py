@@ -12,14 +12,14 @@ import click
 
 from retrain.campaign.growth import Growth, growth_since, refusal, rerun_sentence
 from retrain.campaign.load import Campaign
-from retrain.campaign.manifest import NAME
 from retrain.campaign.settled import settle_campaign
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
 from retrain.kernel.registry import Plugins
-from retrain.records.folder import MARK, check_run_folder, move_aside
+from retrain.records.folder import check_run_folder, move_aside
 from retrain.records.lock import RunLock
 from retrain.records.reading import read_regular
+from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
 from retrain.records.seal import hash_of
 
 PARENT = Path("logs")
@@ -72,7 +72,7 @@ def open_campaign(
             fix = "restore these values, or start another campaign with --new: it keeps this one beside the new folder"
             return _continued(path, before, campaign, plugins, started, fix=fix, is_beyond_plan=is_beyond_plan)
         fresh = Growth(devices=settle_campaign(campaign, plugins, None, {})[0])
-        if (path / NAME).exists() or (path / MARK).exists():
+        if (path / CAMPAIGN_FILE).exists() or (path / RUN_FILE).exists():
             keep_earlier(path)
         return _taken(path, started, None, growth=fresh)
     notice = ""
@@ -89,12 +89,12 @@ def open_campaign(
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest in `path`; ResumeError if it is missing or not that of a campaign."""
     try:
-        content = json.loads(read_regular(path / NAME))
+        content = json.loads(read_regular(path / CAMPAIGN_FILE))
         str(content["sha256"]), [str(run["run_name"]) for run in content["runs"]]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"
         fix = "give the folder of a campaign that was started: logs/campaign_..."
-        raise ResumeError(Problem(where=str(path / NAME), what=what, fix=fix)) from error
+        raise ResumeError(Problem(where=str(path / CAMPAIGN_FILE), what=what, fix=fix)) from error
     found: dict[str, Any] = content
     return found
 
@@ -138,7 +138,7 @@ def _latest(campaign: Campaign, plugins: Plugins) -> tuple[Path | None, str]:
     The latter two only among folders of the same file.
     """
     wanted, of_this_file = hash_of(campaign.content()), list[tuple[Path, dict[str, Any]]]()
-    for file in sorted(PARENT.glob(f"campaign_*/{NAME}"), reverse=True):
+    for file in sorted(PARENT.glob(f"campaign_*/{CAMPAIGN_FILE}"), reverse=True):
         found = _manifest_or_none(file.parent)
         if found is not None and found.get("sha256") == wanted:
             return file.parent, ""

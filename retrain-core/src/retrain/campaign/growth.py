@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from retrain.campaign.load import Campaign
-from retrain.campaign.manifest import CONTENT
 from retrain.campaign.outcome import State
 from retrain.campaign.settled import settle_campaign
 from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.registry import Plugins
 from retrain.records.reading import read_regular
+from retrain.records.record_names import CAMPAIGN_CONTENT
 from retrain.records.seal import hash_of
 from retrain.run.devices import KEY, SettledDevices
 
@@ -93,12 +93,12 @@ def rerun_sentence(before: Mapping[str, Any], campaign: Campaign) -> str:
 
 def _content_of(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(read_regular(path / CONTENT))
+        content: dict[str, Any] = json.loads(read_regular(path / CAMPAIGN_CONTENT))
         list(content["seeds"]), [dict(values) for values in content["conditions"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"
         fix = "restore the file, or start a new campaign with --new and without --resume"
-        raise ResumeError(Problem(where=str(path / CONTENT), what=what, fix=fix)) from error
+        raise ResumeError(Problem(where=str(path / CAMPAIGN_CONTENT), what=what, fix=fix)) from error
     return content
 
 

@@ -16,18 +16,16 @@ from retrain.campaign.outcome import State
 from retrain.campaign.planned import PlannedRun
 from retrain.kernel.version import __version__
 from retrain.records.files import cannot_write, write_text
+from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.records.seal import hash_of
 from retrain.text.secrets import hide, redacted_json
-
-NAME = "manifest.json"
-CONTENT = "campaign.json"  # every value of every condition: shows what changed if `sha256` did
 
 
 class Manifest:
     """The manifest of a running campaign. `save` writes all changes since the last one at once."""
 
     def __init__(self, folder: Path, content: dict[str, Any]) -> None:
-        self._file = folder / NAME
+        self._file = folder / CAMPAIGN_FILE
         self.content = content
         self._entries: dict[str, dict[str, Any]] = {entry["run_name"]: entry for entry in content["runs"]}
         self._encoded: dict[str, str] = {}  # entries as text; changed ones are missing

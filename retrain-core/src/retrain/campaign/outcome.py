@@ -16,11 +16,11 @@ from retrain.campaign.planned import PlannedRun
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, ResumeError
 from retrain.records.checkpoints import FINAL, newest_valid
-from retrain.records.folder import MARK
 from retrain.records.lock import owner_of
+from retrain.records.places import adapters_of
 from retrain.records.reading import last_record
-from retrain.records.rewind import read_manifest
-from retrain.run.resume import adapters_of
+from retrain.records.record_names import METRICS, RUN_FILE
+from retrain.records.run import Run
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
 
@@ -75,7 +75,7 @@ def can_continue(run: PlannedRun) -> bool:
 
 def has_records(run: PlannedRun) -> bool:
     """Whether an earlier attempt wrote a `run.json`, readable or not."""
-    return (run.folder / MARK).exists()
+    return (run.folder / RUN_FILE).exists()
 
 
 def reason_of_failure(run: PlannedRun, code: int) -> str:
@@ -89,7 +89,7 @@ def reason_of_failure(run: PlannedRun, code: int) -> str:
 def progress(folder: Path) -> RunProgress:
     """Progress of a run; only the end of `metrics.jsonl` is read."""
     with suppress(ConfigError, ValueError, KeyError, TypeError):
-        record = last_record(folder / "metrics.jsonl", skip_damaged=True) or {}
+        record = last_record(folder / METRICS, skip_damaged=True) or {}
         return RunProgress(steps_done=max(0, int(record["step"]) + 1), correct_rate=record.get("correct_rate"))
     return RunProgress()
 
@@ -131,7 +131,7 @@ class Adopted:
 
 def _manifest(folder: Path) -> Mapping[str, Any]:
     try:
-        return read_manifest(folder)
+        return Run(folder).started_manifest()
     except ResumeError:
         return {}
 

@@ -18,7 +18,7 @@ from retrain.campaign.follow_up import FollowUps
 from retrain.campaign.launching import Launcher
 from retrain.campaign.load import Campaign
 from retrain.campaign.looks import PlannedLooks, StudyJudge
-from retrain.campaign.manifest import CONTENT, Manifest, new_content, now, session_fields
+from retrain.campaign.manifest import Manifest, new_content, now, session_fields
 from retrain.campaign.on_record import CampaignRecord
 from retrain.campaign.outcome import State, is_done
 from retrain.campaign.planned import PlannedRun, plan_runs
@@ -35,6 +35,7 @@ from retrain.kernel.types import Kind
 from retrain.records.files import write_json, write_text
 from retrain.records.identity.recorded import places_entry
 from retrain.records.manifest import public_values
+from retrain.records.record_names import CAMPAIGN_CONTENT, CONFIG_FILE
 from retrain.run.check import registered_tables
 from retrain.run.devices import ENTRY, KEY, SettledDevices
 from retrain.text.terminal_text import OUTCOME_LEVEL, duration
@@ -170,8 +171,8 @@ def _manifest(
     manifest = Manifest(folder.path, content)
     manifest.change(**session_fields(campaign, workers), paths=_places(campaign, plugins, folder.path))
     manifest.save()  # before its content: a manifest that is ahead of `campaign.json` matches its hash
-    write_json(folder.path / CONTENT, campaign.content())
-    write_text(folder.path / "config.toml", _config_toml(campaign, folder.growth.devices))
+    write_json(folder.path / CAMPAIGN_CONTENT, campaign.content())
+    write_text(folder.path / CONFIG_FILE, _config_toml(campaign, folder.growth.devices))
     return manifest
 
 

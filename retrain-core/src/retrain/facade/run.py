@@ -11,7 +11,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import damaged, read_object, read_records
-from retrain.records.rewind import GENERATIONS, METRICS
+from retrain.records.record_names import CONFIG_FILE, GENERATIONS, METRICS, RUN_FILE
 
 LOG = logging.getLogger("retrain")
 OnStep = Callable[[Mapping[str, Any]], object]
@@ -25,16 +25,16 @@ class Run:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).expanduser()
-        if not (self.folder / "run.json").is_file():
+        if not (self.folder / RUN_FILE).is_file():
             fix = "give the log_dir of a run that had started: the folder with run.json"
             raise ConfigError(Problem(where=str(self.folder), what="is not the folder of a run", fix=fix))
 
     @property
     def config(self) -> dict[str, dict[str, Any]]:
         """Every table with every key as the run used it, defaults included; secrets are hidden."""
-        found = read_object(self.folder / "run.json").get("config")
+        found = read_object(self.folder / RUN_FILE).get("config")
         if not isinstance(found, dict):
-            raise damaged(str(self.folder / "run.json"), "it holds no configuration")
+            raise damaged(str(self.folder / RUN_FILE), "it holds no configuration")
         return dict(found)
 
     @property
@@ -91,7 +91,7 @@ class Run:
         `overrides` as in `retrain.train`: `run.resume(max_steps=200)`. ResumeError when code, data or keys have
         changed; `resume_anyway=True` accepts that. A run that is complete is left as it is.
         """
-        return train(self.folder / "config.toml", resume=self.folder, on_step=on_step, quiet=quiet, **overrides)
+        return train(self.folder / CONFIG_FILE, resume=self.folder, on_step=on_step, quiet=quiet, **overrides)
 
     def evaluate(
         self,

@@ -17,9 +17,10 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
+from retrain.records.record_names import CONFIG_FILE
 from retrain.run.assemble import import_backend
 from retrain.run.configure import load_file
-from retrain.run.opened import CONFIG_FILE, opened, subject_config
+from retrain.run.opened import opened, subject_config
 from retrain.run.process import prepare_process
 from retrain.run.subject import find_subject
 from retrain.use.evaluate.subjects import Request, evaluate_subject

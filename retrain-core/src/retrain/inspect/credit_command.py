@@ -19,6 +19,7 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats, Mask
 from retrain.records.files import write_text
+from retrain.records.record_names import CONFIG_FILE
 from retrain.records.stored_step import StoredCompletion, read_step
 from retrain.report.heat import ShadedCompletion, ShadedStep, show
 from retrain.report.heat_page import render
@@ -94,7 +95,7 @@ def shade(run: Path, choice: Choice, plugins: Plugins) -> ShadedStep:
     own_lambda = float(stored.metrics.get("sepa_lambda", 0.0))
     sepa_lambda = own_lambda if choice.sepa_lambda is None else choice.sepa_lambda
     checked = [
-        load_checked([str(run / "config.toml"), *choice.overrides(t)], plugins) for t in choice.transforms or ("",)
+        load_checked([str(run / CONFIG_FILE), *choice.overrides(t)], plugins) for t in choice.transforms or ("",)
     ]
     tokenizer = load_tokenizer(checked[0].config, plugins)
     replays = [

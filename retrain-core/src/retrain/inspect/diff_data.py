@@ -15,7 +15,7 @@ from safetensors import safe_open
 from retrain.inspect.diff_metrics import side_by_side
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, read_steps
-from retrain.records.tokens import token_file
+from retrain.records.record_names import GENERATIONS, token_file
 
 MOST_NAMED = 5
 
@@ -32,20 +32,20 @@ class Batch:
 class Reader:
     """Streams the batches of a run's complete steps; `seen` collects the ids of their examples."""
 
-    emergence: Path
+    run: Path
     last_step: int
     seen: set[str] = field(default_factory=set)
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
         """Step and batch. What a killed run wrote after its last metrics line is not a complete step."""
-        for step, lines in groupby(read_steps(self.emergence / "generations.jsonl"), key=lambda line: line[0]):
+        for step, lines in groupby(read_steps(self.run / GENERATIONS), key=lambda line: line[0]):
             if step > self.last_step:
                 return
             yield step, self._batch(record for _, record in lines)
 
     def tokens(self, step: int) -> bytes | None:
         """Digest of the step's token ids, completion by completion; None if the run has no tokens of that step."""
-        file = token_file(self.emergence, step)
+        file = token_file(self.run, step)
         if not file.is_file():
             return None
         try:

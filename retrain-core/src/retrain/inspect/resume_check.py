@@ -16,9 +16,8 @@ from retrain.records.identity.collect import Identity
 from retrain.records.lock import owner_of
 from retrain.run.check import registered_tables, wanted_names
 from retrain.run.configure import load_checked
-from retrain.run.restorable import restore_obstacles
-from retrain.run.resume import ResumePlan, plan_resume
-from retrain.run.savepoint import algorithm_state, plugin_state
+from retrain.run.restore import restore_obstacles
+from retrain.run.resume_plan import ResumePlan, plan_resume
 from retrain.run.selected import identity_of
 
 MOST_NAMES = 5
@@ -91,7 +90,7 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
         lost += _strangers(plan.checkpoint.path)
         wanted = wanted_names(config, registered_tables(plugins)).values()
         recorders = {name for kind, name in wanted if kind is Kind.RECORDER}
-        unclaimed = sorted(plugin_state(plan.checkpoint.state).get("recorders", {}).keys() - recorders)
+        unclaimed = sorted(plan.checkpoint.state["plugins"].get("recorders", {}).keys() - recorders)
         lost += [Item(part="recorder", detail=f"{name} is not in this configuration") for name in unclaimed]
     else:
         lost.append(Item(part="steps", detail="there is no valid checkpoint: the run starts again with its own seed"))
@@ -140,10 +139,10 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, id
     )
     if counters["unfinished"] is not None:
         yield Item(part="unfinished step", detail="its optimizer step is done, its evaluation is pending")
-    for part, values in algorithm_state(state).items():
+    for part, values in state["algorithm"].items():
         shown = ", ".join(f"{name} = {value}" for name, value in values.items()) if isinstance(values, dict) else values
         yield Item(part=part, detail=str(shown))
-    plugins = plugin_state(state)
+    plugins = state["plugins"]
     for part, names in (("plugin", plugins.keys() - {"recorders"}), ("recorder", plugins.get("recorders", {}))):
         for name in sorted(names):
             yield Item(part=part, detail=name)

@@ -15,6 +15,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Outcome
+from retrain.records.record_names import CONFIG_FILE
 from retrain.run.configure import load_checked
 from retrain.run.seed_sources import run_seeds
 from retrain.tasks.scoring.build import build_rewards, data_reward, verifier_of_source
@@ -25,7 +26,7 @@ from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer.load import load_tokenizer
 
-CONFIG = "config.toml"
+CONFIG = CONFIG_FILE
 EPILOG = """\b
 Examples:
   retrain score --replay logs/train/failures

@@ -18,6 +18,7 @@ from typing import Any
 from retrain.kernel.errors import CheckpointError, ConfigError, Problem, RetrainError
 from retrain.records.files import REPLACED, digest_of, write_folder
 from retrain.records.reading import read_regular
+from retrain.records.record_names import ADAPTERS
 from retrain.text.terminal_text import printable
 
 STATE, SUMS = "checkpoint.json", "checksums.json"
@@ -154,10 +155,10 @@ def locate_adapter(path: Path | str) -> Path:
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "there is no such folder"
         raise unusable(what, f"give the folder that holds {ADAPTER_CONFIG}")
-    for found in (folder, *checkpoint_folders(folder), *checkpoint_folders(folder / "adapter")):
+    for found in (folder, *checkpoint_folders(folder), *checkpoint_folders(folder / ADAPTERS)):
         if (found / ADAPTER_CONFIG).is_file():
             return found
-    if any((found / MODEL_FILE).is_file() for found in (folder, *checkpoint_folders(folder / "adapter"))):
+    if any((found / MODEL_FILE).is_file() for found in (folder, *checkpoint_folders(folder / ADAPTERS))):
         raise unusable("holds whole models (lora_rank = 0), no adapter", "name its checkpoint as [model] model instead")
     raise unusable(f"holds no {ADAPTER_CONFIG}, and no run's checkpoints", "give an adapter folder or a run")
 

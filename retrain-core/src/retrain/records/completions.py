@@ -75,7 +75,7 @@ def token_records(groups: Sequence[Group], credit: Credit) -> list[TokenRecord]:
 
 
 def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
-    """The line of `emergence/steps.jsonl`."""
+    """A step's line of `steps.jsonl`."""
     kept = {name: value for name, value in metrics.items() if name.startswith(SUMMARY_PREFIXES)}
     return {
         "step": metrics["step"],

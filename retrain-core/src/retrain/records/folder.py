@@ -15,26 +15,29 @@ from typing import Any
 from retrain.kernel.errors import ConfigError, Problem, RecordError
 from retrain.records.checkpoints import checkpoint_folders
 from retrain.records.files import JsonLines, cannot_write, is_at, new_digest, write_json, write_text
+from retrain.records.integrity import CHECKSUMS, SIZES, check_sizes
 from retrain.records.lock import RunLock, owner_of
-from retrain.records.rewind import (
-    CHECKSUMS,
+from retrain.records.record_names import (
+    ADAPTERS,
+    CONFIG_FILE,
     EVALUATION,
     FILES,
     GENERATIONS,
     METRICS,
+    RUN_FILE,
     STEPS,
     TOKEN_FILES,
-    record_sizes,
-    rewind_records,
+    TOKENS,
+    TRAINER_STATE,
+    token_file,
 )
-from retrain.records.tokens import TokenRecord, token_file, write_tokens
+from retrain.records.tokens import TokenRecord, write_tokens
 
 LOG = logging.getLogger("retrain")
-MARK = "run.json"
 
 
 class RunFolder:
-    """`<log_dir>` of one run: `run.json`, `config.toml`, `metrics.jsonl`, `emergence/`, `trainer_state.json`."""
+    """`<log_dir>` of one run, open for writing: every file that `record_names` lists."""
 
     def __init__(self, path: Path, adapters: Path) -> None:
         self.path = path
@@ -52,17 +55,17 @@ class RunFolder:
         self.started = str(manifest.get("started", ""))
         self._described = manifest, config_toml
         try:
-            write_text(self.path / "config.toml", config_toml)
-            write_json(self.path / MARK, manifest)
+            write_text(self.path / CONFIG_FILE, config_toml)
+            write_json(self.path / RUN_FILE, manifest)
         except OSError as error:
-            raise cannot_write(self.path / MARK, error) from error
+            raise cannot_write(self.path / RUN_FILE, error) from error
 
     def rewrite_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace `run.json` to record how the run ended; a write error is only logged, so as to mask no other."""
         try:
-            write_json(self.path / MARK, manifest)
+            write_json(self.path / RUN_FILE, manifest)
         except OSError as error:
-            LOG.warning("%s", cannot_write(self.path / MARK, error))
+            LOG.warning("%s", cannot_write(self.path / RUN_FILE, error))
 
     def write_completions(
         self,
@@ -73,9 +76,9 @@ class RunFolder:
     ) -> None:
         """Write everything about a step except its metrics line, which comes last and marks the step as complete."""
         try:
-            token_line = write_tokens(self.path / "emergence", step, tokens)
+            token_line = write_tokens(self.path, step, tokens)
         except OSError as error:
-            raise cannot_write(token_file(self.path / "emergence", step), error) from error
+            raise cannot_write(token_file(self.path, step), error) from error
         self._files[TOKEN_FILES].write([token_line])
         self._files[GENERATIONS].write(generations)
         self._files[STEPS].write([summary])
@@ -95,10 +98,10 @@ class RunFolder:
         for file in self._files.values():
             file.sync()
         checksums = {name: file.digest.hexdigest() for name, file in self._files.items()}
-        return {"record_sizes": record_sizes(self.path), CHECKSUMS: checksums}
+        return {SIZES: record_sizes(self.path), CHECKSUMS: checksums}
 
     def rewind(self, sizes: Mapping[str, Any], next_step: int, digests: Mapping[str, blake2b]) -> None:
-        """Cut the records to a checkpoint, where they have these checksums; see `rewind_records`."""
+        """Cut the records to a checkpoint, where they have these checksums."""
         rewind_records(self.path, sizes, next_step)
         for name, file in self._files.items():
             file.go_on_from(digests.get(name, new_digest()))
@@ -146,7 +149,7 @@ class RunFolder:
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Replace `trainer_state.json`."""
-        file = self.path / "trainer_state.json"
+        file = self.path / TRAINER_STATE
         try:
             write_json(file, state)
         except OSError as error:
@@ -168,10 +171,27 @@ class RunFolder:
         self._lock.release()
 
 
+def record_sizes(run: Path) -> dict[str, int]:
+    """Bytes in each record file, to be stored with a checkpoint."""
+    return {name: (run / name).stat().st_size for name in FILES if (run / name).exists()}
+
+
+def rewind_records(run: Path, sizes: Mapping[str, Any], next_step: int) -> None:
+    """Truncate every record file to its size at the checkpoint, and remove the token records of later steps."""
+    check_sizes(run, sizes)
+    for name in FILES:
+        if (run / name).exists():
+            with (run / name).open("r+b") as stream:
+                stream.truncate(int(sizes.get(name, 0)))
+    for file in (run / TOKENS).glob("*"):
+        if file.name >= token_file(run, next_step).name or file.name.startswith("."):
+            file.unlink()
+
+
 def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:
     """Open `log_dir` for a new run; records of an earlier run there move to `<log_dir>.1`, `.2`, ..."""
     path, adapters = _folders(log_dir, adapter_path)
-    if (path / MARK).exists():
+    if (path / RUN_FILE).exists():
         RunLock(path).release()  # another process may have started here since the check: its folder must not move
         _move_records_aside(path)
     if checkpoint_folders(adapters):  # in a configured adapter_path; a resume would mistake them for this run's
@@ -245,4 +265,4 @@ def _try_out(folder: Path) -> None:
 
 def _folders(log_dir: str, adapter_path: str) -> tuple[Path, Path]:
     path = Path(log_dir).expanduser()
-    return path, Path(adapter_path).expanduser() if adapter_path else path / "adapter"
+    return path, Path(adapter_path).expanduser() if adapter_path else path / ADAPTERS

@@ -8,12 +8,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.errors import ConfigError, Problem, ResumeError
 from retrain.records.files import digest_of, digests_of
 from retrain.records.reading import parse_record, read_steps
-from retrain.records.rewind import CHECKSUMS, TOKEN_FILES
-from retrain.records.tokens import token_file
+from retrain.records.record_names import TOKEN_FILES, token_file
 
+SIZES, CHECKSUMS = "record_sizes", "record_checksums"  # of the record files, in a checkpoint's state
 NO_CHECKSUMS = (
     "the checkpoint has no checksums of the records, which earlier versions did not keep: damage goes unnoticed"
 )
@@ -33,13 +33,23 @@ class RecordCheck:
     notices: tuple[str, ...] = ()
 
 
+def check_sizes(run: Path, sizes: Mapping[str, Any]) -> None:
+    """ResumeError when a record file is shorter than at the checkpoint: something else truncated it."""
+    for name, size in sizes.items():
+        file = run / name
+        present = file.stat().st_size if file.exists() else 0
+        if present < int(size):
+            what = f"has {present} bytes, and the checkpoint was made at {size}"
+            raise ResumeError(Problem(where=str(file), what=what, fix="restore the file, or start a new run"))
+
+
 def check_records(run: Path, state: Mapping[str, Any], others: Iterable[Mapping[str, Any]] = ()) -> RecordCheck:
     """Read the records of a run up to a checkpoint, once, and compare them with the checksums in its state.
 
     Their sizes must be known to suffice. Token files may be deleted to save space: missing ones are a notice. `others`
     are the states of other checkpoints, which narrow down where a file is damaged.
     """
-    sizes, wanted = state["record_sizes"], state.get(CHECKSUMS)
+    sizes, wanted = state[SIZES], state.get(CHECKSUMS)
     digests = {name: digest_of(run / name, int(size)) for name, size in sizes.items()}
     if wanted is None:
         return RecordCheck(digests=digests, notices=(NO_CHECKSUMS,))
@@ -69,7 +79,7 @@ def _damage(run: Path, name: str, states: Sequence[Mapping[str, Any]]) -> str:
     states.sort(key=lambda each: int(each["record_sizes"][name]))
     first = 0
     with file.open("rb") as stream:
-        for state, digest in zip(states, digests_of(stream, [s["record_sizes"][name] for s in states]), strict=True):
+        for state, digest in zip(states, digests_of(stream, [s[SIZES][name] for s in states]), strict=True):
             if digest.hexdigest() != state[CHECKSUMS][name]:
                 last = state["next_step"]
                 when = f"between the checkpoints at steps {first} and {last}" if first else f"before step {last}"
@@ -82,7 +92,7 @@ def _token_files(run: Path, size: int) -> tuple[list[Path], list[Path]]:
     """The damaged and the missing token files among those in the first `size` bytes of the list."""
     damaged, missing = [], []
     for line in _lines(run / TOKEN_FILES, size):
-        file = token_file(run / "emergence", int(line["step"]))
+        file = token_file(run, int(line["step"]))
         try:
             if digest_of(file).hexdigest() != line["blake2b"]:
                 damaged.append(file)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain.records.record_names import ADAPTERS
+
 ENTRY = "paths"  # of `run.json`, and of a campaign's manifest
 
 
@@ -71,7 +73,7 @@ def adapters_of(run: Path, manifest: Mapping[str, Any]) -> Path:
     """The folder of a run's checkpoints."""
     given = _mapping(_mapping(manifest.get("config")).get("backend")).get("adapter_path", "")
     if not given:
-        return run / "adapter"
+        return run / ADAPTERS
     places = recorded_places(manifest, run)
     known = (place.of_output for place in places if place.keys == ("backend", "adapter_path"))
     return Path(next(known, given)).expanduser()

@@ -161,8 +161,9 @@ def _reason(error: BaseException) -> str:
 
 def _unreadable(file: Path, error: BaseException) -> ConfigError:
     """The error for a file that cannot be opened; given a campaign instead of a run, it names one of its runs."""
-    runs = sorted(path for path in file.parent.glob("runs/*") if (path / file.name).is_file())
-    if isinstance(error, FileNotFoundError) and runs:
+    is_absent = isinstance(error, FileNotFoundError)  # glob itself raises for a name that is too long
+    runs = sorted(path for path in file.parent.glob("runs/*") if (path / file.name).is_file()) if is_absent else []
+    if runs:
         what = f"this is a campaign of {len(runs)} run{'s' if len(runs) > 1 else ''}, not a run"
         return ConfigError(Problem(where=str(file.parent), what=what, fix=f"give one of them, for example {runs[0]}"))
     return damaged(str(file), _reason(error))

@@ -9,6 +9,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, parse_record, parsed_lines, read_steps
+from retrain.records.record_names import GENERATIONS, METRICS
 from retrain.records.tokens import TokenRecord, read_tokens
 
 
@@ -39,8 +40,8 @@ def read_step(run: Path, step: int | None) -> StoredStep:
     """A step of a run, the last one by default. Files are streamed."""
     metrics = _metrics_line(run, step)
     chosen = int(metrics["step"])
-    tokens = read_tokens(run / "emergence", chosen)
-    records = _generation_lines(run / "emergence" / "generations.jsonl", chosen)
+    tokens = read_tokens(run, chosen)
+    records = _generation_lines(run / GENERATIONS, chosen)
     if len(records) != len(tokens):
         what = f"step {chosen} has {len(records)} completions but {len(tokens)} token records"
         raise ConfigError(Problem(where=str(run), what=what, fix="choose another --step"))
@@ -51,7 +52,7 @@ def read_step(run: Path, step: int | None) -> StoredStep:
 
 
 def _metrics_line(run: Path, step: int | None) -> Mapping[str, Any]:
-    file = run / "metrics.jsonl"
+    file = run / METRICS
     found: Mapping[str, Any] | None = None
     for number, record in read_steps(file):
         if number >= 0 and (step is None or number == step):

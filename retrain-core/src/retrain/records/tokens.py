@@ -18,10 +18,9 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats, Mask, Tokens
 from retrain.records.files import new_digest
+from retrain.records.record_names import token_file
 from retrain.records.rows import RowRecord, row_arrays, rows_of
 from retrain.text.whole_file import write_bytes
-
-FOLDER = "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,12 +53,7 @@ OPTIONAL: dict[str, tuple[str, type[np.generic], type[np.generic]]] = {
 }
 
 
-def token_file(emergence: Path, step: int) -> Path:
-    """The file of a step's records."""
-    return emergence / FOLDER / f"step_{step:06d}.safetensors"
-
-
-def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> dict[str, Any]:
+def write_tokens(run: Path, step: int, records: Sequence[TokenRecord]) -> dict[str, Any]:
     """Write the records of a step, completely or not at all; return the line of `token_files.jsonl` about the file."""
     arrays: dict[str, np.ndarray] = {
         "lengths": np.array([len(record.tokens_T) for record in records], dtype=np.int64),
@@ -76,7 +70,7 @@ def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> 
     rows = [record.row for record in records if record.row is not None]
     if len(rows) == len(records):
         arrays |= row_arrays(rows)
-    file = token_file(emergence, step)
+    file = token_file(run, step)
     file.parent.mkdir(parents=True, exist_ok=True)
     from safetensors.numpy import save  # only a run needs it, and checks of a configuration import this module
 
@@ -87,11 +81,11 @@ def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> 
     return {"step": step, "bytes": len(content), "blake2b": digest.hexdigest()}
 
 
-def read_arrays(emergence: Path, step: int, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+def read_arrays(run: Path, step: int, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
     """Arrays of a step's file by name, those of `names` that it has; ConfigError when it is absent or damaged."""
     from safetensors import safe_open
 
-    file = token_file(emergence, step)
+    file = token_file(run, step)
     try:
         open_regular(file).close()  # a pipe would keep the library waiting
         with safe_open(file, framework="numpy") as stream:
@@ -102,9 +96,9 @@ def read_arrays(emergence: Path, step: int, names: Collection[str] | None = None
         raise ConfigError(Problem(where=str(file), what=f"no readable token records: {error}", fix=fix)) from error
 
 
-def read_tokens(emergence: Path, step: int) -> list[TokenRecord]:
+def read_tokens(run: Path, step: int) -> list[TokenRecord]:
     """The records of a step; ConfigError when there are none or the file is damaged."""
-    arrays, file = read_arrays(emergence, step), token_file(emergence, step)
+    arrays, file = read_arrays(run, step), token_file(run, step)
     cuts, num = np.cumsum(arrays["lengths"])[:-1], len(arrays["lengths"])
     names = ("tokens", "logprobs", "advantages", *(name for name, _, _ in OPTIONAL.values()))
     split = {name: np.split(arrays[name], cuts) for name in names if name in arrays}

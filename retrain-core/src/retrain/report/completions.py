@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from retrain.records.record_names import GENERATIONS
 from retrain.report.chart_specs import value_text
 from retrain.report.gather import Material, ReportRun, evaluated_steps
 from retrain.report.markup import Links, attribute, details, note, section
@@ -106,4 +107,4 @@ def _tokens(sample: Sample) -> str:
 
 
 def _file(folder: Path) -> Path:
-    return folder / "emergence" / "generations.jsonl"
+    return folder / GENERATIONS

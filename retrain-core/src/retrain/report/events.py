@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from retrain.records.record_names import GENERATIONS, METRICS, RUN_FILE
 from retrain.report.chart_specs import Unit, value_text
 from retrain.report.gather import Material
 from retrain.report.markup import Links, details, note, section, table
@@ -42,10 +43,7 @@ def files_section(material: Material, links: Links, made: str) -> str:
         folder = run.candidate.folder
         rate = next((float(v) for v in run.lines.column("correct_rate")[::-1] if v == v), None)
         files = (
-            " ".join(
-                links.to(folder / name, name.rpartition("/")[2])
-                for name in ("run.json", "metrics.jsonl", "emergence/generations.jsonl")
-            )
+            " ".join(links.to(folder / name, name.rpartition("/")[2]) for name in (RUN_FILE, METRICS, GENERATIONS))
             if folder
             else ""
         )

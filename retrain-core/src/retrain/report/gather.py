@@ -11,9 +11,9 @@ from pathlib import Path
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import Record, last_record, number, read_object
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK
+from retrain.records.record_names import CAMPAIGN_FILE, METRICS, RUN_FILE
 from retrain.records.runs.metric import HELD_OUT
-from retrain.records.runs.run_status import DONE, LIVE, MARK
+from retrain.records.runs.run_status import DONE, LIVE
 from retrain.records.runs.source import Candidate, Source, find_runs
 from retrain.report.chart_specs import FIELDS
 from retrain.report.lines import NO_LINES, RunLines, read_lines
@@ -101,7 +101,7 @@ def gather(paths: Sequence[Path]) -> Material:
     """Read a campaign, or run folders; ConfigError for anything else."""
     source = find_runs(paths)
     study, no_study = _study(paths, sets=len(set_metrics(source.candidates, None)) > 1)
-    manifest = read_object(source.campaign / CAMPAIGN_MARK) if source.campaign else {}
+    manifest = read_object(source.campaign / CAMPAIGN_FILE) if source.campaign else {}
     num_lines = sum(_num_steps(each) for each in source.candidates)
     stride = max(1, math.ceil(num_lines / MOST_LINES))
     entries = {entry.get("run_name"): entry for entry in _entries(manifest)}
@@ -133,11 +133,11 @@ def _run(candidate: Candidate, entry: Mapping[str, object], stride: int) -> Repo
     record: Record = {}
     if folder is not None:
         try:
-            record = read_object(folder / MARK)
+            record = read_object(folder / RUN_FILE)
         except ConfigError:  # the candidate has the reason
             record = {}
-        if (folder / "metrics.jsonl").exists():
-            lines = read_lines(folder / "metrics.jsonl", FIELDS, stride=stride)
+        if (folder / METRICS).exists():
+            lines = read_lines(folder / METRICS, FIELDS, stride=stride)
     errors = (candidate.problem, record.get("error"), entry.get("error"), lines.problem)
     error = next((each for each in errors if isinstance(each, str) and each), "")
     if not error and candidate.state == "failed" and type(entry.get("returncode")) is int:
@@ -149,7 +149,7 @@ def _num_steps(candidate: Candidate) -> int:
     if candidate.folder is None:
         return 0
     try:
-        step = number((last_record(candidate.folder / "metrics.jsonl") or {}).get("step"))
+        step = number((last_record(candidate.folder / METRICS) or {}).get("step"))
     except ConfigError:
         return 0
     return 0 if step is None else max(0, int(step) + 1)

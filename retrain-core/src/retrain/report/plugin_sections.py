@@ -16,6 +16,7 @@ from retrain.kernel.plugins.capabilities import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Determinism
 from retrain.records.reading import number
+from retrain.records.record_names import CONFIG_FILE
 from retrain.report.gather import Material, ReportRun
 from retrain.report.markup import Links, note, plot, section, table
 from retrain.report.text import plain, text
@@ -123,7 +124,7 @@ def _view(run: ReportRun, folder: Path, plugins: Plugins) -> RunView:
     """The run as its own `config.toml` describes it; what its backend promises is what it declares."""
     tables = registered_tables(plugins)
     try:
-        config, _ = load_config(folder / "config.toml", tables=tables, environ={})
+        config, _ = load_config(folder / CONFIG_FILE, tables=tables, environ={})
     except ConfigError:
         config, _ = load_config(None, tables=tables, environ={})
     return RunView(

@@ -31,7 +31,6 @@ from retrain.run.backend import build_backend
 from retrain.run.check import check_names, check_options, check_schedule
 from retrain.run.interrupts import Interrupts
 from retrain.run.public_package import missing_name
-from retrain.run.savepoint import restore_credit
 from retrain.run.selected import CREDIT
 from retrain.run.steps.controls import controlled_algorithm, controlled_sampling
 from retrain.run.steps.sampling_order import sampling_order
@@ -194,7 +193,10 @@ def assemble(
             LOG.warning("Nothing evaluates: the part of retrain-core that does is missing; reinstall retrain-core")
         algorithm = controlled_algorithm(build_algorithm(flow, context), config)
         pacer = _pacer(context)
-        restore_credit(algorithm, pacer, saved or {})
+        if saved and saved["algorithm"]:
+            algorithm.restore(saved["algorithm"])
+        if saved and saved["pacer"]:
+            pacer.restore(saved["pacer"])
         backend = build_backend(context)
         order.draw_ahead(steps_ahead(config, backend))
         given = plugins.notify("retrain_shape_rewards", context=context, backend=backend)

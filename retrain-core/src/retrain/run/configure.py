@@ -17,6 +17,7 @@ from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugin_spec import ConfigClaim
 from retrain.kernel.registry import Plugins
+from retrain.records.record_names import CONFIG_FILE
 from retrain.run.assemble import check, check_run
 from retrain.run.check import read_config, registered_tables
 from retrain.text.secrets import hide_arguments
@@ -95,8 +96,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     if rest and not rest[0].startswith("-"):
         return Path(rest.pop(0)), rest
     resumed = _value_of("--resume", rest) or _value_of("--resume-from", rest)
-    if resumed and os.path.isfile(Path(resumed) / "config.toml"):  # is_file would raise where it may not look
-        return Path(resumed) / "config.toml", rest
+    if resumed and os.path.isfile(Path(resumed) / CONFIG_FILE):  # is_file would raise where it may not look
+        return Path(resumed) / CONFIG_FILE, rest
     if DEFAULT_FILE.is_file():
         return DEFAULT_FILE, rest
     if rest:

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer, Origin
 from retrain.kernel.registry import Plugins
-from retrain.records.folder import MARK
+from retrain.records.record_names import RUN_FILE
 from retrain.text.terminal_text import OUTCOME_LEVEL
 
 LOG = logging.getLogger("retrain")
@@ -54,7 +54,7 @@ def settle_devices(config: Config, plugins: Plugins, before: Mapping[str, Any] |
     if not isinstance(known, dict):
         return _former(config, plugins, recorded)
     if config.origin(KEY) == DEFAULT_ORIGIN:
-        config = _with(config, recorded, Origin(layer=Layer.FILE, place=MARK))
+        config = _with(config, recorded, Origin(layer=Layer.FILE, place=RUN_FILE))
     settled = _with(config, _found(config, plugins)[0])
     why = str(known.get("why", "")) if settled.backend.devices == recorded else ""
     return SettledDevices(config=settled, compared=settled, why=why)

@@ -13,6 +13,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.registry import Plugins
+from retrain.records.record_names import CONFIG_FILE
 from retrain.run.backend import build_backend, use_weights
 from retrain.run.check import registered_tables
 from retrain.run.configure import Checked, load_file
@@ -22,7 +23,6 @@ from retrain.run.subject import Subject, SubjectKind, adapter_shape
 from retrain.text.progress_bar import progress_bar
 from retrain.text.tokenizer.load import load_tokenizer
 
-CONFIG_FILE = "config.toml"
 SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # using a policy is not part of its run
 SMALLEST_RANK = 1  # of the adapter beside a model that is only used: its B is 0
 

@@ -13,29 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.views import RunView
-from retrain.kernel.errors import PluginError, Problem, RecordError, ResumeError, RetrainError, StopRequested
+from retrain.kernel.errors import PluginError, Problem, RecordError, RetrainError, StopRequested
 from retrain.kernel.parts import Parts, Run
+from retrain.kernel.progress import Progress
 from retrain.kernel.registry import Plugins, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
 from retrain.kernel.types import Determinism
-from retrain.records.checkpoints import clear_unfinished, set_newer_aside
-from retrain.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
+from retrain.records.folder import RunFolder, check_run_folder, open_run_folder
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import write_inputs
 from retrain.records.identity.recorded import places_entry
 from retrain.records.manifest import build_manifest, config_toml
 from retrain.records.places import ENTRY as PATHS
-from retrain.records.rewind import read_manifest
+from retrain.records.run import Run as RunReader
 from retrain.run.assemble import assemble
 from retrain.run.collector import resume_collector
 from retrain.run.configure import Checked
 from retrain.run.devices import SettledDevices, settle_devices
 from retrain.run.interrupts import Interrupts
 from retrain.run.notices import credit_notices, unclipped, without_effect
-from retrain.run.restorable import restore_obstacles
-from retrain.run.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
+from retrain.run.restore import checked_plan, reopened, restore
+from retrain.run.resume_plan import ResumePlan
+from retrain.run.run_records import RunRecords
 from retrain.run.same_examples import ExampleCheck
-from retrain.run.savepoint import RunRecords, progress_of, restore_run
 from retrain.run.seed_sources import run_seeds
 from retrain.run.selected import identity_of
 from retrain.text.secrets import hide_text
@@ -58,10 +58,10 @@ def train(checked: Checked, plugins: Plugins, interrupts: Interrupts | None = No
     config = checked.config
     interrupts = interrupts or Interrupts(grace_s=config.training.grace_s)
     if resume := config.value("resume.from_", ""):
-        with _reopened(Path(resume).expanduser()) as folder:
-            devices = settle_devices(config, plugins, read_manifest(folder.path))
+        with reopened(Path(resume).expanduser()) as folder:
+            devices = settle_devices(config, plugins, RunReader(folder.path).started_manifest())
             identity = identity_of(config, plugins, checked.tables)
-            plan = _plan(folder, replace(checked, config=devices.compared), plugins, identity)
+            plan = checked_plan(folder, replace(checked, config=devices.compared), plugins, identity)
             if plan.is_complete(config.training.max_steps):
                 message = "Already complete: %d steps are done. A larger `--max-steps` continues it."
                 LOG.log(OUTCOME_LEVEL, message, plan.next_step)
@@ -108,7 +108,7 @@ def _session(
         if plan:
             manifest |= plan.recorded(examples.accepted)
         first_step = parts.warm_up.first_step if parts.warm_up else 0
-        progress = progress_of(plan.checkpoint if plan else None, first_step)
+        progress = Progress.of_state(saved["progress"]) if saved else Progress(step=first_step)
         view = RunView(
             config=config,
             condition=condition,
@@ -123,7 +123,7 @@ def _session(
         run = Run(parts=parts, records=records, stops=interrupts, progress=progress, view=view)
         with watching(plugins, assembled.watchers):
             if plan:
-                _restore(parts, plan, view, interrupts, folder)
+                restore(parts, plan, view, interrupts, folder)
             if plan is None or plan.has_new_inputs:
                 write_inputs(folder.path, identity, kept_as=f"until_step_{progress.step}")
             folder.write_manifest(_described(run) | manifest, config_toml(config, seed=seeds.root))
@@ -166,43 +166,6 @@ def watching(plugins: Plugins, watchers: Sequence[object]) -> Iterator[None]:
             plugins.pluggy.register(watcher, name=f"{kind.__module__}.{kind.__qualname__}#{id(watcher)}")
             registered.callback(plugins.pluggy.unregister, watcher)
         yield
-
-
-def _reopened(run: Path) -> RunFolder:
-    """The folder of an interrupted run, locked from now on, so that no other process continues it too."""
-    adapters = adapters_of(run, read_manifest(run))
-    refuse_unwritable(run, adapters, place="[resume] from")
-    folder = RunFolder(run, adapters)
-    clear_unfinished(adapters)
-    return folder
-
-
-def _plan(folder: RunFolder, checked: Checked, plugins: Plugins, identity: Identity) -> ResumePlan:
-    """Decide and log how to continue; ResumeError when it would not be the same run."""
-    plan = plan_resume(folder.path, checked.config, checked.keys, identity, plugins)
-    refuse_changes(plan, anyway=checked.config.value("resume.anyway", False))
-    if obstacles := restore_obstacles(plan.checkpoint, checked, plugins):
-        raise ResumeError(*obstacles)
-    for change in plan.accepted:
-        LOG.warning("Resuming although %s", printable(change))
-    for notice in plan.notices:
-        LOG.warning("%s", printable(notice))
-    for problem in plan.damaged:
-        LOG.warning("Damaged checkpoint passed over: %s", problem)
-    source = plan.checkpoint.path if plan.checkpoint else "the beginning: there is no valid checkpoint"
-    LOG.info("Resuming %s at step %d from %s", plan.run, plan.next_step, source)
-    return plan
-
-
-def _restore(parts: Parts, plan: ResumePlan, view: RunView, interrupts: Interrupts, folder: RunFolder) -> None:
-    """Restore the parts to the checkpoint; if they fit, rewind the records too."""
-    checkpoint = plan.checkpoint
-    if checkpoint:
-        restore_run(parts, checkpoint, view)
-        interrupts.may_resume()
-    set_newer_aside(plan.adapters, checkpoint)
-    sizes = checkpoint.state["record_sizes"] if checkpoint else {}
-    folder.rewind(sizes, checkpoint.first_unwritten_step if checkpoint else 0, plan.records.digests)
 
 
 def _train(run: Run, folder: RunFolder, manifest: dict[str, Any], *, is_restored: bool) -> None:

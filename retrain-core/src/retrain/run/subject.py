@@ -21,9 +21,9 @@ from retrain.records.checkpoints import (
     read_checkpoint,
     steps_of,
 )
-from retrain.records.folder import MARK
-from retrain.records.rewind import read_manifest
-from retrain.run.resume import adapters_of
+from retrain.records.places import adapters_of
+from retrain.records.record_names import RUN_FILE
+from retrain.records.run import Run
 from retrain.text.terminal_text import printable
 
 BASE, BEST = "base", "best"
@@ -93,7 +93,7 @@ def find_subject(named: str | Path, checkpoint: str = "") -> Subject:
 
 def checkpoints_of(run: Path) -> list[Subject]:
     """Every intact checkpoint of a run, oldest first; CheckpointError names one that is damaged."""
-    manifest = read_manifest(run)
+    manifest = Run(run).started_manifest()
     found = map(read_checkpoint, reversed(checkpoint_folders(adapters_of(run, manifest))))
     return [_of_checkpoint(str(run), run, checkpoint, _model_of(manifest)) for checkpoint in found]
 
@@ -111,7 +111,7 @@ def adapter_shape(folder: Path) -> dict[str, Any]:
 
 def _of_run(name: str, run: Path, folder: Path, checkpoint: str) -> Subject:
     """A checkpoint of a run, chosen by `checkpoint` or because `folder` is one."""
-    manifest = read_manifest(run)
+    manifest = Run(run).started_manifest()
     if checkpoint == BASE:
         return Subject(named=name, kind=SubjectKind.RUN, model=_model_of(manifest), run=run, checkpoint=BASE, steps=0)
     adapters = adapters_of(run, manifest)
@@ -158,13 +158,13 @@ def _of_checkpoint(name: str, run: Path, checkpoint: Checkpoint, model: str) -> 
 
 def _run_of(folder: Path) -> Path | None:
     """The run whose folder, `adapter` folder or checkpoint this is."""
-    if (folder / MARK).is_file():
+    if (folder / RUN_FILE).is_file():
         return folder
     is_checkpoint = (folder / STATE).is_file()
     parents = folder.resolve().parents
     near = parents[1:2] if is_checkpoint else parents[:1]
     if is_checkpoint or folder.name == "adapter":
-        return next((parent for parent in near if (parent / MARK).is_file()), None)
+        return next((parent for parent in near if (parent / RUN_FILE).is_file()), None)
     return None
 
 
@@ -199,7 +199,7 @@ def _refuse_lost_path(name: str, folder: Path) -> None:
 
 
 def _unusable(name: str, folder: Path) -> ConfigError:
-    runs = sorted(str(file.parent.relative_to(folder)) for file in folder.glob(f"*/{MARK}"))[:5]
+    runs = sorted(str(file.parent.relative_to(folder)) for file in folder.glob(f"*/{RUN_FILE}"))[:5]
     if (folder / MODEL_FILE).is_file():
         what, fix = "has weights and no config.json", "give a complete model folder"
     elif runs:

@@ -13,12 +13,12 @@ import tomli_w
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.records.reading import Record, read_steps
-from retrain.records.rewind import read_manifest
+from retrain.records.record_names import METRICS
+from retrain.records.run import Run
 from retrain.run.subject import Subject
 from retrain.text.secrets import redacted
 from retrain.text.terminal_text import printable
 
-METRICS = "metrics.jsonl"
 MOST_ROWS = 12  # of the table of steps
 CURVES = {"mean_reward": "mean reward", "correct_rate": "correct", "mean_tokens": "tokens"}
 CI_LOW = "ci_low"
@@ -63,7 +63,7 @@ def make_card(subject: Subject, *, repo: str, is_adapter: bool, notes: Sequence[
     parts = [_front_matter(base, is_adapter), f"# {repo.rpartition('/')[2]}", _what(subject, base, is_adapter, notes)]
     config = ""
     if subject.run is not None:
-        manifest = read_manifest(subject.run)
+        manifest = Run(subject.run).started_manifest()
         lines = list(_lines(subject.run / METRICS, subject.steps))
         config = repeating_config(manifest)
         parts += [*_training(manifest), *_held_out(lines), *_curves(lines), _repeat(manifest, config)]

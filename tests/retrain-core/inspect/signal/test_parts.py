@@ -129,7 +129,7 @@ def stored(folder: Path, advantages: list[list[float]], trained: list[bool]) -> 
         )
         for each in advantages
     ]
-    write_tokens(folder / "emergence", 0, records)
+    write_tokens(folder, 0, records)
     return folder
 
 

@@ -15,10 +15,11 @@ import pytest
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
-from retrain.observe.gaming.alarm_record import FILE, read_alarms
+from retrain.observe.gaming.alarm_record import read_alarms
 from retrain.observe.gaming.alarm_report import alarm_text
 from retrain.observe.gaming.alarm_watch import GamingWatch
 from retrain.observe.health.gaming import GamingMonitor
+from retrain.records.record_names import GAMING
 from retrain.records.tokens import TokenRecord, write_tokens
 
 BEGINS, STEPS, SIZE = 12, 22, 6
@@ -77,7 +78,7 @@ def write_records(folder: Path, step: int, groups: tuple[Group, ...], credit: Cr
             tokens.append(TokenRecord(tokens_T=each.tokens_T, logprobs_T=each.logprobs_T, advantages_T=given_A))
     with (folder / "emergence/generations.jsonl").open("a", encoding="utf-8") as stream:
         stream.writelines(f"{json.dumps(each)}\n" for each in records)
-    write_tokens(folder / "emergence", step, tokens)
+    write_tokens(folder, step, tokens)
 
 
 def watched(folder: Path, watch: GamingWatch, first: int, end: int) -> list[dict[str, Any]]:
@@ -144,7 +145,7 @@ def test_a_resumed_run_has_the_same_fields_and_alarms(
     second = new_watch()
     second.retrain_load_state(state)
     assert before + watched(parts, second, cut, STEPS) == lines
-    assert (parts / FILE).read_bytes() == (folder / FILE).read_bytes()
+    assert (parts / GAMING).read_bytes() == (folder / GAMING).read_bytes()
 
 
 def test_a_checkpoint_of_an_earlier_version_starts_afresh() -> None:
@@ -154,7 +155,7 @@ def test_a_checkpoint_of_an_earlier_version_starts_afresh() -> None:
 
 
 def test_a_damaged_file_of_alarms_is_told_and_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / FILE).write_text("{\n{}\n", encoding="utf-8")
+    (tmp_path / GAMING).write_text("{\n{}\n", encoding="utf-8")
     with caplog.at_level(logging.WARNING, logger="retrain"):
         watched(tmp_path, new_watch(), 0, 2)
     assert "gaming.jsonl" in caplog.text

@@ -21,7 +21,8 @@ from retrain.kernel.errors import StopRequested
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.observe.watchdog.table import DeadlinesTable
-from retrain.observe.watchdog.watchdog import HEARTBEAT, STACKS, DeadlineError, Watchdog, watch_run
+from retrain.observe.watchdog.watchdog import DeadlineError, Watchdog, watch_run
+from retrain.records.record_names import HEARTBEAT, STACKS
 from retrain.run.interrupts import Interrupts
 from retrain.run.session import watching
 from tests.shared import first_or_long

@@ -16,7 +16,7 @@ from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.run.configure import load_with_problems
-from retrain.run.resume import _differences
+from retrain.run.resume_plan import _differences
 from retrain.run.selected import selected_parts
 from retrain.run.tables import registered_tables
 

@@ -17,7 +17,7 @@ from retrain.records.runs.metric import Direction, parse_metric
 from retrain.verdicts.stats import power
 from retrain.verdicts.stats.flip import FlipTest, patterns_for, sign_flip_p
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
-from retrain.verdicts.study.family import Pairing, holm, judge, levels
+from retrain.verdicts.study.judge import Pairing, holm, judge, levels
 from retrain.verdicts.study.study import Options, Study
 from retrain.verdicts.study.study import compare as compare_paths
 from tests.shared import slow_or_long

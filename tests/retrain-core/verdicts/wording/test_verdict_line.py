@@ -19,7 +19,7 @@ from retrain.records.runs.metric import Direction, Metric
 from retrain.records.runs.registered import NO_PLAN
 from retrain.report.verdict_figures import forest, seed_plots
 from retrain.verdicts.study.comparison import ControlResult, ControlsView, Verdict, VerdictReason
-from retrain.verdicts.study.family import Pairing, judge
+from retrain.verdicts.study.judge import Pairing, judge
 from retrain.verdicts.study.lost import with_seeds
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.study.summaries import Condition, Estimate

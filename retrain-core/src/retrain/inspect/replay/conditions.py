@@ -14,8 +14,8 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
 from retrain.kernel.registry import Plugins
 from retrain.records.reading import read_toml
+from retrain.records.record_names import CONFIG_FILE
 from retrain.run.configure import Checked, load_file
-from retrain.run.opened import CONFIG_FILE
 
 SHORT = {
     "advantage": "advantage_mode",

@@ -20,16 +20,15 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.step_fields import train_fields
 from retrain.kernel.types import Group, TrainBatch
 from retrain.records.checkpoints import Checkpoint, checkpoint_folders, read_checkpoint
-from retrain.records.rewind import read_manifest
+from retrain.records.places import adapters_of
+from retrain.records.record_names import CONFIG_FILE
+from retrain.records.run import Run
 from retrain.records.stored_step import StoredStep, read_step
-from retrain.records.tokens import token_file
 from retrain.run.backend import build_backend
 from retrain.run.configure import Checked, load_file
 from retrain.run.devices import settle_devices
 from retrain.run.interrupts import Interrupts
-from retrain.run.opened import CONFIG_FILE, SILENT
-from retrain.run.resume import adapters_of
-from retrain.run.savepoint import algorithm_state
+from retrain.run.opened import SILENT
 from retrain.run.seed_sources import run_seeds
 from retrain.run.steps.controls import controlled_algorithm
 from retrain.run.steps.updates import Updates
@@ -97,8 +96,8 @@ class Position:
 @contextmanager
 def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
     """Within the block the run stands before `step`; ConfigError naming the steps that can be replayed otherwise."""
-    manifest = read_manifest(run)
-    known = _known_steps(run)
+    manifest = Run(run).started_manifest()
+    known = Run(run).token_steps()
     start = _start(run, manifest, step, known)
     overrides = [f"--set={path}={value}" for path, value in SILENT.items()]
     if start:
@@ -114,7 +113,7 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
         tokenizer=load_tokenizer(config, plugins),
     )
     algorithm = controlled_algorithm(build_algorithm(checked.flow, context), config)
-    if start and (saved := algorithm_state(start.state)):
+    if start and (saved := start.state["algorithm"]):
         algorithm.restore(saved)
     backend = build_backend(context)
     try:
@@ -171,13 +170,6 @@ def _start(run: Path, manifest: Mapping[str, Any], step: int, known: list[int]) 
 
 def _has_warm_up(manifest: Mapping[str, Any]) -> bool:
     return bool(manifest.get("config", {}).get("sft", {}).get("steps", 0))
-
-
-def _known_steps(run: Path) -> list[int]:
-    """The steps whose tokens are stored."""
-    folder = token_file(run / "emergence", 0).parent
-    names = (file.stem.rpartition("_")[2] for file in folder.glob("step_*.safetensors"))
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _spans(steps: list[int]) -> str:

@@ -14,7 +14,7 @@ from retrain.inspect.signal.gain import Gain, gain_of
 from retrain.inspect.signal.prompts import Forecasts, PromptAccount, forecast_groups, prompt_accounts
 from retrain.inspect.signal.recorded import Recorded, read_recorded
 from retrain.kernel.errors import ConfigError
-from retrain.records.rewind import GENERATIONS
+from retrain.records.record_names import GENERATIONS
 from retrain.records.runs.source import Candidate
 
 

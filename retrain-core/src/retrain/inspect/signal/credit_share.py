@@ -18,8 +18,8 @@ import numpy as np
 from retrain.inspect.signal.drawn import Drawn, Ints
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats, Mask
-from retrain.records.rewind import GENERATIONS
-from retrain.records.tokens import read_arrays, token_file
+from retrain.records.record_names import token_file
+from retrain.records.tokens import read_arrays
 
 DECILES = 10
 STORED = ("lengths", "advantages", "logprobs", "entropies", "planning")
@@ -59,10 +59,9 @@ def read_credit(run: Path, drawn: Drawn) -> CreditShares:
     is_known_N, zero_N, credit_N = np.zeros(size, np.bool_), np.zeros(size, np.int64), np.zeros(size)
     sums = {name: np.zeros((DECILES, 3)) for name in ("surprisal", "entropy")} | {"planning": np.zeros((2, 3))}
     is_whole, missing = dict.fromkeys(sums, True), 0
-    emergence = (run / GENERATIONS).parent
     starts = np.flatnonzero(np.diff(drawn.step_N, prepend=-1, append=-1)).tolist()  # and the end, unless it is empty
     for start, stop in pairwise(starts):
-        arrays = _arrays(emergence, int(drawn.step_N[start]), drawn.tokens_N[start:stop])
+        arrays = _arrays(run, int(drawn.step_N[start]), drawn.tokens_N[start:stop])
         if arrays is None:
             missing += 1
             continue
@@ -94,12 +93,12 @@ def read_credit(run: Path, drawn: Drawn) -> CreditShares:
     )
 
 
-def _arrays(emergence: Path, step: int, lengths_N: Ints) -> Mapping[str, np.ndarray] | None:
+def _arrays(run: Path, step: int, lengths_N: Ints) -> Mapping[str, np.ndarray] | None:
     """The token arrays of a step; None unless they are those of its completions."""
-    if not token_file(emergence, step).is_file():
+    if not token_file(run, step).is_file():
         return None
     try:
-        arrays = read_arrays(emergence, step, STORED)
+        arrays = read_arrays(run, step, STORED)
         flat = [arrays[name] for name in arrays if name != "lengths"]
         fits = np.array_equal(arrays["lengths"], lengths_N) and {*map(len, flat)} == {int(lengths_N.sum())}
         fits = fits and bool(np.isfinite(arrays["advantages"]).all() and np.isfinite(arrays["logprobs"]).all())

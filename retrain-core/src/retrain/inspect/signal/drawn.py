@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from retrain.kernel.types import Floats, Mask, Outcome, StopReason
 from retrain.records.reading import Record, damaged, number, parse_record, parsed_lines
-from retrain.records.rewind import GENERATIONS
+from retrain.records.record_names import GENERATIONS
 
 Ints = NDArray[np.int64]
 _PROMPT, _OUTCOME, _REWARD = b', "prompt": ', b', "outcome": "', b', "reward": '

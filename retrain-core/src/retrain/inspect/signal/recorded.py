@@ -12,7 +12,7 @@ from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.errors import ConfigError
 from retrain.records.controls import Control, control_of_record
 from retrain.records.reading import Record, number, read_records, read_steps
-from retrain.records.rewind import EVALUATION, METRICS
+from retrain.records.record_names import EVALUATION, METRICS
 from retrain.records.runs.metric import HELD_OUT, eval_sets
 
 

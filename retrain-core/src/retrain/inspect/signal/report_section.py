@@ -11,7 +11,7 @@ from retrain.inspect.signal.show import describe, percent
 from retrain.inspect.signal.summary import Pool, pooled, share
 from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.contracts.views import RunView
-from retrain.records.rewind import GENERATIONS
+from retrain.records.record_names import GENERATIONS
 from retrain.records.runs.source import find_runs
 
 MOST_BYTES = 1 << 30  # about half a minute of reading; larger runs have the command

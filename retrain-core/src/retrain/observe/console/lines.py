@@ -25,6 +25,7 @@ from retrain.observe.console.step_lines import (
     with_parts,
 )
 from retrain.records.reading import read_records
+from retrain.records.record_names import METRICS
 from retrain.text.terminal_text import OUTCOME_LEVEL
 from retrain.text.typed_command import program
 
@@ -103,12 +104,12 @@ class RunLines:
         LOG.log(OUTCOME_LEVEL, "%s", complete)
         if self._last_adapter is not None:
             LOG.log(OUTCOME_LEVEL, "%s saved to %s", _saved_in(self._last_adapter), self._last_adapter)
-        LOG.log(OUTCOME_LEVEL, "Metrics saved to %s", run.folder / "metrics.jsonl")
+        LOG.log(OUTCOME_LEVEL, "Metrics saved to %s", run.folder / METRICS)
         devices = run.manifest.get("devices", {})
         if devices.get("why"):
             LOG.log(OUTCOME_LEVEL, "Trained on %s: %s", devices["used"], devices["why"])
         if self._last_eval:
-            LOG.info("%s", held_out_line(run.folder / "metrics.jsonl", self._last_eval))
+            LOG.info("%s", held_out_line(run.folder / METRICS, self._last_eval))
         is_evaluated = self._last_eval is not None
         if commands := next_commands(run.folder, self._plugins, self._last_adapter, is_evaluated=is_evaluated):
             LOG.info("Next:")

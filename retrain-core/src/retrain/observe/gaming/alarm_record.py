@@ -15,11 +15,10 @@ from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.types import Floats, Group, Tokens
 from retrain.records.files import write_text
 from retrain.records.reading import parse_record, parsed_lines, read_records
-from retrain.records.rewind import GENERATIONS
+from retrain.records.record_names import GAMING, GENERATIONS
 from retrain.records.tokens import read_tokens
 from retrain.text.secrets import redacted_json
 
-FILE = "gaming.jsonl"
 MOST_NAMED = 100  # completions of an alarm
 MOST_TOKENS = 8
 MOST_STEPS = 40  # whose records are read
@@ -70,7 +69,7 @@ def paid_on_disk(run: Path, first: int, last: int, correct_above: float) -> Iter
             by_step[record["step"]].append(record)
     kept = ("step", "group", "index", "example_id", "reward", "shadow_reward", "completion")
     for step, records in by_step.items():
-        for record, tokens in zip(records, read_tokens(run / "emergence", step) if records else (), strict=True):
+        for record, tokens in zip(records, read_tokens(run, step) if records else (), strict=True):
             reward, shadow = record.get("reward"), record.get("shadow_reward")
             if reward is not None and shadow is not None and reward > correct_above:
                 yield PaidCompletion(
@@ -124,20 +123,20 @@ def alarm_record(run: Path, metrics: Mapping[str, Any], correct_above: float, to
 
 def write_alarm(run: Path, record: Mapping[str, Any]) -> None:
     """Append an alarm; known secrets are left out."""
-    with (run / FILE).open("a", encoding="utf-8") as stream:
+    with (run / GAMING).open("a", encoding="utf-8") as stream:
         stream.write(f"{redacted_json([record])[0]}\n")
 
 
 def read_alarms(run: Path) -> list[Mapping[str, Any]]:
     """The alarms of a run; ConfigError when the file is damaged."""
-    return [record for _, record in read_records(run / FILE)] if (run / FILE).exists() else []
+    return [record for _, record in read_records(run / GAMING)] if (run / GAMING).exists() else []
 
 
 def drop_from(run: Path, step: int) -> None:
     """Leave out the alarms of a step and those after it, because a resumed run comes to them again."""
-    if (run / FILE).exists():
+    if (run / GAMING).exists():
         kept = redacted_json(each for each in read_alarms(run) if each["step"] < step)
-        write_text(run / FILE, "".join(f"{line}\n" for line in kept))
+        write_text(run / GAMING, "".join(f"{line}\n" for line in kept))
 
 
 def _named(paid: PaidCompletion, weights: Weights, tokenizer: Any) -> dict[str, Any]:

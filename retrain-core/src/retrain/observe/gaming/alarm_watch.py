@@ -16,6 +16,7 @@ from retrain.observe.gaming.alarm_record import (
     write_alarm,
 )
 from retrain.observe.gaming.suspicion import Suspicions
+from retrain.records.record_names import GAMING
 from retrain.run.fault_guard import FaultGuard
 
 if TYPE_CHECKING:
@@ -47,14 +48,14 @@ class GamingWatch:
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
         """Drop the alarms of steps that will be run again."""
-        self._guard.call("gaming.jsonl", "rewind", drop_from, run.folder, run.first_step)
+        self._guard.call(GAMING, "rewind", drop_from, run.folder, run.first_step)
 
     @hookimpl
     def retrain_step_end(self, run: RunView, metrics: Mapping[str, Any]) -> None:
         """Name what was paid and not confirmed since the change, once the records of the step are written."""
         if self._is_new:
             self._is_new = False
-            self._guard.call("gaming.jsonl", "write", self._write, run, metrics)
+            self._guard.call(GAMING, "write", self._write, run, metrics)
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from retrain.observe.health.contract import Finding
+from retrain.records.record_names import GENERATIONS
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
@@ -61,5 +62,5 @@ def _alarm(metrics: Mapping[str, Any]) -> str:
 def _suspicion(metrics: Mapping[str, Any], names: list[str]) -> str:
     told = [MEANINGS[name].format(metrics[f"gaming_{name}"]) for name in names if f"gaming_{name}" in metrics]
     ngram = f": {metrics['gaming_ngram']!r}" if metrics.get("gaming_ngram") else ""
-    fix = "fix: read some completions in emergence/generations.jsonl, or set [reward] shadow to a second verifier"
+    fix = f"fix: read some completions in {GENERATIONS}, or set [reward] shadow to a second verifier"
     return f"the reward may be gamed: {'; '.join(told) or ', '.join(names)}{ngram}; {fix}"

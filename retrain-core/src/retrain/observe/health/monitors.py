@@ -9,6 +9,7 @@ from typing import Any
 from retrain.kernel.contracts.context import PluginContext
 from retrain.observe.health.contract import Finding
 from retrain.observe.health.table import HealthTable
+from retrain.records.record_names import GENERATIONS
 
 Metrics = Mapping[str, Any]
 Verdict = str | None  # what is wrong at a step; "" when nothing is, None when the step lacks the fields to tell
@@ -17,9 +18,9 @@ CAUSES |= {"tied_groups": "all same"}
 STUCK = ("all_wrong_groups", "tied_groups", "no_verdict_groups")
 FIXES = {
     "all_wrong_groups": "use easier tasks ([data]), or raise [training] group_size or max_tokens; check that the "
-    "verifier ([reward] type) can parse the answers: see completion and reference in emergence/generations.jsonl",
+    f"verifier ([reward] type) can parse the answers: see completion and reference in {GENERATIONS}",
     "all_right_groups": "use harder tasks ([data]); the model solves these already",
-    "no_verdict_groups": "check [reward] type: it gave no verdict on the completions in emergence/generations.jsonl, "
+    "no_verdict_groups": f"check [reward] type: it gave no verdict on the completions in {GENERATIONS}, "
     "or [training] group_size is 1",
     "tied_groups": "raise [training] group_size, or use a [reward] type that distinguishes answers",
 }

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.observe.watchdog.table import DeadlinesTable
+from retrain.records.record_names import HEARTBEAT, STACKS
 from retrain.text.phase_progress import progress_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
 
 LOG = logging.getLogger("retrain")
-HEARTBEAT, STACKS = "heartbeat.json", "stacks.txt"
 POLL_S = 0.25  # longest delay in noticing an expired deadline
 KEY_OF_PHASE = {
     "sampling": "sampling_s",

@@ -28,7 +28,6 @@ from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
-from retrain.records.folder import MARK
 from retrain.records.identity.copies import stored_identity
 from retrain.records.identity.files import OWN_MODEL, code_name, fixed_part, is_local, named_files, weights_below
 from retrain.records.identity.hashing import DIGEST_BYTES, Budget, HashedFile, hash_file
@@ -46,10 +45,10 @@ from retrain.records.identity.inputs import (
 )
 from retrain.records.places import Place, is_there, place_entry, recorded_folder, recorded_places
 from retrain.records.reading import read_regular
+from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
 from retrain.text.terminal_text import printable
 
-CAMPAIGN = "manifest.json"
-LOG_DIR, ADAPTERS = ("logging", "log_dir"), ("backend", "adapter_path")
+LOG_DIR, ADAPTER_PATH = ("logging", "log_dir"), ("backend", "adapter_path")
 
 
 def places_entry(config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, run: Path) -> dict[str, Any]:
@@ -101,10 +100,10 @@ class _Record:
     @property
     def identities(self) -> Iterator[Mapping[str, Any]]:
         """That of the run, or those of a campaign's runs."""
-        if (self.folder / MARK).is_file():
+        if (self.folder / RUN_FILE).is_file():
             yield stored_identity(self.folder, self.manifest)
             return
-        for run in sorted((self.folder / "runs").glob(f"*/{MARK}")):
+        for run in sorted((self.folder / "runs").glob(f"*/{RUN_FILE}")):
             yield stored_identity(run.parent, _manifest(run))
 
 
@@ -130,7 +129,7 @@ def _records(resumed: Path | None, file: Path | None) -> Iterator[_Record]:
     folders = [own, own and own.absolute().parents[1:2], file and file.absolute().parents[1:2]]
     for place in (each[0] if isinstance(each, Sequence) and each else each for each in folders):
         if isinstance(place, Path):
-            for name in (MARK, CAMPAIGN):
+            for name in (RUN_FILE, CAMPAIGN_FILE):
                 if manifest := _manifest(place / name):
                     yield _Record(place, manifest)
                     break
@@ -176,7 +175,7 @@ class _Follower:
     def _is_followed(self, place: Place) -> bool:
         """Whether the configuration still has this value, and did not get it from the command line."""
         table, name, *below = place.keys
-        if place.keys == LOG_DIR or (place.keys == ADAPTERS and not self._is_resume):
+        if place.keys == LOG_DIR or (place.keys == ADAPTER_PATH and not self._is_resume):
             return False
         is_typed = self._config.origin(f"{table}.{name}").layer is Layer.COMMAND_LINE and not below
         return not is_typed and self._has(place)
@@ -270,7 +269,7 @@ class _Follower:
     def _problem(self, place: Place, candidates: Sequence[str], before: str) -> Problem:
         looked = ", ".join(place.candidates)
         first = self._records[0].folder
-        mark = MARK if (first / MARK).is_file() else CAMPAIGN
+        mark = RUN_FILE if (first / RUN_FILE).is_file() else CAMPAIGN_FILE
         where = f"{first / mark} [{place.keys[0]}] {'.'.join(place.keys[1:])}"
         what = f"{place.written!r}, which the run read, is gone: looked for {looked}"
         why = ""
@@ -295,7 +294,7 @@ class _Follower:
         """The folder of the run's own modules, first on the import path unless it is the current one."""
         places = [recorded_folder(record.manifest, record.folder) for record in self._records]
         known = [path for place in places if place for path in place.candidates if os.path.isdir(path)]
-        runs = [os.path.realpath(record.folder) for record in self._records if (record.folder / MARK).is_file()]
+        runs = [os.path.realpath(record.folder) for record in self._records if (record.folder / RUN_FILE).is_file()]
         # A run starts outside its folder: code that lies in one was put there by whoever made the record.
         known = [path for path in known if not any(_is_below(path, run) for run in runs)]
         here = os.getcwd()

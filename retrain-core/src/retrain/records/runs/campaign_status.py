@@ -10,8 +10,8 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import Record, number, read_object
+from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
 from retrain.records.runs.run_status import (
-    MARK,
     RunStatus,
     iso_time,
     last_change_s,
@@ -21,7 +21,6 @@ from retrain.records.runs.run_status import (
     text,
 )
 
-CAMPAIGN_MARK = "manifest.json"
 NOT_NEEDED = "not needed"  # the status in the manifest of a run that the planned looks saved
 FAILED = ("failed", "dead", "unreadable")
 
@@ -118,7 +117,7 @@ class CampaignStatus:
 def read_campaign(folder: Path) -> CampaignStatus | None:
     """The campaign in `folder`; None if its `manifest.json` is not that of a campaign."""
     try:
-        manifest = read_object(folder / CAMPAIGN_MARK)
+        manifest = read_object(folder / CAMPAIGN_FILE)
     except ConfigError:
         return None
     entries = manifest.get("runs")
@@ -128,7 +127,7 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
     pid = process_id(manifest.get("runner_pid"))
     is_alive = pid is not None and process_is_alive(pid)
     max_steps, num_runs = number(manifest.get("max_steps")), number(manifest.get("num_runs"))
-    activity_s = [last_change_s(folder / CAMPAIGN_MARK), *(run.status.last_activity_s for run in runs if run.status)]
+    activity_s = [last_change_s(folder / CAMPAIGN_FILE), *(run.status.last_activity_s for run in runs if run.status)]
     return CampaignStatus(
         path=folder,
         conditions=_labels(manifest, runs),
@@ -164,7 +163,7 @@ def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
         Path(text(entry.get("log_dir"))),
     ]  # the first is right even if the campaign was moved
     # `Path.is_file` raises for a name that is too long
-    found = next((path for path in candidates if path.name and os.path.isfile(path / MARK)), None)
+    found = next((path for path in candidates if path.name and os.path.isfile(path / RUN_FILE)), None)
     status = read_run(found) if found else None
     is_failed = status.state in FAILED if status else entry.get("returncode") not in (None, 0)
     return CampaignRun(

@@ -15,7 +15,7 @@ import numpy as np
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.types import Floats
 from retrain.records.reading import Record, number, parse_record
-from retrain.records.rewind import EVALUATION
+from retrain.records.record_names import EVALUATION
 from retrain.records.runs.metric import Metric, Summary
 
 HELD_OUT_SET = "held_out"

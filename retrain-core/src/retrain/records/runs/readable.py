@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.record_names import METRICS
 from retrain.records.runs.budget import Align, Spent, along
 from retrain.records.runs.curves import Curves, read_curves
 from retrain.records.runs.run_status import DONE
@@ -80,7 +81,7 @@ def _spent(candidate: Candidate, fields: set[str], *, align: Align, at: float | 
     if candidate.seed is None:
         return None, "no seed is recorded"
     try:
-        curves = read_curves(candidate.folder / "metrics.jsonl", fields)
+        curves = read_curves(candidate.folder / METRICS, fields)
     except ConfigError as error:
         problem = error.problems[0]
         return None, f"{problem.where.removeprefix(f'{candidate.folder}/')}: {problem.what}"

@@ -14,11 +14,10 @@ from retrain.kernel.errors import ConfigError
 from retrain.records import lock
 from retrain.records.identity.acceptance import accepted_changes
 from retrain.records.reading import Record, last_record, number, read_object
+from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
 from retrain.records.runs.metric import eval_sets
 
-MARK = "run.json"
 DONE = "done"
-HEARTBEAT = "heartbeat.json"
 STALE_AFTER_S = 300.0
 LIVE = ("running", "stale")
 
@@ -108,10 +107,10 @@ class RunStatus:
 
 def read_run(folder: Path) -> RunStatus:
     """The status of the run in `folder`; a damaged one is `unreadable` and does not hide the others."""
-    activity_s = last_change_s(folder / MARK, folder / "metrics.jsonl")
+    activity_s = last_change_s(folder / RUN_FILE, folder / METRICS)
     try:
-        manifest = read_object(folder / MARK)
-        metrics = last_record(folder / "metrics.jsonl") or {}
+        manifest = read_object(folder / RUN_FILE)
+        metrics = last_record(folder / METRICS) or {}
     except ConfigError as error:
         problem = error.problems[0]
         reason = f"{problem.where.removeprefix(f'{folder}/')}: {problem.what}"
@@ -168,7 +167,7 @@ def _held_out(folder: Path, manifest: Record, metrics: Record) -> dict[str, Any]
     field, found = "eval_correct_rate", metrics
     if field not in metrics and number(_table(_table(manifest, "config"), "eval").get("examples")) != 0:
         try:
-            found = last_record(folder / "metrics.jsonl", skip_damaged=True, field=field) or {}
+            found = last_record(folder / METRICS, skip_damaged=True, field=field) or {}
         except ConfigError:  # replaced since its last line was read
             found = {}
     rate, step = number(found.get(field)), number(found.get("step"))

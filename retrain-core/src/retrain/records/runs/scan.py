@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import Problem, RetrainError
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK, CampaignStatus, read_campaign
-from retrain.records.runs.run_status import MARK, RunStatus, read_run
+from retrain.records.record_names import ADAPTERS, CAMPAIGN_FILE, EMERGENCE, RUN_FILE
+from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
+from retrain.records.runs.run_status import RunStatus, read_run
 
 IDLE_S = 24 * 3600.0
-CLOSED = frozenset({"emergence", "adapter"})  # folders of a run with thousands of files and no runs
+CLOSED = frozenset({EMERGENCE, ADAPTERS})  # folders of a run with thousands of files and no runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +61,9 @@ def scan(root: Path) -> Overview:
         fix = "name the folder that holds your runs: `retrain status DIR`"
         raise RetrainError(Problem(where=str(root), what=what, fix=fix)) from error
     found = list(_marked(root, inside_run=False, seen=set()))
-    campaigns = [campaign for folder, mark in found if mark == CAMPAIGN_MARK and (campaign := read_campaign(folder))]
+    campaigns = [campaign for folder, mark in found if mark == CAMPAIGN_FILE and (campaign := read_campaign(folder))]
     owners = {campaign.path for campaign in campaigns}
-    folders = sorted(folder for folder, mark in found if mark == MARK)
+    folders = sorted(folder for folder, mark in found if mark == RUN_FILE)
     runs = [read_run(folder) for folder in folders if not owners.intersection(folder.parents)]
     return Overview(root=root, runs=tuple(runs), campaigns=tuple(sorted(campaigns, key=lambda each: each.path)))
 
@@ -78,11 +79,11 @@ def _marked(folder: Path, *, inside_run: bool, seen: set[tuple[int, int]]) -> It
             names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
     except OSError:  # deleted meanwhile, or not readable
         return
-    if (folder / MARK).is_file():
+    if (folder / RUN_FILE).is_file():
         inside_run = True
-        yield folder, MARK
-    elif not inside_run and (folder / CAMPAIGN_MARK).is_file():
-        yield folder, CAMPAIGN_MARK
+        yield folder, RUN_FILE
+    elif not inside_run and (folder / CAMPAIGN_FILE).is_file():
+        yield folder, CAMPAIGN_FILE
     for name in names:
         if not (inside_run and name in CLOSED):
             yield from _marked(folder / name, inside_run=inside_run, seen=seen)

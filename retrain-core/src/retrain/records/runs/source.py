@@ -10,12 +10,11 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, read_object
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK, read_campaign
+from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE, RUN_FILE
+from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.registered import Plan, read_plan
-from retrain.records.runs.run_status import MARK, read_run
+from retrain.records.runs.run_status import read_run
 from retrain.records.runs.settings_key import FREE_KEYS, FREE_TABLES
-
-CAMPAIGN_CONTENT = "campaign.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,7 @@ class Source:
 
 def find_runs(paths: Sequence[Path]) -> Source:
     """The runs of one campaign folder, or of several run folders; ConfigError for anything else."""
-    campaigns = [path for path in paths if (path / CAMPAIGN_MARK).is_file() and not (path / MARK).is_file()]
+    campaigns = [path for path in paths if (path / CAMPAIGN_FILE).is_file() and not (path / RUN_FILE).is_file()]
     if campaigns and len(paths) > 1:
         what = "a campaign cannot be combined with other folders"
         fix = "give one campaign, or the folders of its runs: CAMPAIGN/runs/*"
@@ -68,7 +67,7 @@ def find_runs(paths: Sequence[Path]) -> Source:
     if campaigns:
         return _campaign(campaigns[0])
     for path in paths:
-        if not (path / MARK).is_file():
+        if not (path / RUN_FILE).is_file():
             what = "is neither a campaign (manifest.json) nor a run (run.json)" if path.is_dir() else "no such folder"
             fix = "give the folder of a campaign, or those of runs; `retrain status` lists them"
             raise ConfigError(Problem(where=str(path), what=what, fix=fix))
@@ -80,11 +79,11 @@ def _spelling(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def _campaign(folder: Path) -> Source:
-    manifest = read_object(folder / CAMPAIGN_MARK)
+    manifest = read_object(folder / CAMPAIGN_FILE)
     status = read_campaign(folder)
     if status is None:
         what = "is not the manifest of a campaign"
-        raise ConfigError(Problem(where=str(folder / CAMPAIGN_MARK), what=what, fix="give a campaign's folder"))
+        raise ConfigError(Problem(where=str(folder / CAMPAIGN_FILE), what=what, fix="give a campaign's folder"))
     candidates = []
     for run in status.runs:
         if not run.is_needed:
@@ -203,7 +202,7 @@ def _condition(record: Record) -> str:
 
 def _run_record(folder: Path) -> Mapping[str, Any]:
     try:
-        return read_object(folder / MARK)
+        return read_object(folder / RUN_FILE)
     except ConfigError:  # `read_run` reports what is wrong with it
         return {}
 

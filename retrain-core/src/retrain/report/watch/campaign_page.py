@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote
 
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK, CampaignRun, CampaignStatus, progress_text
+from retrain.records.record_names import CAMPAIGN_FILE
+from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, progress_text
 from retrain.report.chart_specs import Unit, value_text
 from retrain.report.markup import table
 from retrain.report.text import text
@@ -18,7 +19,7 @@ HEADS = ("run", "state", "step", "correct", "held out", "left")
 def render_campaign(folder: Path, campaign: CampaignStatus | None, every_s: float) -> Page:
     """The page about a campaign's folder; `campaign` is None if it cannot be read any more."""
     if campaign is None:
-        shown = f'<p class="alert">{CAMPAIGN_MARK} is gone, or cannot be read.</p>'
+        shown = f'<p class="alert">{CAMPAIGN_FILE} is gone, or cannot be read.</p>'
     else:
         rows = table("Runs", HEADS, map(_row, campaign.runs), num_names=2, is_caption_shown=False)
         shown = f'<p class="lede">{_pill(campaign.state)} {text(progress_text(campaign))}</p>{rows}'

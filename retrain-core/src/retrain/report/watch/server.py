@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from retrain.records.record_names import RUN_FILE
 from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
-from retrain.records.runs.run_status import MARK
 from retrain.report.watch.campaign_page import render_campaign
 from retrain.report.watch.page import Page, render
 from retrain.report.watch.watched import WatchedRun
@@ -48,7 +48,7 @@ class WatchServer(ThreadingHTTPServer):
     ) -> None:
         self._looked = looked
         self.folder, self.every_s, self.token = folder, every_s, secrets.token_urlsafe(TOKEN_BYTES)
-        self._run = WatchedRun(folder) if (folder / MARK).is_file() else None
+        self._run = WatchedRun(folder) if (folder / RUN_FILE).is_file() else None
         self._runs: dict[str, tuple[Path, WatchedRun]] = {}  # of a campaign, by name: those whose pages were opened
         super().__init__((LOOPBACK, port), _Handler)
         self.hosts = tuple(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))

@@ -8,7 +8,8 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import number, read_object
-from retrain.records.runs.run_status import MARK, read_run
+from retrain.records.record_names import GENERATIONS, METRICS, RUN_FILE
+from retrain.records.runs.run_status import read_run
 from retrain.report.chart_specs import LEARNING, part_charts, set_charts
 from retrain.report.text import plain
 from retrain.report.watch.browse import SHOWN, completions, newest_step
@@ -23,8 +24,8 @@ class WatchedRun:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._tail = Tail(folder / "metrics.jsonl")
-        self._generations = folder / "emergence" / "generations.jsonl"
+        self._tail = Tail(folder / METRICS)
+        self._generations = folder / GENERATIONS
 
     def data(self, query: Mapping[str, str]) -> dict[str, Any]:
         """How the run stands, and the rows that the page has not got yet."""
@@ -51,7 +52,7 @@ class WatchedRun:
         )
 
     def _status(self) -> dict[str, Any]:
-        if not (self._folder / MARK).is_file():
+        if not (self._folder / RUN_FILE).is_file():
             return {"status": "gone"}
         found = read_run(self._folder).as_data()
         kept = {name: value for name, value in found.items() if name not in NOT_SENT}
@@ -67,7 +68,7 @@ class WatchedRun:
 
     def _manifest(self, table: str) -> Mapping[str, Any]:
         try:
-            found = read_object(self._folder / MARK).get("config", {}).get(table)
+            found = read_object(self._folder / RUN_FILE).get("config", {}).get(table)
         except (ConfigError, AttributeError):
             return {}
         return found if isinstance(found, dict) else {}

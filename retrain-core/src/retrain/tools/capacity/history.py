@@ -14,6 +14,7 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import read_object
+from retrain.records.record_names import RUN_FILE
 from retrain.tools.capacity.machine import device_kind
 
 MAX_DEPTH = 4  # logs/campaign/runs/NAME/run.json
@@ -108,8 +109,8 @@ def _run_files(folder: Path, depth: int) -> Iterator[Path]:
         entries = sorted(folder.iterdir())
     except OSError:
         return
-    if (folder / "run.json").is_file():
-        yield folder / "run.json"
+    if (folder / RUN_FILE).is_file():
+        yield folder / RUN_FILE
     elif depth:
         for entry in entries:
             if entry.is_dir() and not entry.is_symlink():

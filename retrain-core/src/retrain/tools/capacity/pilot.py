@@ -14,7 +14,7 @@ from pathlib import Path
 from retrain.kernel.errors import BackendError, Problem, RetrainError
 from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.records.rewind import read_manifest
+from retrain.records.run import Run
 from retrain.run.configure import load_checked
 from retrain.tools.capacity import plugin
 from retrain.tools.capacity.history import Past, eval_completion_s
@@ -38,7 +38,7 @@ def run_pilot(arguments: Sequence[str], steps: int) -> Past:
             tail = "\n    ".join((done.stdout + done.stderr).strip().splitlines()[-TAIL_LINES:])
             what = f"the pilot of {steps} steps failed with exit code {done.returncode}"
             raise BackendError(Problem(where="capacity --pilot", what=what, why=tail, fix="fix that, then try again"))
-        manifest = read_manifest(log_dir)
+        manifest = Run(Path(log_dir)).started_manifest()
     measured = manifest["capacity"]["measured"]
     return Past(
         runs=1,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.records.folder import MARK
 from retrain.records.identity.changes import changes_between
 from retrain.records.identity.copies import FOLDER, stored_identity
 from retrain.records.manifest import LIBRARIES
 from retrain.records.reading import read_object
+from retrain.records.record_names import RUN_FILE
 from retrain.text.secrets import HIDDEN
 from retrain.tools.pack.contents import Contents, PackedRun
 from retrain.tools.pack.inputs import with_moved
@@ -52,7 +52,7 @@ def differences(
 
     `inputs` is the folder of the packed copies, `packages` what is installed where it was run again.
     """
-    before, now = contents.record(f"{packed.place}/{MARK}"), read_object(run / MARK)
+    before, now = contents.record(f"{packed.place}/{RUN_FILE}"), read_object(run / RUN_FILE)
     identity = {**contents.record(packed.identity), FOLDER: str(inputs)}
     found = [*_settings(before, now, contents.moved)]
     for change in changes_between(_renamed(identity, contents), stored_identity(run, now)):

@@ -10,6 +10,7 @@ from typing import Any
 
 from retrain.kernel.config.toml_file import parse_toml
 from retrain.records.reading import parse_record
+from retrain.records.record_names import METRICS, RUN_FILE
 from retrain.tools.pack.archive import Opened, is_safe, refused
 from retrain.tools.pack.gather import CONFIG
 from retrain.tools.pack.lines import Line
@@ -166,7 +167,7 @@ def _run(each: Mapping[str, Any], opened: Opened) -> PackedRun:
     name, place = _text(each["name"]), _text(each["place"], is_safe)
     if name and (not is_safe(name) or "/" in name):
         raise ValueError(f"{name[:80]!r} cannot be the name of a run")
-    for record in ("metrics.jsonl", "run.json"):
+    for record in (METRICS, RUN_FILE):
         _member(f"{place}/{record}", opened)
     seed, steps = each["seed"], each["steps"]
     if type(steps) is not int or not (seed is None or type(seed) is int):

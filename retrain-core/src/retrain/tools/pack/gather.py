@@ -15,13 +15,11 @@ import tomli_w
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.version import __version__
 from retrain.records.checkpoints import SUMS, checkpoint_folders
-from retrain.records.folder import MARK
 from retrain.records.identity.acceptance import accepted_changes
 from retrain.records.identity.copies import FOLDER, stored_identity
 from retrain.records.identity.recorded import with_places
 from retrain.records.reading import read_object, read_regular, read_toml
-from retrain.records.rewind import EVALUATION
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK
+from retrain.records.record_names import ADAPTERS, CAMPAIGN_CONTENT, CAMPAIGN_FILE, CONFIG_FILE, EVALUATION, RUN_FILE
 from retrain.text.secrets import HIDDEN, hide, redacted
 from retrain.tools.pack.archive import FORMAT
 from retrain.tools.pack.equivalence import expected_half_width, final_rates, parsed
@@ -32,8 +30,8 @@ from retrain.tools.pack.software import Software, collect_software
 from retrain.tools.pack.verdict import verdict_of
 from retrain.verdicts.ledger.place import ledger_folder
 
-CONFIG, LEDGER = "config.toml", "ledger.jsonl"
-OF_A_CAMPAIGN = (CAMPAIGN_MARK, "campaign.json")
+CONFIG, LEDGER = CONFIG_FILE, "ledger.jsonl"
+OF_A_CAMPAIGN = (CAMPAIGN_FILE, CAMPAIGN_CONTENT)
 WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
 OF_THE_PROCESS = ("pid", "command", "config_file", "paths")
 PLACES = ("path", "root", "places", "written")  # where files lay on the machine that packs
@@ -70,7 +68,7 @@ class Recorded:
 
 def gather(folder: Path, options: Options) -> Gathered:
     """The pack of a run or of a campaign; ConfigError says why there can be none, or which lines hold a secret."""
-    is_campaign = (folder / CAMPAIGN_MARK).is_file() and not (folder / MARK).is_file()
+    is_campaign = (folder / CAMPAIGN_FILE).is_file() and not (folder / RUN_FILE).is_file()
     runs = list(_campaign_runs(folder) if is_campaign else [_recorded("", folder)])
     _check_repeatable(runs)
     tables = read_toml(folder / CONFIG)
@@ -117,7 +115,7 @@ def gather(folder: Path, options: Options) -> Gathered:
 
 
 def _campaign_runs(folder: Path) -> Iterator[Recorded]:
-    manifest = read_object(folder / CAMPAIGN_MARK)
+    manifest = read_object(folder / CAMPAIGN_FILE)
     if manifest.get("status") != "done":
         fix = "finish it: the same command, or `retrain --resume`"
         raise ConfigError(Problem(where=str(folder), what=f"is a campaign that is {manifest.get('status')}", fix=fix))
@@ -128,10 +126,10 @@ def _campaign_runs(folder: Path) -> Iterator[Recorded]:
 
 
 def _recorded(name: str, folder: Path) -> Recorded:
-    if not (folder / MARK).is_file():
+    if not (folder / RUN_FILE).is_file():
         fix = "give the folder of a run or of a campaign; `retrain status` lists them"
         raise ConfigError(Problem(where=str(folder), what="is no run and no campaign", fix=fix))
-    record = read_object(folder / MARK)
+    record = read_object(folder / RUN_FILE)
     return Recorded(
         name=name, folder=folder, record=record, identity=with_places(stored_identity(folder, record), record, folder)
     )
@@ -162,7 +160,7 @@ def _run_entry(run: Recorded, found: Gathered, options: Options) -> dict[str, An
     text = b"".join(map(encoded, lines))
     found.members[f"{place}/metrics.jsonl"] = text
     record = {name: value for name, value in run.record.items() if name not in OF_THE_PROCESS}
-    found.members[f"{place}/{MARK}"] = (json.dumps(redacted(record), indent=1, sort_keys=True) + "\n").encode()
+    found.members[f"{place}/{RUN_FILE}"] = (json.dumps(redacted(record), indent=1, sort_keys=True) + "\n").encode()
     identity = json.dumps(redacted(_without_places(run.identity)), sort_keys=True).encode()
     member = f"identities/{hashlib.sha256(identity).hexdigest()[:16]}.json"
     found.members[member] = identity
@@ -201,7 +199,7 @@ def _note_width(found: Gathered, evaluations: bytes, options: Options) -> None:
 
 def weights_of(run: Path) -> dict[str, str]:
     """The checksums of a run's last weights; empty where they lie elsewhere."""
-    folders = checkpoint_folders(run / "adapter")
+    folders = checkpoint_folders(run / ADAPTERS)
     sums = read_object(folders[0] / SUMS) if folders else {}
     return {name: str(sums[name]) for name in WEIGHTS if name in sums}
 

@@ -16,8 +16,7 @@ from typing import Any
 from retrain.kernel.config.toml_file import open_regular
 from retrain.records.files import digest_of, new_digest
 from retrain.records.reading import TIMED, Record, damaged, parse_record
-from retrain.records.rewind import EVALUATION, METRICS
-from retrain.records.tokens import token_file
+from retrain.records.record_names import EVALUATION, METRICS, token_file
 
 TOKENS, EVALUATED = "(tokens)", "(evaluation)"  # fields that are checksums; no metric has such a name
 Line = Mapping[str, Any]
@@ -46,7 +45,7 @@ class RunLines:
             if step in self._evaluations:
                 line[EVALUATED] = self._evaluations.pop(step).hexdigest()
             with suppress(OSError):
-                line[TOKENS] = digest_of(token_file(self.run / "emergence", step)).hexdigest()
+                line[TOKENS] = digest_of(token_file(self.run, step)).hexdigest()
             yield line
 
     def _complete(self, name: str) -> Iterator[Record]:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import BackendError, ConfigError, Problem
-from retrain.records.folder import MARK
 from retrain.records.reading import read_regular
-from retrain.records.rewind import EVALUATION
+from retrain.records.record_names import EVALUATION, RUN_FILE
 from retrain.text.terminal_text import printable
 from retrain.tools.pack.causes import LOOKED_AT, Difference, differences, ranked
 from retrain.tools.pack.contents import Contents, PackedRun
@@ -185,7 +184,7 @@ def _explain(
 ) -> None:
     """Find in what the rerun differs, and tell it: as causes of the first divergence, or as without an effect."""
     first = each.outcome.first
-    if (each.folder / MARK).is_file():
+    if (each.folder / RUN_FILE).is_file():
         with suppress(ConfigError):
             found = differences(contents, each.packed, inputs, each.folder, packages())
             each.outcome.causes = ranked(found, first)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
-from retrain.records.rewind import read_manifest
-from retrain.run.resume import adapters_of
+from retrain.records.places import adapters_of
+from retrain.records.run import Run
 from retrain.tools.squeeze.job import auto_squeeze
 from retrain.tools.squeeze.table import SqueezeTable
 
@@ -15,5 +15,5 @@ from retrain.tools.squeeze.table import SqueezeTable
 def squeeze_run(config: Config, run: Path, campaign: Path) -> dict[str, Any]:
     """`auto_squeeze` on the newest checkpoint of `run`; `adapter_path` in `[squeeze]` takes precedence."""
     settings = config.table("squeeze", SqueezeTable)
-    adapter = settings.adapter_path or adapters_of(run, read_manifest(run))
+    adapter = settings.adapter_path or adapters_of(run, Run(run).started_manifest())
     return auto_squeeze(adapter, settings, campaign, wandb=config.as_dict()["logging"])

@@ -9,6 +9,7 @@ from typing import Any
 from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import Record, number, read_object
+from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.text.terminal_text import ABSENT
 
 FOLDER, DATA_FILE = "squeeze", "spectrum.json"
@@ -35,7 +36,7 @@ def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
 def _of_campaign(campaign: Path) -> tuple[Record | None, Path | None]:
     """The spectrum file, else the summary in the manifest, else nothing."""
     try:
-        manifest = read_object(campaign / "manifest.json").get("squeeze")
+        manifest = read_object(campaign / CAMPAIGN_FILE).get("squeeze")
     except ConfigError:
         manifest = None
     files = [campaign / FOLDER / DATA_FILE]

@@ -16,7 +16,7 @@ from retrain.kernel.types import Outcome, Score
 from retrain.records.checkpoints import SUMS
 from retrain.records.files import JsonLines, digest_of
 from retrain.records.reading import read_records
-from retrain.records.rewind import EVALUATION
+from retrain.records.record_names import EVALUATION
 from retrain.run.subject import Subject
 from retrain.text.chat import prompt_text
 from retrain.text.secrets import hide

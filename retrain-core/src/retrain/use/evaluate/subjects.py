@@ -18,7 +18,8 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from retrain.run.opened import CONFIG_FILE, Opened, opened, subject_config
+from retrain.records.record_names import CONFIG_FILE
+from retrain.run.opened import Opened, opened, subject_config
 from retrain.run.subject import Subject, SubjectKind, checkpoints_of, find_subject
 from retrain.tasks.tasks import Tasks, load_tasks
 from retrain.text.progress_bar import progress_bar

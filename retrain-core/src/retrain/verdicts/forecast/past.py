@@ -12,9 +12,10 @@ import numpy as np
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats
 from retrain.records.reading import read_object
+from retrain.records.record_names import METRICS, RUN_FILE
 from retrain.records.runs.curves import read_curves
 from retrain.records.runs.metric import HELD_OUT
-from retrain.records.runs.run_status import DONE, MARK, read_run
+from retrain.records.runs.run_status import DONE, read_run
 from retrain.records.runs.scan import scan
 from retrain.records.runs.settings_key import SettingsKey, settings_key
 
@@ -63,11 +64,11 @@ class Past:
 
 def read_curve(run: Path) -> Curve:
     """The held-out rates of a run so far; ConfigError when the folder is no run, or damaged."""
-    if not (run / MARK).is_file():
+    if not (run / RUN_FILE).is_file():
         what = "is not a run (run.json)" if run.is_dir() else "no such folder"
         raise ConfigError(Problem(where=str(run), what=what, fix="`retrain status` lists runs"))
-    record = read_object(run / MARK)
-    file = run / "metrics.jsonl"
+    record = read_object(run / RUN_FILE)
+    file = run / METRICS
     curves = read_curves(file, {HELD_OUT.field}) if file.is_file() else None
     rates_R = curves.column(HELD_OUT.field) if curves else np.zeros(0)
     is_rate_R = np.isfinite(rates_R)

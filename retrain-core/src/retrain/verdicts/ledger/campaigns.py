@@ -14,8 +14,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import Record, number, read_object
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK
-from retrain.records.runs.source import CAMPAIGN_CONTENT
+from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.seal import hash_of
 from retrain.verdicts.ledger.disk import RESTORE, Finding, RunOnDisk
 from retrain.verdicts.ledger.history import History, RunHistory, Setup
@@ -55,7 +54,7 @@ def find_campaign(history: History, folder: Path, present: Sequence[RunOnDisk]) 
 
     ConfigError if its manifest cannot be read.
     """
-    name, manifest = name_in(history.folder, folder), read_object(folder / CAMPAIGN_MARK)
+    name, manifest = name_in(history.folder, folder), read_object(folder / CAMPAIGN_FILE)
     heads = Counter((run.known.campaign, run.known.opening) for run in present if run.known and run.known.campaign)
     named = (name, history.num_openings(name))
     likely = sorted(heads, key=lambda key: (-heads[key], key != named))

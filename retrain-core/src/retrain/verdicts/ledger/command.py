@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK
-from retrain.records.runs.run_status import MARK
+from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger import disk
 from retrain.verdicts.ledger.chain import NAME, read_chain
@@ -80,7 +79,7 @@ def show(folder: Path | None, as_json: bool) -> None:
 
 def _history(folder: Path | None, *, known_head: str = "") -> History:
     path = folder or FOLDER
-    is_inside = any((path / mark).is_file() for mark in (CAMPAIGN_MARK, MARK))
+    is_inside = any((path / mark).is_file() for mark in (CAMPAIGN_FILE, RUN_FILE))
     place = ledger_folder(path) if is_inside and not (path / NAME).exists() else path
     if not (place / NAME).exists():
         what = "has no ledger" if place.is_dir() else "no such folder"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import Record, last_record, number, read_object
-from retrain.records.runs.run_status import MARK
+from retrain.records.record_names import RUN_FILE
 from retrain.verdicts.ledger.history import History, Identity, RunHistory, Setup
 from retrain.verdicts.ledger.place import (
     EMPTY,
@@ -109,7 +109,7 @@ class Elsewhere:
 
 def _manifest(run: Path) -> Record:
     try:
-        return read_object(run / MARK)
+        return read_object(run / RUN_FILE)
     except ConfigError:  # whoever reads the run says what is wrong
         return {}
 
@@ -168,7 +168,7 @@ def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
         if known is None and (named := history.runs.get((run.name, run.started))):
             was, now = (f"{each[1]}, seed {each[2]}" for each in (named.identity, run.identity))
             what = f"{run.name}: run.json says {now}; it was run as {was}"
-            found.append(Finding(what=what, fix=f"restore {run.folder / MARK}"))
+            found.append(Finding(what=what, fix=f"restore {run.folder / RUN_FILE}"))
         if known is None or known.ended is None:
             continue
         names = dict.fromkeys([*known.hashes, *run.hashes])
@@ -178,7 +178,7 @@ def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
             found.append(Finding(what=what, fix=f"restore {run.folder} from a backup, or run it again"))
         elif (status := str(run.manifest.get("status"))) != known.state:
             what = f"{run.name}: run.json says {status}, the run ended {known.state}"
-            found.append(Finding(what=what, fix=f"restore {run.folder / MARK}"))
+            found.append(Finding(what=what, fix=f"restore {run.folder / RUN_FILE}"))
     return found
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import parse_record, read_object
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK, CampaignStatus, read_campaign
-from retrain.records.runs.run_status import DONE, MARK
+from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
+from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
+from retrain.records.runs.run_status import DONE
 from retrain.verdicts.ledger.chain import NAME, append
 from retrain.verdicts.ledger.looks import LOOK, UNRECORDED, is_on_record
 from retrain.verdicts.ledger.place import ledger_folder, name_in
@@ -57,7 +58,7 @@ def campaign_of(path: Path) -> Path | None:
     """The campaign that a path is, or lies in; None if there is none."""
     full = path.expanduser().resolve()
     for folder in (full, *full.parents[:LEVELS]):
-        if (folder / CAMPAIGN_MARK).is_file() and not (folder / MARK).is_file():
+        if (folder / CAMPAIGN_FILE).is_file() and not (folder / RUN_FILE).is_file():
             return folder
     return None
 
@@ -65,7 +66,7 @@ def campaign_of(path: Path) -> Path | None:
 def _has_ended(folder: Path) -> bool:
     """True if the manifest says that every run is done, so that none of them needs to be read."""
     try:
-        return read_object(folder / CAMPAIGN_MARK).get("status") == DONE
+        return read_object(folder / CAMPAIGN_FILE).get("status") == DONE
     except ConfigError:
         return True
 

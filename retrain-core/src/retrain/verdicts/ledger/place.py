@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.toml_file import open_regular
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK
-from retrain.records.runs.run_status import MARK
+from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS, RUN_FILE
 from retrain.records.runs.settings_key import settings_key
 from retrain.records.seal import seal_of
 from retrain.verdicts.ledger.chain import NAME
 
 RUNS = "runs"
 LEVELS_ABOVE = 3
-HASHED = ("metrics.jsonl", "eval.jsonl")  # the final records of a run; eval.jsonl is only there if it was evaluated
+HASHED = (METRICS, EVALUATION)  # the final records of a run; eval.jsonl is only there if it was evaluated
 EMPTY = hashlib.sha256().hexdigest()  # of a file without a byte, which runs that failed early share
 OF_THE_PLACE = frozenset({"logging", "resume"})  # tables that say where a run writes, not what it is
 NOT_LEARNED = frozenset({"eval", "gaming", "scoring", "watchdog"})  # tables that measure or guard a run
@@ -29,7 +28,7 @@ def ledger_folder(path: Path) -> Path:
     A run in `CAMPAIGN/runs/` belongs to the ledger of its campaign, in the folder that holds the campaign.
     """
     folder = path.resolve()
-    is_of_campaign = folder.parent.name == RUNS and (folder.parent.parent / CAMPAIGN_MARK).is_file()
+    is_of_campaign = folder.parent.name == RUNS and (folder.parent.parent / CAMPAIGN_FILE).is_file()
     return folder.parent.parent.parent if is_of_campaign else folder.parent
 
 
@@ -46,7 +45,7 @@ def name_in(folder: Path, path: Path) -> str:
 
 def folders_below(folder: Path) -> Iterator[Path]:
     """The runs that the ledger in `folder` covers: `RUN` and `CAMPAIGN/runs/RUN`."""
-    for pattern in (f"*/{MARK}", f"*/{RUNS}/*/{MARK}"):
+    for pattern in (f"*/{RUN_FILE}", f"*/{RUNS}/*/{RUN_FILE}"):
         yield from (file.parent for file in sorted(folder.glob(pattern)))
 
 

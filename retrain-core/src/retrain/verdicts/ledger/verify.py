@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.runs.campaign_status import CAMPAIGN_MARK
+from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.verdicts.ledger import disk
 from retrain.verdicts.ledger.campaigns import check_campaign, find_campaign, run_before, unreadable
 from retrain.verdicts.ledger.history import History
@@ -55,4 +55,4 @@ def check_all(history: History, *, known_head: str = "") -> Iterator[disk.Findin
 
 def campaigns_below(folder: Path) -> list[Path]:
     """The campaigns that the ledger in `folder` covers."""
-    return [file.parent for file in sorted(folder.glob(f"*/{CAMPAIGN_MARK}")) if (file.parent / RUNS).is_dir()]
+    return [file.parent for file in sorted(folder.glob(f"*/{CAMPAIGN_FILE}")) if (file.parent / RUNS).is_dir()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.errors import ConfigError, StopRequested
 from retrain.records.reading import Record, last_record, read_object
-from retrain.records.runs.run_status import MARK
+from retrain.records.record_names import METRICS, RUN_FILE
 from retrain.verdicts.ledger.chain import append
 from retrain.verdicts.ledger.place import (
     learned_by,
@@ -59,14 +59,14 @@ def _append(run: RunView, kind: str, *, hashes: dict[str, str], **fields: Any) -
 def _manifest(folder: Path) -> Record:
     """From the file, which lacks secrets that the run knows."""
     try:
-        return read_object(folder / MARK)
+        return read_object(folder / RUN_FILE)
     except ConfigError:
         return {}
 
 
 def _steps_done(folder: Path) -> int:
     try:
-        step = (last_record(folder / "metrics.jsonl", skip_damaged=True) or {}).get("step")
+        step = (last_record(folder / METRICS, skip_damaged=True) or {}).get("step")
     except ConfigError:
         return 0
     return max(0, step + 1) if type(step) is int else 0

@@ -9,7 +9,7 @@ from typing import Any
 from retrain.verdicts.stats import power
 from retrain.verdicts.stats.components import Components
 from retrain.verdicts.study.advice import Advice
-from retrain.verdicts.study.deciding import LooksView
+from retrain.verdicts.study.deciding_test import LooksView
 from retrain.verdicts.study.per_seed import PerSeed
 
 

@@ -10,7 +10,7 @@ from retrain.records.runs.metric import Direction, Metric, shown_difference
 from retrain.records.runs.source import Candidate, Source
 from retrain.verdicts.stats.flip import at_most
 from retrain.verdicts.study.comparison import Comparison, ControlResult, ControlsView, Verdict, VerdictReason
-from retrain.verdicts.study.family import Pairing, holm, judge
+from retrain.verdicts.study.judge import Pairing, holm, judge
 
 
 def controls_in(source: Source) -> dict[str, tuple[str, Control]]:

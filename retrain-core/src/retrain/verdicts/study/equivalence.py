@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from retrain.verdicts.stats.flip import patterns_for
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
-from retrain.verdicts.study.family import Pairing, deciding_test
+from retrain.verdicts.study.judge import Pairing, deciding_test
 
 
 def with_margin(

@@ -10,6 +10,7 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
+from retrain.records.record_names import METRICS
 from retrain.records.runs.budget import Spent
 from retrain.records.runs.curves import SECONDS, read_curves
 from retrain.records.runs.example_rates import (
@@ -166,7 +167,7 @@ def _evaluated(spent: Spent, metric: Metric, budget: float) -> tuple[int, float]
 
 def _timed(folder: Path, spent: Spent, examples: int, budget: float) -> tuple[float, float] | None:
     try:
-        curves = read_curves(folder / "metrics.jsonl", {SECONDS, EVAL_SECONDS})
+        curves = read_curves(folder / METRICS, {SECONDS, EVAL_SECONDS})
     except ConfigError:  # read once already: it has changed since
         return None
     steps_R, evaluations_R = curves.column(SECONDS), curves.column(EVAL_SECONDS)

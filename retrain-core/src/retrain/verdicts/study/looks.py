@@ -14,8 +14,8 @@ from retrain.records.runs.source import Source
 from retrain.verdicts.stats.e_process import AnytimeTest, fewest_equal
 from retrain.verdicts.stats.sequential import SequentialFlip
 from retrain.verdicts.study.comparison import Comparison, Verdict
-from retrain.verdicts.study.deciding import DecidingTest, Design, LooksView
-from retrain.verdicts.study.family import Pairing
+from retrain.verdicts.study.deciding_test import DecidingTest, Design, LooksView
+from retrain.verdicts.study.judge import Pairing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from retrain.records.runs.metric import Direction
 from retrain.records.runs.run_status import DONE, LIVE
 from retrain.records.runs.source import Candidate
 from retrain.verdicts.study.comparison import Comparison, Lost
-from retrain.verdicts.study.family import Pairing, with_values
+from retrain.verdicts.study.judge import Pairing, with_values
 from retrain.verdicts.study.per_seed import Values, per_seed
 
 PENDING = (*LIVE, "not started")  # these may still end well

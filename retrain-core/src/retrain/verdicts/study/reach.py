@@ -12,7 +12,7 @@ from retrain.records.runs.registered import Spend
 from retrain.verdicts.stats import e_process, power
 from retrain.verdicts.stats.flip import EXACT_EXCHANGES, EXACT_SEEDS, at_most, fewest_exchanged, patterns_for
 from retrain.verdicts.stats.sequential import SequentialFlip
-from retrain.verdicts.study.deciding import Design
+from retrain.verdicts.study.deciding_test import Design
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

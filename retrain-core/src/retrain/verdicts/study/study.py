@@ -25,8 +25,8 @@ from retrain.verdicts.study.comparison import Comparison
 from retrain.verdicts.study.controls import controls_in, with_controls
 from retrain.verdicts.study.equivalence import with_margin
 from retrain.verdicts.study.examples import two_runs, with_examples
-from retrain.verdicts.study.family import Pairing, judge
 from retrain.verdicts.study.few_seeds import with_few_seeds
+from retrain.verdicts.study.judge import Pairing, judge
 from retrain.verdicts.study.looks import Looks, chosen_looks
 from retrain.verdicts.study.lost import sides_of, with_lost, with_seeds
 from retrain.verdicts.study.per_seed import Collapse, collapses

@@ -13,7 +13,7 @@ from retrain.records.runs.metric import Direction, Metric
 from retrain.records.runs.readable import Run
 from retrain.verdicts.stats.binomial import held_out_limits, training_limits
 from retrain.verdicts.stats.paired import t_interval
-from retrain.verdicts.study.family import Pairing
+from retrain.verdicts.study.judge import Pairing
 
 EXAMPLES = Metric("eval_examples")
 MOST_PROMPTS = 10**6  # per step; beyond any real number

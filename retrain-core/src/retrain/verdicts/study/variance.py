@@ -15,7 +15,7 @@ import numpy as np
 from retrain.kernel.config.schema import SeedSource
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import read_records
-from retrain.records.rewind import EVALUATION
+from retrain.records.record_names import EVALUATION, METRICS
 from retrain.records.runs.budget import Align, along, value_at
 from retrain.records.runs.choose import chosen_metric
 from retrain.records.runs.curves import read_curves
@@ -76,7 +76,7 @@ def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: flo
         if each.state != DONE or each.folder is None or each.seed is None:
             left_out.append((each.name, each.problem or each.state if each.state != DONE else "no seed is recorded"))
             continue
-        found.append((each, read_curves(each.folder / "metrics.jsonl", fields)))
+        found.append((each, read_curves(each.folder / METRICS, fields)))
     if len(found) < LEAST_RUNS:
         raise _too_few(len(found), paths)
     chosen = chosen_metric(metric, [curves for _, curves in found], where="--metric")

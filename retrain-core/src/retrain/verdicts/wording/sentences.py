@@ -10,7 +10,7 @@ from retrain.verdicts.stats.e_process import fewest_equal
 from retrain.verdicts.stats.power import spread_range
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.controls import controls_sentence
-from retrain.verdicts.study.deciding import Design
+from retrain.verdicts.study.deciding_test import Design
 from retrain.verdicts.study.reach import reach_of, reach_sentences
 from retrain.verdicts.study.shopping import shopping_sentence
 from retrain.verdicts.study.study import Study

@@ -6,7 +6,7 @@ from retrain.records.runs.metric import shown_difference
 from retrain.records.runs.registered import NO_PLAN
 from retrain.verdicts.study.comparison import Comparison, VerdictReason
 from retrain.verdicts.study.controls import controls_sentence
-from retrain.verdicts.study.deciding import looks_sentence
+from retrain.verdicts.study.deciding_test import looks_sentence
 from retrain.verdicts.study.looked import UNKNOWN
 from retrain.verdicts.study.shopping import shopping_sentence
 from retrain.verdicts.study.study import Study

@@ -1,4 +1,4 @@
-"""Writes the records of a run, saves its complete state in checkpoints, and restores that state."""
+"""Writes the records of a run as it goes: completions, metrics lines, and checkpoints with its complete state."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.algorithm import Algorithm, Credit
-from retrain.kernel.contracts.pacing import Pacer
+from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.parts import Parts
 from retrain.kernel.progress import Progress
 from retrain.kernel.types import Group
-from retrain.records.checkpoints import Checkpoint, prune, save_checkpoint
+from retrain.records.checkpoints import prune, save_checkpoint
 from retrain.records.completions import generation_records, step_summary, token_records
 from retrain.records.folder import RunFolder
 
-FORMER_PLUGIN_STATES = ("recorders", "health")  # top-level keys of checkpoints from before these were plugins
 FULL_KEPT = 2  # checkpoints of all weights, unless [training] keep_last says more
 CONTROLLER = "controller"
 
@@ -119,42 +117,6 @@ class RunRecords:
             "checkpoint_name": name,
             "sepa": state["algorithm"].get(CONTROLLER) or {},
         }
-
-
-def restore_credit(algorithm: Algorithm, pacer: Pacer, state: Mapping[str, Any]) -> None:
-    """Restore algorithm and pacer from a checkpoint's state; ResumeError when they cannot continue from it."""
-    if saved := algorithm_state(state):
-        algorithm.restore(saved)
-    if paced := state.get("pacer"):
-        pacer.restore(paced)
-
-
-def restore_run(parts: Parts, checkpoint: Checkpoint, view: RunView) -> None:
-    """Restore policy, optimizer and plugins; algorithm and pacer are restored already, counters and records are not.
-
-    The run publishes the policy later, once it has resampled what had been sampled before an update.
-    """
-    parts.backend.load(checkpoint.path)
-    parts.plugins.notify("retrain_load_state", run=view, state=plugin_state(checkpoint.state))
-
-
-def algorithm_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """State of the algorithm in a checkpoint, even in an older one in which the run itself owned the controller."""
-    if "algorithm" in state:
-        found: Mapping[str, Any] = state["algorithm"]
-        return found
-    return {CONTROLLER: state[CONTROLLER]} if state.get(CONTROLLER) is not None else {}
-
-
-def plugin_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """State of plugins by name in a checkpoint, even in an older one in which some of them were parts of the run."""
-    former = {name: state[name] for name in FORMER_PLUGIN_STATES if state.get(name)}
-    return former | dict(state["plugins"])
-
-
-def progress_of(checkpoint: Checkpoint | None, first_step: int = 0) -> Progress:
-    """The counters of a checkpoint; without one, those of a new run, which begins with `first_step`."""
-    return Progress.of_state(checkpoint.state["progress"]) if checkpoint else Progress(step=first_step)
 
 
 def kept_checkpoints(config: Config) -> int:

@@ -20,10 +20,10 @@ from retrain.records.identity.acceptance import recorded_resume
 from retrain.records.identity.changes import Change, changes_between
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import FOLDER, stored_identity
-from retrain.records.integrity import RecordCheck, check_records
+from retrain.records.integrity import RecordCheck, check_records, check_sizes
 from retrain.records.manifest import LIBRARIES, public_values
-from retrain.records.places import adapters_of as adapters_of
-from retrain.records.rewind import check_sizes, read_manifest
+from retrain.records.places import adapters_of
+from retrain.records.run import Run
 from retrain.run.check import free_options
 from retrain.run.interchangeable import interchangeable
 from retrain.run.steps.learning_rate import Course
@@ -118,7 +118,7 @@ class ResumePlan:
 
 def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity, plugins: Plugins) -> ResumePlan:
     """Inspect a run folder without changing it; ResumeError when it is not a run, or its records are truncated."""
-    manifest = read_manifest(run)
+    manifest = Run(run).started_manifest()
     adapters = adapters_of(run, manifest)
     stored = stored_identity(run, manifest)
     checkpoint, damaged = newest_valid(adapters)

@@ -12,7 +12,7 @@ from retrain.records.runs.metric import Direction
 from retrain.verdicts.stats import paired, power
 from retrain.verdicts.stats.flip import FlipTest, at_most, fewest_exchanged, patterns_for
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
-from retrain.verdicts.study.deciding import DecidingTest
+from retrain.verdicts.study.deciding_test import DecidingTest
 from retrain.verdicts.study.per_seed import Values
 
 
