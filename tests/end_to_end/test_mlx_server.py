@@ -26,8 +26,8 @@ from retrain.api import (
 from retrain.engines.engine import ServerEngine
 from retrain.engines.mlx_adapter import convert
 from retrain.engines.probes import probe_prompts
-from retrain.engines.table import InferenceTable
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend

@@ -15,9 +15,9 @@ from retrain.engines.answers import CompletionRequest
 from retrain.engines.dialect import HttpRequest
 from retrain.engines.engine import create
 from retrain.engines.openai import OpenAI
-from retrain.engines.table import InferenceTable
 from retrain.engines.text_ids import TextIds
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain

@@ -16,7 +16,6 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, load_plugins
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
-from retrain.run.table import StalenessKeys
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.options import LocalOptions, LoraKeys, ModelKeys
@@ -28,10 +27,6 @@ STOP = (500, 501)
 
 class Model(schema.ModelTable, ModelKeys):
     """`[model]` with the key that this distribution adds."""
-
-
-class Training(schema.TrainingTable, StalenessKeys):
-    """The table `[training]`, as this module needs it."""
 
 
 class Lora(schema.LoraTable, LoraKeys):
@@ -108,7 +103,7 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
             ),
             "backend": schema.BackendTable(backend="local", devices=devices),
             "lora": Lora.model_validate({"alpha": alpha} | (lora or {})),
-            "training": Training(lr=lr, weight_decay=weight_decay, max_staleness=max_staleness),
+            "training": schema.TrainingTable(lr=lr, weight_decay=weight_decay, max_staleness=max_staleness),
             "optimizer": schema.OptimizerTable(grad_clip_norm=clip),
             "inference": Inference(**(inference or {})),
         }

@@ -10,15 +10,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from retrain.api import Problem, load_plugins
-from retrain.credit.kl.tables import EntropyTable
-from retrain.engines.table import InferenceTable
 from retrain.engines.unsupported_keys import KEYS
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import EntropyTable, InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain.run.assemble import check
 from retrain.run.check import registered_tables
 from retrain.run.run_records import kept_checkpoints
-from retrain.run.table import ResumeTable
 from retrain_local.checks import GPU_ONLY, adapter_problems, full_problems, problems_of
 
 
@@ -44,7 +42,7 @@ def test_what_only_a_gpu_can_is_refused_on_a_cpu_alone(devices: str, name: str, 
 
 def test_an_adapter_that_does_not_fit_is_refused_before_the_model_loads(tmp_path: Path) -> None:
     def resumed(*, anyway: bool = True, rank: int = 8, model: str = "builtin:tiny") -> list[Problem]:
-        resume = ResumeTable.model_validate({"from": str(tmp_path), "anyway": anyway})
+        resume = schema.ResumeTable.model_validate({"from": str(tmp_path), "anyway": anyway})
         tables = {"resume": resume, "model": schema.ModelTable(lora_rank=rank, model=model)}
         return adapter_problems(Config(tables=tables), load_plugins())
 
@@ -146,7 +144,7 @@ def test_two_checkpoints_of_all_weights_are_kept_unless_more_are_asked_for() -> 
 def test_resuming_with_a_rank_what_was_trained_without_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter" / "final").mkdir(parents=True)
     (tmp_path / "adapter" / "final" / "model.safetensors").touch()
-    resume = ResumeTable.model_validate({"from": str(tmp_path), "anyway": True})
+    resume = schema.ResumeTable.model_validate({"from": str(tmp_path), "anyway": True})
     tables = {"resume": resume, "model": schema.ModelTable(lora_rank=8, model="builtin:tiny")}
     (problem,) = adapter_problems(Config(tables=tables), load_plugins())
     assert problem.fix == "set it to 0, or start a new run"

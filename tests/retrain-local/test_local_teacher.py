@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from retrain.api import ConfigError, PluginContext, SampleRequest, TrainBatch
-from retrain.credit.teacher.table import TeacherTable
+from retrain.kernel.config.plugin_tables import TeacherTable
 from retrain_local.backend import LocalBackend
 from retrain_local.teacher import LocalTeacher, open_teacher
 

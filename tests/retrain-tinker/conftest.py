@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, PluginContext, Seeds, load_plugins
-from retrain.credit.kl.tables import KlTable
-from retrain.credit.sft.table import SftTable
 from retrain.kernel.config import schema
-from retrain.run.steps.loss_keys import LossKeys
+from retrain.kernel.config.plugin_tables import KlTable, SftTable
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
 from tests.tinker_rows import EOS
@@ -49,10 +47,6 @@ def url(toy: Toy) -> Iterator[str]:
         yield address
 
 
-class Algorithm(schema.AlgorithmTable, LossKeys):
-    """`[algorithm]` with the keys of the losses."""
-
-
 @pytest.fixture
 def context(url: str) -> Callable[..., PluginContext]:
     """A context with keys by `table__key` in place of their defaults, `options__key` for `[backend.options]`."""
@@ -72,7 +66,7 @@ def context(url: str) -> Callable[..., PluginContext]:
             "model": schema.ModelTable,
             "training": schema.TrainingTable,
             "backend": schema.BackendTable,
-            "algorithm": Algorithm,
+            "algorithm": schema.AlgorithmTable,
             "optimizer": schema.OptimizerTable,
             "lora": schema.LoraTable,
             "kl": KlTable,

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from retrain.api import CheckpointMode, Config, Determinism, Kind, load_plugins
-from retrain.credit.teacher.table import TeacherTable
-from retrain.engines.table import InferenceTable
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
 from retrain_tinker.backend import TinkerBackend
 from retrain_tinker.fetch import fetch_adapter
 from retrain_tinker.plugin import CAPABILITIES, retrain_check_config

@@ -27,8 +27,8 @@ from retrain.api import (
     TrainRow,
     load_plugins,
 )
-from retrain.engines.table import InferenceTable
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.types import Sample
 from retrain_local.backend import LocalBackend

@@ -26,12 +26,11 @@ from retrain.api import (
     load_plugins,
 )
 from retrain.credit.logprob_gap import measure_gap
-from retrain.credit.teacher.table import TeacherTable
 from retrain.engines.given_tokens import open_server
 from retrain.engines.probes import PROBE_TOKENS, probe_prompts
-from retrain.engines.table import InferenceTable
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from retrain.engines.policy import Policy, TakesWeights
     from retrain.engines.throttle import Throttle
     from retrain.kernel.config.keys import Table, TableTraits, key
+    from retrain.kernel.config.plugin_tables import EnvironmentTable, PlanningTable, RewardTable
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Shaper
     from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine, Measuring, Publishing
@@ -134,6 +135,7 @@ __all__ = [
     "Engine",
     "EngineTraits",
     "Environment",
+    "EnvironmentTable",
     "EpisodeResult",
     "Example",
     "ExportedModel",
@@ -176,6 +178,7 @@ __all__ = [
     "Pacer",
     "PhaseProgress",
     "PlanningDetector",
+    "PlanningTable",
     "PluginContext",
     "PluginError",
     "PluginSpec",
@@ -194,6 +197,7 @@ __all__ = [
     "RetrainError",
     "Reward",
     "RewardError",
+    "RewardTable",
     "RunningJob",
     "Sample",
     "SampleRequest",
@@ -259,6 +263,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.kernel.contracts.algorithm",
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
+    "retrain.kernel.config.plugin_tables",
     "retrain.tasks.columns",
     "retrain.kernel.contracts.verifier",
     "retrain.tasks.sampling",

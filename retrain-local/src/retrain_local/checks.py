@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.api import Config, ConfigError, Plugins, Problem, locate_adapter
+from retrain_local.options import LoraKeys, ModelKeys
 
 ENGINE = "pytorch"
 GPU_ONLY = {
@@ -48,10 +49,10 @@ def problems_of(config: Config) -> list[Problem]:
 
     Whatever depends on a GPU's generation or on an installed package is checked when the engine is created.
     """
-    if config.value("inference.engine", ENGINE) != ENGINE:
+    if config.inference.engine != ENGINE:
         return []
     problems = []
-    if config.value("inference.dtype", "auto") == "fp4":
+    if config.inference.dtype == "fp4":
         what, why = "dtype = 'fp4' is refused", "PyTorch has no kernel that computes with 4-bit weights"
         fix = 'use "fp8" on a GPU that has it, or "auto"'
         problems.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix=fix))
@@ -84,7 +85,7 @@ def full_problems(config: Config) -> list[Problem]:
     if config.model.lora_rank:
         return []
     asked = [(path, what) for path, (default, what) in NOT_WITH_ALL.items() if config.value(path, default) != default]
-    engine = config.value("inference.engine", ENGINE)
+    engine = config.inference.engine
     found = [
         Problem(
             where=config.place(path),
@@ -101,7 +102,7 @@ def full_problems(config: Config) -> list[Problem]:
         )
         fix = f'use engine = "{ENGINE}", or train an adapter: set [model] lora_rank to 32'
         found.append(Problem(where=config.place("inference.engine"), what=what, why=why, fix=fix))
-    if config.value("inference.dtype", "auto") == "fp8":
+    if config.inference.dtype == "fp8":
         what, why = "dtype = 'fp8' does not go with lora_rank = 0", "its weights are quantised once and then frozen"
         found.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix='use "auto" or "bf16"'))
     return found
@@ -119,10 +120,10 @@ def parallel_problems(config: Config) -> list[Problem]:
 
 def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]:
     """What does not go with `[model] quantize`, and the package that 4 bits need to run."""
-    kind = config.value("model.quantize", "none")
+    kind = config.table("model", ModelKeys).quantize
     if kind == "none":
         return []
-    where, engine = config.place("model.quantize"), config.value("inference.engine", ENGINE)
+    where, engine = config.place("model.quantize"), config.inference.engine
     found = []
     if kind == "nf4" and will_run and find_spec("bitsandbytes") is None:
         what, fix = "quantize = 'nf4' needs bitsandbytes", 'pip install "retrain-local[quantize]", or use "int8"'
@@ -134,7 +135,7 @@ def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]
         what, why = f"engine = {engine!r} does not go with quantize = {kind!r}", "it samples from other weights"
         place, fix = config.place("inference.engine"), f'use engine = "{ENGINE}", or quantize = "none"'
         found.append(Problem(where=place, what=what, why=why, fix=fix))
-    if config.value("inference.dtype", "auto") == "fp8":
+    if config.inference.dtype == "fp8":
         what, why = f"dtype = 'fp8' does not go with quantize = {kind!r}", "the matrices would be quantised twice"
         found.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix='use "auto" or "bf16"'))
     return found
@@ -142,7 +143,7 @@ def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]
 
 def staleness_problems(config: Config) -> list[Problem]:
     """Sampling ahead where a device does one thing at a time: on one device without servers, and on ranks."""
-    most, engine = config.value("training.max_staleness", -1), config.value("inference.engine", ENGINE)
+    most, engine = config.training.max_staleness, config.inference.engine
     is_one, parallel = "," not in config.backend.devices, config.backend.options.get("parallel", "split")
     if most < 1 or not (is_one or parallel != "split"):
         return []
@@ -160,7 +161,7 @@ def staleness_problems(config: Config) -> list[Problem]:
 
 def _recomputing(config: Config, most: int) -> list[Problem]:
     """Log-probabilities that the trainer is to compute while it trains."""
-    if config.value("inference.logprobs", "engine") != "trainer":
+    if config.inference.logprobs != "trainer":
         return []
     what, why = f"logprobs = 'trainer' does not go with max_staleness = {most}", "the trainer is busy while they sample"
     fix = "use the engine's log-probabilities, or max_staleness = 0"
@@ -183,8 +184,8 @@ def adapter_problems(config: Config, plugins: Plugins) -> list[Problem]:
 
     A plain resume names the differing keys itself.
     """
-    run = config.value("resume.from_", "")
-    if not run or not config.value("resume.anyway", False):
+    run = config.resume.from_
+    if not run or not config.resume.anyway:
         return []
     saved = Path(config.backend.adapter_path or Path(run, "adapter")).expanduser()
     adapters = (found for folder in sorted(saved.glob("*")) if (found := _adapter_sizes(folder)))
@@ -238,9 +239,9 @@ def _shape(layers: int, width: int) -> str:
 
 def start_problems(config: Config) -> list[Problem]:
     """Why the adapter of `[model] adapter` cannot be what this run starts from, as far as its configuration says."""
-    if not config.value("model.adapter", ""):
+    if not config.table("model", ModelKeys).adapter:
         return []
-    where, path = config.place("model.adapter"), config.value("model.adapter", "")
+    where, path = config.place("model.adapter"), config.table("model", ModelKeys).adapter
     try:
         folder = locate_adapter(path)
         document = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
@@ -269,13 +270,13 @@ def _different_sizes(config: Config, folder: Path, found: Mapping[str, int]) -> 
 
 
 def _different_scale(config: Config, folder: Path, document: Mapping[str, Any]) -> list[Problem]:
-    has, asked = bool(document.get("use_rslora")), config.value("lora.rslora", False)
+    has, asked = bool(document.get("use_rslora")), config.table("lora", LoraKeys).rslora
     problems = []
     if has != asked:
         what = f"is {str(asked).lower()}, and the adapter in {folder} was trained with use_rslora = {str(has).lower()}"
         where, fix = config.place("lora.rslora"), f"set rslora = {str(has).lower()}"
         problems.append(Problem(where=where, what=what, why="its scale would be another", fix=fix))
-    if config.value("lora.dora", False):
+    if config.table("lora", LoraKeys).dora:
         where, what = config.place("lora.dora"), f"is true, and the adapter in {folder} has no magnitudes"
         problems.append(Problem(where=where, what=what, fix="set dora = false"))
     return problems
@@ -283,13 +284,13 @@ def _different_scale(config: Config, folder: Path, document: Mapping[str, Any]) 
 
 def adapter_kind_problems(config: Config) -> list[Problem]:
     """What does not go with `[lora] rslora` and `dora`."""
-    problems, engine = [], config.value("inference.engine", ENGINE)
+    problems, engine = [], config.inference.engine
     for name, engines in SERVED_KINDS.items():
         if config.value(f"lora.{name}", False) and engine not in engines:
             what = f"engine = {engine!r} does not go with [lora] {name}"
             why, fix = f"it is known to apply it in {', '.join(engines)} only", f'use engine = "{ENGINE}"'
             problems.append(Problem(where=config.place("inference.engine"), what=what, why=why, fix=fix))
-    if config.value("lora.dora", False) and config.value("model.quantize", "none") != "none":
+    if config.table("lora", LoraKeys).dora and config.table("model", ModelKeys).quantize != "none":
         what, fix = "does not go with dora = true", 'set quantize = "none", or dora = false'
         why = "PEFT's modules, which apply it, are not quantised here"
         problems.append(Problem(where=config.place("model.quantize"), what=what, why=why, fix=fix))
@@ -310,7 +311,7 @@ def foreign_engine(config: Config) -> Problem:
 
     Checked when the backend is created: a campaign lists several devices to distribute its runs over them.
     """
-    name = config.value("inference.engine", ENGINE)
+    name = config.inference.engine
     what = f"{config.backend.devices!r} lists several devices, but engine {name!r} does not sample on any of them"
     why = "it samples elsewhere, and checks its log-probabilities against a model that would be training meanwhile"
     if config.backend.options.get("parallel", "split") != "split":

@@ -18,7 +18,7 @@ from retrain_local.memory import MemoryLimits
 from retrain_local.model import checkpoint
 from retrain_local.model.load import create_pair
 from retrain_local.model.pair import Pair
-from retrain_local.options import LocalOptions
+from retrain_local.options import LocalOptions, ModelKeys
 from retrain_local.policy import LocalPolicy
 from retrain_local.ranks.group import ALONE, Group
 from retrain_local.split import create_engine, find_engine
@@ -54,12 +54,12 @@ def create_local(context: PluginContext, devices: Devices, group: Group = ALONE)
         source,
         trainer_device=devices.trainer,
         sampler_devices=devices.samplers,
-        sampler_dtype=SAMPLER_DTYPES.get(config.value("inference.dtype", "auto")),
+        sampler_dtype=SAMPLER_DTYPES.get(config.inference.dtype),
         seed=context.seeds.derive("lora init"),
         mesh=group.mesh,
         progress=context.training_progress,
     )
-    if config.value("model.adapter", ""):
+    if config.table("model", ModelKeys).adapter:
         load_start(pair, config)
     trained = sum(p.numel() for p in pair.parameters.values())
     share = 100 * trained / pair.total

@@ -41,7 +41,7 @@ class Devices:
 
 def steps_ahead(config: Config, devices: Devices) -> int:
     """`[training] max_staleness`, or what it is by default: one step on split devices, none on one."""
-    most: int = config.value("training.max_staleness", -1)
+    most: int = config.training.max_staleness
     return int(devices.is_split) if most < 0 else most
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from retrain.api import BackendFunctions, Determinism, EngineTraits, LossTraits, PluginSpec, TableTraits, hookimpl
 from retrain_local.capabilities import CAPABILITIES
+from retrain_local.options import ModelKeys
 
 if TYPE_CHECKING:
     from retrain.api import Config, Diagnosis, MetricSpec, Plugins, Problem
@@ -148,7 +149,7 @@ def retrain_explain(config: Config) -> dict[str, str]:
         return {}
     from retrain_local.sizes import AUTO_DTYPE
 
-    dtype = config.value("model.dtype", "auto")
+    dtype = config.table("model", ModelKeys).dtype
     auto = f"auto: {AUTO_DTYPE['cpu']} on a CPU, {AUTO_DTYPE['cuda']} on a GPU"
     return {"model_dtype": auto if dtype == "auto" else dtype}
 

@@ -147,7 +147,7 @@ def sample_with(
 def find_engine(context: PluginContext, devices: Devices) -> Found:
     """The engine of `[inference]`; ConfigError when it cannot sample on the listed devices."""
     config = context.config
-    name, where = config.value("inference.engine", ENGINE), config.place("inference.engine")
+    name, where = config.inference.engine, config.place("inference.engine")
     found = resolve(context.plugins, Kind.INFERENCE_ENGINE, name, where=where, search_paths=config.plugins.search_paths)
     if (devices.is_split or devices.ranks) and name != ENGINE:
         raise ConfigError(foreign_engine(config))
@@ -156,7 +156,7 @@ def find_engine(context: PluginContext, devices: Devices) -> Found:
 
 def _engine_params(context: PluginContext, found: Found) -> BaseModel | None:
     """`[inference] options` as the model that the engine declares; ConfigError when they do not fit."""
-    options: dict[str, object] = context.config.value("inference.options", {})
+    options: dict[str, object] = context.config.inference.options
     where = context.config.place("inference.options")
     try:
         return found.params.model_validate(options) if found.params else None

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from retrain.api import Config, ConfigError, Problem, locate_adapter
 from retrain_local.model.checkpoint import ADAPTER_FILE, set_adapter
 from retrain_local.model.pair import Pair
+from retrain_local.options import ModelKeys
 
 log = logging.getLogger("retrain")
 
@@ -19,7 +20,7 @@ def load_start(pair: Pair, config: Config, *, told: str = "Starting from the ada
 
     `told` is how the console's line about it begins.
     """
-    file = locate_adapter(config.value("model.adapter", "")) / ADAPTER_FILE
+    file = locate_adapter(config.table("model", ModelKeys).adapter) / ADAPTER_FILE
     try:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:

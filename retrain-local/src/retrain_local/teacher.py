@@ -14,6 +14,7 @@ from retrain_local.devices import choose_devices, working_on
 from retrain_local.locate import find_model
 from retrain_local.memory import MemoryLimits
 from retrain_local.model.load import create_pair
+from retrain_local.options import ModelKeys
 from retrain_local.start import load_start
 from retrain_local.torch_modes import threads_for, training_threads
 from retrain_local.training.loss import NAMED
@@ -36,7 +37,7 @@ def open_teacher(context: PluginContext) -> LocalTeacher:
         seed=0,
         role="teacher",
     )
-    is_adapted = bool(config.value("model.adapter", ""))
+    is_adapted = bool(config.table("model", ModelKeys).adapter)
     if is_adapted:
         load_start(pair, config, told="The teacher has the adapter in")
     exact = not devices.is_split

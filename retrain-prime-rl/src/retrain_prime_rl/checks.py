@@ -80,7 +80,7 @@ def _unread(config: Config) -> list[Problem]:
 
 
 def _engine(config: Config) -> list[Problem]:
-    name = config.value("inference.engine", ENGINE)
+    name = config.inference.engine
     if name == ENGINE:
         return []
     what = f"engine = {name!r}, but completions come from PRIME-RL's inference server, which is a vLLM"

@@ -30,7 +30,7 @@ def create_backend(context: PluginContext) -> PrimeRlBackend:
     output_dir = checks.output_dir(context.config, options)
     output_dir.mkdir(parents=True, exist_ok=True)
     names = rank_files(options.data_world_size) if options.wire == "per_token" else (SCALAR_FILE,)
-    resumes = bool(context.config.value("resume.from_", ""))
+    resumes = bool(context.config.resume.from_)
     if options.wire == "per_token":
         steps.refuse_older_trainer(output_dir)
     else:
@@ -115,5 +115,5 @@ def _encoder(options: PrimeRlOptions, config: Config) -> Encode:
 
 def task_name(config: Config) -> str:
     """Name under which the trainer groups statistics: the environment or data source; "all" is reserved."""
-    name = config.value("environment.id", "") or config.data.source
+    name = config.environment.id or config.data.source
     return "all_tasks" if name == "all" else name

@@ -20,7 +20,7 @@ def diagnose(config: Config | None) -> list[Diagnosis]:
     """The extras, the sandbox and, if the configuration uses them, the judge's key and server, `[data] path`."""
     if config is None:
         return [*_extras(judges=False, source="", provider=""), _sandbox(needed=False, unsafe=False)]
-    provider = config.value("environment.provider", "")
+    provider = config.environment.provider
     brings_tasks = provider not in ("", "mcp")  # mcp plays the tasks of [data]
     source = "" if brings_tasks else config.data.source
     rewards = () if brings_tasks else reward_names(config)
@@ -30,7 +30,7 @@ def diagnose(config: Config | None) -> list[Diagnosis]:
     found = _extras(judges=judges, source=source, provider=provider)
     if url := _server_url(config, provider):
         found.append(diagnose_server("environment", url, needed=True))
-    unsafe = config.value("reward.unsafe", False) or (shadow == "code" and of_shadow.get("unsafe", False))
+    unsafe = config.table("reward", RewardTable).unsafe or (shadow == "code" and of_shadow.get("unsafe", False))
     found.append(_sandbox(needed="code" in (*rewards, shadow), unsafe=unsafe))
     if "judge" in rewards:
         found += _judge(config.table("reward", RewardTable))
@@ -54,7 +54,7 @@ def _extras(*, judges: bool, source: str, provider: str) -> list[Diagnosis]:
 
 
 def _server_url(config: Config, provider: str) -> str:
-    arguments: dict[str, Any] = config.value("environment.args", {})
+    arguments: dict[str, Any] = config.environment.args
     return str(arguments.get("url", "")) if provider == "openenv" else ""
 
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from retrain.api import Config, Kind, Table, key
+import retrain.api
+from retrain.api import Config, Kind, key
 
 SCORERS = frozenset({"match", "math", "code", "judge", "custom"})  # our own rewards, whose keys we know
 
 
 def reward_names(config: Config) -> tuple[str, ...]:
     """The rewards that a configuration names."""
-    return tuple(config.value("reward.weights", {}) or (config.value("reward.type", "match"),))
+    return tuple(config.reward.weights or (config.reward.type,))
 
 
-class RewardTable(Table):
+class RewardTable(retrain.api.RewardTable):
     """How completions are scored, unless the data source brings its own verifier."""
 
     type: str = key(
         "match", "Reward: match, math, code, judge, custom, none (a teacher teaches) or a plugin.", names=Kind.REWARD
     )
-    weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
-    params: dict[str, Any] = key({}, "Parameters of a reward plugin; with weights, a table for each reward's name.")
     answer: Literal["box", "last_number"] = key(
         "box", "What of a completion is its answer (match).", needs="reward match"
     )
@@ -121,27 +119,8 @@ class RewardTable(Table):
         return name
 
 
-class EnvironmentTable(Table):
+class EnvironmentTable(retrain.api.EnvironmentTable):
     """Tasks and scoring from an environment instead of `[data]` and `[reward]`."""
-
-    provider: str = key(
-        "", "Environment provider: verifiers, mcp, openenv or a plugin; empty = none.", names=Kind.ENVIRONMENT
-    )
-    id: str = key("", "Environment, for example primeintellect/gsm8k.", validate_default=True, reads="package")
-    args: dict[str, Any] = key({}, "Its arguments, a table or JSON text of an object.", needs="environment.provider")
-    max_turns: int = key(
-        -1, "Turns per episode at most; -1 = as the environment says.", ge=-1, needs="environment.provider"
-    )
-    auto_install: bool = key(
-        False, "Install a missing environment from its hub.", free_on_resume=True, needs="environment.provider"
-    )
-    timeout_s: float = key(
-        60.0,
-        "Seconds that it may take between two turns of all episodes, and to score.",
-        gt=0.0,
-        free_on_resume=True,
-        needs="environment.provider",
-    )
 
     @field_validator("id")
     @classmethod
@@ -154,16 +133,3 @@ class EnvironmentTable(Table):
         if id_ and provider in ("mcp", "openenv"):
             raise ValueError(f"is not read by provider {provider!r}, whose servers are in args: remove it")
         return id_
-
-    @field_validator("args", mode="before", json_schema_input_type=dict[str, Any] | str)
-    @classmethod
-    def _decoded(cls, args: object) -> object:
-        if not isinstance(args, str):
-            return args
-        try:
-            value = json.loads(args) if args.strip() else {}
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise ValueError("the JSON text must decode to an object")
-        return value

@@ -43,7 +43,7 @@ def problems_of(config: Config) -> list[Problem]:
         return []
     problems = []
     names = (config.value(f"teacher.{name}", "") for name in ("model", "adapter"))
-    if not any(names) and config.value("teacher.engine", "pytorch") == "pytorch":
+    if not any(names) and config.teacher.engine == "pytorch":
         what, why = "nobody teaches", "advantage 'distillation' takes its rewards from the model of [teacher]"
         fix = "set [teacher] model, adapter or engine"
         problems.append(Problem(where=config.place("algorithm.advantage_mode"), what=what, why=why, fix=fix))

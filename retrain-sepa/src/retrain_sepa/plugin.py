@@ -201,5 +201,5 @@ def retrain_diagnose(config: Config | None) -> list[Diagnosis]:
     """Whether the extra `semantic` is installed, which `[planning] detector = "semantic"` needs."""
     from retrain.api import diagnose_extra
 
-    needed = config is not None and config.value("planning.detector", "") == "semantic"
+    needed = config is not None and config.planning.detector == "semantic"
     return [diagnose_extra("retrain-sepa", "semantic", purpose="planning detector 'semantic'", needed=needed)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import field_validator
 
+import retrain.api
 from retrain.api import Kind, Table, key
 
 
@@ -60,13 +61,12 @@ class SepaTable(Table):
     )
 
 
-class PlanningTable(Table):
+class PlanningTable(retrain.api.PlanningTable):
     """Which tokens count as planning."""
 
     detector: str = key(
         "regex", "regex, semantic or a plugin.", names=Kind.PLANNING_DETECTOR, needs="planning detector"
     )
-    params: dict[str, Any] = key({}, "Parameters of a detector plugin.", needs="planning detector")
     model: str = key(
         "all-MiniLM-L6-v2", "Sentence embedding model (semantic).", needs="planning.detector", reads="model"
     )

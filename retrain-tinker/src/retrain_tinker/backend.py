@@ -70,7 +70,7 @@ def create_backend(context: PluginContext) -> TinkerBackend:
             prompt = context.tokenizer(PROBE_TEXT)["input_ids"]
             dialect = check_service(service, sampler, prompt, config, options, context.seeds)
             reference = Reference(service, name, options.timeout_s)
-            if config.value("kl.coef", 0.0):
+            if config.kl.coef:
                 check_reference(service, reference, prompt)
         _refuse_what_it_cannot_do(config, dialect)
     except BaseException:

@@ -121,7 +121,7 @@ def _check_loss(
     reduction: Reduction = "token_sum" if sums else "sequence_mean"
     if options.reduction != "auto":
         reduction = options.reduction
-    if reduction == "token_sum" and (loss.kind == LIKELIHOOD or config.value("sft.steps", 0)):
+    if reduction == "token_sum" and (loss.kind == LIKELIHOOD or config.sft.steps):
         _compared(service, datums, new, PolicyLoss(kind=CROSS_ENTROPY), config)
     return Dialect(reduction=reduction, clips_gradients=sums)
 

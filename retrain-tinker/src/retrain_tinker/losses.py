@@ -35,15 +35,15 @@ class PolicyLoss:
         """The loss of `[algorithm]`; cispo bounds its weight only from above."""
         algorithm, is_cispo = config.algorithm, config.algorithm.loss == "cispo"
         eps, cap = algorithm.clip_eps or CLIP_EPS, algorithm.tis_cap
-        bounds = list[float](config.value("algorithm.is_bounds", [])) or ([0.0, cap] if cap > 0.0 else [])
+        bounds = list[float](config.algorithm.is_bounds) or ([0.0, cap] if cap > 0.0 else [])
         return cls(
             kind=algorithm.loss,
             low=0.0 if is_cispo else 1.0 - eps,
             high=algorithm.clip_eps_high or CISPO_WEIGHT if is_cispo else 1.0 + (algorithm.clip_eps_high or eps),
             is_bounds=(bounds[0], bounds[1]) if bounds else None,
-            is_level=config.value("algorithm.is_level", "token"),
-            is_mode=config.value("algorithm.is_mode", "truncate"),
-            aggregation=config.value("algorithm.aggregation", "") or "token_mean",
+            is_level=config.algorithm.is_level,
+            is_mode=config.algorithm.is_mode,
+            aggregation=config.algorithm.aggregation or "token_mean",
             max_tokens=config.training.max_tokens,
         )
 

@@ -57,8 +57,8 @@ def _alpha(config: Config) -> list[Problem]:
 
 def _teacher(config: Config) -> list[Problem]:
     """A teacher's log-probabilities are of the sampling temperature, the service's of 1, whatever it samples at."""
-    named = config.value("teacher.model", "") or config.value("teacher.adapter", "")
-    is_server = config.value("teacher.engine", "pytorch") != "pytorch"
+    named = config.teacher.model or config.teacher.adapter
+    is_server = config.teacher.engine != "pytorch"
     if not (named or is_server) or config.training.temperature == 1.0:
         return []
     what = f"temperature = {config.training.temperature:g} is that of the teacher's log-probabilities"

@@ -138,7 +138,7 @@ def test_a_condition_may_name_a_recipe_alone(load_text: Load) -> None:
     dapo, _, narrow, plain = (each.config for each in campaign.conditions)
     assert (dapo.algorithm.loss, dapo.algorithm.clip_eps, dapo.algorithm.clip_eps_high) == ("ppo", 0.2, 0.28)
     assert (narrow.algorithm.clip_eps, narrow.algorithm.clip_eps_high) == (0.1, 0.28)
-    assert dapo.value("training.overlong", "") == "mask"
+    assert dapo.training.overlong == "mask"
     assert (plain.algorithm.recipe, plain.algorithm.loss) == ("", "importance_sampling")
     assert len({json.dumps(values, default=str) for values in campaign.content()["conditions"].values()}) == 4
 
@@ -257,7 +257,7 @@ def test_controls_are_conditions_beside_those_that_are_compared_with_the_baselin
     campaign = load_text(f'{SEEDS}controls = ["random_reward", "no_update"]\n', f"{TWO}lr = 0.5")
     label = "grpo+toy_index~lr=0.5"
     assert campaign.labels == ["toy_raw+toy_flat", label, f"{label}+random_reward", f"{label}+no_update"]
-    assert [each.config.value("training.control", "") for each in campaign.conditions] == [
+    assert [each.config.training.control for each in campaign.conditions] == [
         *("", ""),
         *("random_reward", "no_update"),
     ]

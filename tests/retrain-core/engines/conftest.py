@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, load_plugins
 from retrain.engines.engine import ServerEngine, create
-from retrain.engines.table import InferenceTable
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain.run.tables import registered_tables
 from retrain_local.plugin import BUILTIN_MODELS

@@ -17,9 +17,9 @@ from retrain.engines.client import BadAnswerError
 from retrain.engines.openai import OpenAI
 from retrain.engines.openai import create_engine as create_openai
 from retrain.engines.sglang import SGLang
-from retrain.engines.table import InferenceTable
 from retrain.engines.text_ids import TextIds
 from retrain.engines.vllm import VLLM
+from retrain.kernel.config.plugin_tables import InferenceTable
 from tests.inference_server import changed
 
 ASKED = CompletionRequest(

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from retrain.api import BackendError, ConfigError, Kind, LogprobRow, PluginContext, load_plugins
-from retrain.credit.teacher.table import TeacherTable
 from retrain.engines import vllm
 from retrain.engines.client import BadAnswerError
 from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
 from retrain.engines.plugin import TEACHERS
 from retrain.engines.sglang import SGLang
 from retrain.engines.vllm import VLLM
+from retrain.kernel.config.plugin_tables import TeacherTable
 from tests.inference_server import InferenceServer, changed, log_softmax, serving, truncated
 from tests.toy_policy import ToyModel
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from retrain.engines.plugin import ENGINES
-from retrain.engines.table import InferenceTable
 from retrain.engines.unsupported_keys import KEYS, problems_of
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits
 from retrain.kernel.hooks import hookimpl

@@ -84,7 +84,7 @@ def test_a_resumed_runs_file_repeats_the_run_instead_of_continuing_it(
 ) -> None:
     config, problems = load("", "--resume", str(tmp_path))
     assert problems == []
-    assert reloaded(config, 1, tables, tmp_path).value("resume.from_", "?") == ""
+    assert reloaded(config, 1, tables, tmp_path).resume.from_ == ""
 
 
 def test_tables_without_a_feature_are_left_out(load: Load) -> None:

@@ -35,7 +35,7 @@ def config(**reward: Any) -> Config:
 
 def usable(data: LoadedData, config: Config, **more: Any) -> Any:
     """The usable examples where `match` and `math`, and they alone, compare with the reference."""
-    names = set(config.value("reward.weights", {})) or {config.value("reward.type", "match")}
+    names = set(config.reward.weights) or {config.reward.type}
     return usable_examples(data, config, comparing=names & {"match", "math"}, **more)
 
 

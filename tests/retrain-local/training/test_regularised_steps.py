@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from retrain.api import PluginContext, SampleRequest, TrainBatch
-from retrain.credit.kl.tables import EntropyTable, KlTable
+from retrain.kernel.config.plugin_tables import EntropyTable, KlTable
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend

@@ -6,9 +6,9 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 
-from retrain.campaign.table import CampaignTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
+from retrain.records.campaign_table import CampaignTable
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 

@@ -57,7 +57,7 @@ def open_campaign(
     (unless `is_beyond_plan`). ConfigError when another process has the folder, or it cannot be written.
     """
     started = datetime.now(UTC)
-    resume = campaign.config.value("resume.from_", "")
+    resume = campaign.config.resume.from_
     if resume and is_new:
         fix = "give one of them"
         raise ConfigError(Problem(where="command line", what="--resume and --new contradict each other", fix=fix))

@@ -12,7 +12,6 @@ from retrain.campaign.condition_lines import ConditionLines
 from retrain.campaign.conditions import Condition, control_conditions, read_conditions
 from retrain.campaign.devices import device_problems
 from retrain.campaign.plan import seal_plan
-from retrain.campaign.table import CampaignTable
 from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import TableEntry, all_keys
@@ -23,6 +22,7 @@ from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
+from retrain.records.campaign_table import CampaignTable
 from retrain.records.manifest import public_values
 from retrain.run.assemble import check, check_run
 from retrain.run.check import read_config, registered_tables

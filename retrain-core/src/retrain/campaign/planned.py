@@ -142,11 +142,14 @@ def config_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def _wandb(run: PlannedRun, config: Config) -> dict[str, str]:
     if "wandb_tags" not in type(config.logging).model_fields:  # without the trackers
         return {}
+    from retrain.observe.trackers.table import TrackerKeys
+
     label = run.condition.label.replace(",", ";")[:TAG_CHARS]  # a comma would end the tag
-    tags = [tag.strip() for tag in config.value("logging.wandb_tags", "").split(",") if tag.strip()]
+    logging = config.table("logging", TrackerKeys)
+    tags = [tag.strip() for tag in logging.wandb_tags.split(",") if tag.strip()]
     return {
-        "wandb_run_name": config.value("logging.wandb_run_name", "") or run.title,
-        "wandb_group": config.value("logging.wandb_group", "") or run.condition.label,
+        "wandb_run_name": logging.wandb_run_name or run.title,
+        "wandb_group": logging.wandb_group or run.condition.label,
         "wandb_tags": ",".join(dict.fromkeys([*tags, label, f"seed{run.seed}"])),
     }
 

@@ -24,7 +24,7 @@ TEMPLATES = (
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The table of a sweep."""
     traits = TableTraits(flag_prefix="campaign_", starts_runs=True)
-    factory = "retrain.campaign.table:CampaignTable"
+    factory = "retrain.records.campaign_table:CampaignTable"
     register(PluginSpec(name=TABLE, summary="Conditions x seeds.", factory=factory, traits=traits))
 
 

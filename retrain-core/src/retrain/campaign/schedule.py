@@ -204,7 +204,7 @@ class Schedule:
         run.folder.mkdir(parents=True, exist_ok=True)
         write_text(run.config_file, config_text(tables))
         resume = ("--resume", str(run.folder)) if continues else ()
-        if continues and campaign.config.value("resume.anyway", False):
+        if continues and campaign.config.resume.anyway:
             resume = (*resume, "--resume-anyway", "true")
         return Job(
             name=run.name,

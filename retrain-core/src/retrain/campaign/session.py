@@ -75,7 +75,7 @@ def _session(
     lines = Lines(len(runs), parallel=campaign.table.parallel, is_quiet=is_quiet)
     identities = current_identities(campaign, plugins)
     changed = changed_runs(runs, identities)
-    if not campaign.config.value("resume.anyway", False):
+    if not campaign.config.resume.anyway:
         refuse_changed(changed, campaign, str(folder.path))
     if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, _needed(runs, folder.before))):
         counts = f"all {len(_needed(runs, folder.before))} runs are done"

@@ -102,7 +102,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     rank = config.model.lora_rank
     alpha = config.lora.alpha or 2 * rank
     completions = training.batch_size * training.group_size
-    minibatches = config.value("training.minibatches", 1)
+    minibatches = config.training.minibatches
     tables = config.as_dict()
     values = {}
     for path, origin in sorted(config.origins.items()):
@@ -130,9 +130,9 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "datums_per_step": completions,
         "total_datums": completions * training.max_steps,
         "max_tokens": training.max_tokens,
-        "max_tokens_per_step": completions * training.max_tokens * (1 + config.value("training.refill", 0)),
+        "max_tokens_per_step": completions * training.max_tokens * (1 + config.training.refill),
         "temperature": training.temperature,
-        "updates_per_step": min(minibatches, training.batch_size) * config.value("training.epochs", 1),
+        "updates_per_step": min(minibatches, training.batch_size) * config.training.epochs,
         "lr": training.lr,
         "lr_schedule": str(Course.of(config)),
         "seed": training.seed,
@@ -140,7 +140,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "lora_alpha": alpha,
         "lora_scale": alpha / (rank**0.5 if config.value("lora.rslora", False) else rank) if rank else 0.0,
         "data": config.data.source,
-        "reward_type": config.value("reward.type", "match"),
+        "reward_type": config.reward.type,
         "eval_examples": config.eval.examples,
         "log_dir": config.logging.log_dir,
         "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
@@ -164,7 +164,7 @@ def _warnings(config: Config) -> list[str]:
         found.append(f"temperature = {training.temperature}: completions will be close to noise")
     if endless := Course.of(config).warning:
         found.append(endless)
-    if (minibatches := config.value("training.minibatches", 1)) > training.batch_size:
+    if (minibatches := config.training.minibatches) > training.batch_size:
         groups = f"a step has {training.batch_size} groups at most, so it has at most as many minibatches"
         found.append(f"minibatches = {minibatches}, batch_size = {training.batch_size}: {groups}")
     if config.model.lora_rank and training.lr < FULL_TUNING_LR:

@@ -239,7 +239,7 @@ def contexts(completion: Completion) -> list[slice]:
 def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
     """The algorithm of a run; with `[training] overlong = "mask"` it leaves truncated rows out."""
     algorithm = _build(flow, context)
-    return MaskedOverlong(algorithm) if context.config.value("training.overlong", "keep") == "mask" else algorithm
+    return MaskedOverlong(algorithm) if context.config.training.overlong == "mask" else algorithm
 
 
 def _build(flow: CreditFlow, context: PluginContext) -> Algorithm:
@@ -259,8 +259,8 @@ def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector
     """The configured planning detector, if the flow asks for planning tokens."""
     if not flow.needs_planning:
         return None
-    name = context.config.value("planning.detector", "regex")
-    params: dict[str, Any] = context.config.value("planning.params", {})
+    name = context.config.planning.detector
+    params: dict[str, Any] = context.config.planning.params
     detector: PlanningDetector = build_part(
         Kind.PLANNING_DETECTOR, name, "planning.detector", context, params, "planning.params"
     )

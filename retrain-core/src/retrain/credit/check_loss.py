@@ -19,7 +19,6 @@ KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
 # Keys that a backend must declare to heed, and the values that need nothing of it.
 LOSS_KEYS: dict[str, tuple[Any, ...]] = {"dual_clip": (0.0,), "aggregation": ("", "token_mean"), "is_bounds": ([],)}
 CLIPS = ("algorithm.clip_eps", "algorithm.clip_eps_high")
-FORMER_CLIP = 0.2  # default of clip_eps before it became "the loss's own"
 IS_KEYS = {"algorithm.is_level": "token", "algorithm.is_mode": "truncate"}
 
 
@@ -36,17 +35,14 @@ def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
         if problem := _inapplicable(config, plugins, spec):
             return [problem, *found]
     is_refused = any("dual_clip" in problem.where for problem in found)
-    if config.value("algorithm.dual_clip", 0.0) and spec and not is_refused and not _traits(spec).dual_clip:
+    if config.algorithm.dual_clip and spec and not is_refused and not _traits(spec).dual_clip:
         what, fix = f"has no effect: the loss {name!r} has no second clip", 'use loss = "ppo", or remove it'
         found.append(Problem(where=config.place("algorithm.dual_clip"), what=what, fix=fix))
     return [*found, *_param_problems(config, spec)]
 
 
 def check_clips(config: Config, plugins: Plugins) -> list[Problem]:
-    """Problems with a clip that has no effect, since the loss does not clip: the default one, or one that says so.
-
-    The resolved `config.toml` of an earlier version writes every key out, and with it a default that was not 0.
-    """
+    """Problems with a clip that has no effect, since the loss does not clip: the default one, or one that says so."""
     name = config.algorithm.loss
     if config.origin(KEY) == DEFAULT_ORIGIN:
         given = [path for path in CLIPS if config.origin(path) != DEFAULT_ORIGIN]
@@ -54,8 +50,7 @@ def check_clips(config: Config, plugins: Plugins) -> list[Problem]:
     else:
         spec = _spec(plugins, name)
         values = {path: value for path in CLIPS if (value := config.value(path, 0.0))}
-        is_written_out = values == {CLIPS[0]: FORMER_CLIP} and config.origin(CLIPS[1]) != DEFAULT_ORIGIN
-        given = [] if spec is None or _traits(spec).clips or is_written_out else list(values)
+        given = [] if spec is None or _traits(spec).clips else list(values)
         which = f"the loss {name!r}"
     what = f"has no effect: {which} does not clip"
     fix = 'write loss = "ppo" (or "cispo") beside it, or remove it'
@@ -151,7 +146,7 @@ def _param_problems(config: Config, spec: PluginSpec | None) -> list[Problem]:
 
 def _weight_problems(config: Config) -> Iterable[Problem]:
     """Problems with the importance weight: `is_level` and `is_mode` need `is_bounds`, and `tis_cap` excludes it."""
-    bounds: list[float] = config.value("algorithm.is_bounds", [])
+    bounds: list[float] = config.algorithm.is_bounds
     if bounds and config.algorithm.tis_cap > 0.0:
         what, why = "stands beside tis_cap", "both weigh the mismatch of sampler and trainer, which would count twice"
         fix = f"remove one: tis_cap = {config.algorithm.tis_cap:g} is is_bounds = [0.0, {config.algorithm.tis_cap:g}]"

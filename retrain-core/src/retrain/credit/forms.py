@@ -94,7 +94,7 @@ def as_loss(found: Found) -> LossSpec:
 
 def find_loss(config: Config, plugins: Plugins) -> tuple[LossSpec, Any]:
     """The loss that `[algorithm]` names, imported now, and its parameters: as its model, or as given if it has none."""
-    name, given = config.algorithm.loss, dict[str, Any](config.value("algorithm.loss_params", {}))
+    name, given = config.algorithm.loss, dict[str, Any](config.algorithm.loss_params)
     where, paths = config.place("algorithm.loss"), config.plugins.search_paths
     found = resolve(plugins, Kind.LOSS, name, where=where, search_paths=paths)
     params, problems = validated_params(found.params, given, where=config.place("algorithm.loss_params"))

@@ -21,7 +21,8 @@ from retrain.engines.policy import Policy
 from retrain.engines.pool import Server
 from retrain.engines.probes import probe_prompts, write_probe_adapter
 from retrain.engines.recompute import Behaviour
-from retrain.engines.table import InferenceTable, Settings
+from retrain.engines.table import Settings
+from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.contracts.backend import Deliver
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
@@ -57,7 +58,7 @@ def _connected(
     )
     probes = probe_prompts(context.tokenizer, caller.context_limit)
     after_temperature = handshake.reports_after_temperature(caller, probes[0])
-    weighed_by = "is_bounds" if context.config.value("algorithm.is_bounds", []) else ""
+    weighed_by = "is_bounds" if context.config.algorithm.is_bounds else ""
     weighed_by = "tis_cap" if context.config.algorithm.tis_cap > 0.0 else weighed_by
     handshake.require_distribution(
         dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, weighed_by=weighed_by
@@ -101,7 +102,7 @@ class ServerEngine:
         self._caller = caller
         self._adapters = adapters
         self._behaviour = behaviour
-        self._is_ahead = context.config.value("training.max_staleness", -1) > 0  # samples while another is published
+        self._is_ahead = context.config.training.max_staleness > 0  # samples while another is published
         self._reported = self._counts()
 
     def sample(

@@ -12,7 +12,7 @@ import numpy as np
 from retrain.engines.client import BadAnswerError, Call, Client
 from retrain.engines.dialect import HttpRequest, ServedModel
 from retrain.engines.probes import PROBE_TEXT
-from retrain.engines.table import InferenceTable, Settings
+from retrain.engines.table import Settings
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
@@ -141,7 +141,7 @@ def _is_same(tokenizer: Any, number: int, text: str | None) -> bool:
 
 def _models(dialect: TeachingDialect, client: Client, config: Config) -> str:
     """The server's name of the teacher: `[teacher] model`, or the one model that every server has."""
-    if wanted := config.value("teacher.model", ""):
+    if wanted := config.teacher.model:
         return wanted
     path, body = dialect.models()
     calls = [
@@ -158,8 +158,8 @@ def _models(dialect: TeachingDialect, client: Client, config: Config) -> str:
 
 def _as_inference(config: Config) -> Config:
     """`[inference]` with the server of `[teacher]`: limits and time-outs are those of `[inference]`."""
-    own = {"url": config.value("teacher.url", ""), "api_key_env": config.value("teacher.api_key_env", "")}
-    table = config.table("inference", InferenceTable).model_copy(update=own)
+    own = {"url": config.teacher.url, "api_key_env": config.teacher.api_key_env}
+    table = config.inference.model_copy(update=own)
     origins = {**config.origins, "inference.api_key_env": config.origin("teacher.api_key_env")}
     return replace(config, tables={**config.tables, "inference": table}, origins=origins)
 

@@ -9,7 +9,6 @@ from retrain.engines.client import BadAnswerError
 from retrain.engines.dialect import CommonRoutes, HttpRequest, ServedModel
 from retrain.engines.engine import ServerEngine, create
 from retrain.engines.policy import Policy
-from retrain.engines.table import InferenceTable
 from retrain.engines.text_ids import TextIds
 from retrain.engines.vllm import VLLM
 from retrain.kernel.contracts.context import PluginContext
@@ -20,7 +19,7 @@ VLLM_ONLY = ("return_token_ids",)  # MAX answers 400 to a field that it does not
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
     """The engine for this policy; ConfigError without a URL: in-process MAX returns no log-probabilities."""
-    if not context.config.table("inference", InferenceTable).url:
+    if not context.config.inference.url:
         what = "MAX cannot sample in this process: its in-process API returns texts without log-probabilities"
         fix = 'start "max serve" and set [inference] url to it (http://127.0.0.1:8000 by default)'
         raise ConfigError(Problem(where=context.config.place("inference.url"), what=what, fix=fix))

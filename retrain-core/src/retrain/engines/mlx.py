@@ -16,7 +16,7 @@ from retrain.engines.dialect import CommonRoutes, HttpRequest, ServedModel
 from retrain.engines.engine import ServerEngine, create
 from retrain.engines.mlx_adapter import convert
 from retrain.engines.policy import Policy
-from retrain.engines.table import DEFAULT_URLS, InferenceTable
+from retrain.engines.table import DEFAULT_URLS
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 
@@ -27,7 +27,7 @@ MAX_CONCURRENT = 8  # per server: each request opens a connection, and beyond fi
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
     """The engine for this policy, its servers checked and given the policy; ConfigError for unsupported keys."""
-    table = context.config.table("inference", InferenceTable)
+    table = context.config.inference
     if not table.prefix_caching:
         what = "MLX-LM always caches the keys and values of prompts"
         fix = "set prefix_caching = true; each policy version has its own cache"

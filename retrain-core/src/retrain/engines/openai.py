@@ -24,7 +24,7 @@ VLLM_ONLY = ("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_i
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
     """The engine for this policy, its servers checked and given the policy."""
-    if not context.config.value("inference.prefix_caching", True):
+    if not context.config.inference.prefix_caching:
         where, what = context.config.place("inference.prefix_caching"), "OpenAI's requests cannot turn it off"
         raise ConfigError(Problem(where=where, what=what, fix="turn it off in the server's own options"))
     return create(OpenAI(TextIds(context.tokenizer)), context, policy)

@@ -44,7 +44,7 @@ METRICS = (
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The table of the inference engine."""
     traits = TableTraits(flag_prefix="inference_")
-    factory = "retrain.engines.table:InferenceTable"
+    factory = "retrain.kernel.config.plugin_tables:InferenceTable"
     register(PluginSpec(name="inference", summary="Which engine samples completions.", factory=factory, traits=traits))
 
 

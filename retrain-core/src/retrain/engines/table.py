@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
-from pydantic import field_validator
-
-from retrain.kernel.config.keys import Table, key
+from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.text.secrets import server_urls
 
 # Where a server listens unless [inference] url, or [teacher] url, says otherwise.
 DEFAULT_URLS = {
@@ -21,76 +16,6 @@ DEFAULT_URLS = {
     "sglang": "http://127.0.0.1:30000",
     "mlx": "http://127.0.0.1:8080",
 }
-
-
-class InferenceTable(Table):
-    """Which engine samples completions, and how. The keys from `url` to `api_key_env` apply to servers."""
-
-    engine: str = key("pytorch", "pytorch, or a server: max, vllm, sglang, mlx, openai.", names=Kind.INFERENCE_ENGINE)
-    options: dict[str, Any] = key({}, "Options of an engine plugin.")
-    url: str = key(
-        "",
-        "URL of the server, or several with commas; empty = the engine's own on this machine.",
-        free_on_resume=True,
-        needs="inference.engine",
-    )
-    admin_url: str = key(
-        "",
-        "URLs of the servers behind a router at url, with commas: weights go to each.",
-        free_on_resume=True,
-        needs="inference.engine",
-    )
-    logprobs: Literal["engine", "trainer"] = key(
-        "engine", "Behaviour log-probabilities: the engine's own, or recomputed with the training model."
-    )
-    max_gap: float = key(
-        0.1,
-        "Stop when engine and trainer differ by more on a probe; mean, in nats.",
-        gt=0.0,
-        free_on_resume=True,
-        needs="inference.engine",
-    )
-    keep_versions: int = key(
-        2, "Policy versions whose adapters a server keeps.", ge=1, free_on_resume=True, needs="inference.engine"
-    )
-    adapter_dir: str = key(
-        "",
-        "Folder for adapters that every server can read; empty = a temporary one.",
-        free_on_resume=True,
-        is_path=True,
-        needs="inference.engine",
-    )
-    max_concurrent: int = key(
-        256, "Requests in flight at a time, over all servers.", ge=1, free_on_resume=True, needs="inference.engine"
-    )
-    timeout_s: float = key(
-        600.0, "Seconds that one request may take.", gt=0.0, free_on_resume=True, needs="inference.engine"
-    )
-    retry_s: float = key(
-        300.0,
-        "Seconds during which a failed request is retried; 0 = never.",
-        ge=0.0,
-        free_on_resume=True,
-        needs="inference.engine",
-    )
-    api_key_env: str = key(
-        "",
-        "Environment variable that holds the server's key; empty = none.",
-        free_on_resume=True,
-        needs="inference.engine",
-    )
-    attention_kernel: Literal["default", "flash", "triton", "tk", "cutlass"] = key(
-        "default", "Attention kernel of the pytorch engine; default = the best available.", flag="attention_kernel"
-    )
-    dtype: Literal["auto", "bf16", "fp8", "fp4"] = key(
-        "auto", "Weights that the pytorch engine samples with; auto = those of training. The gap is logged."
-    )
-    kv_cache_dtype: Literal["auto", "bf16", "fp8", "int8"] = key(
-        "auto", "Keys and values cached by the pytorch engine; auto = dtype.", flag="kv_cache_dtype"
-    )
-    prefix_caching: bool = key(True, "Compute a prompt's keys and values once for its group.", flag="prefix_caching")
-
-    _urls = field_validator("url", "admin_url")(server_urls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +34,7 @@ class Settings:
     @classmethod
     def of(cls, config: Config, default_url: str) -> Settings:
         """The settings; ConfigError when the environment variable that should hold the key is empty."""
-        table, headers = config.table("inference", InferenceTable), {}
+        table, headers = config.inference, {}
         if table.api_key_env:
             value = os.environ.get(table.api_key_env, "").strip()
             if not value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 
-from retrain.engines.table import DEFAULT_URLS, InferenceTable, listed
+from retrain.engines.table import DEFAULT_URLS, listed
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
 from retrain.text.secrets import hide_text
@@ -15,8 +15,8 @@ PORTS = {"http": 80, "https": 443}
 
 def problems_of(config: Config) -> list[Problem]:
     """One problem when a server of `[teacher]` is one of `[inference]`, however its address is written."""
-    sampling = config.table("inference", InferenceTable)
-    engine, url = config.value("teacher.engine", ""), config.value("teacher.url", "")
+    sampling = config.inference
+    engine, url = config.teacher.engine, config.teacher.url
     if engine not in DEFAULT_URLS or sampling.engine not in DEFAULT_URLS.keys() | {"max"}:
         return []
     sampled = _addresses(sampling.url or DEFAULT_URLS.get(sampling.engine, "")) | _addresses(sampling.admin_url)

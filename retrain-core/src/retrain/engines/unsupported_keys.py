@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from retrain.engines.table import InferenceTable
+from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import Problem
@@ -25,7 +25,7 @@ def problems_of(config: Config, plugins: Plugins, servers: Collection[str]) -> l
     `servers` names the engines that are servers, which have options of their own for some of these keys.
     A backend that samples without an engine refuses them itself.
     """
-    table = config.table("inference", InferenceTable)
+    table = config.inference
     entries = plugins.find(Kind.INFERENCE_ENGINE, table.engine)
     traits = entries[0].spec.traits if len(entries) == 1 else None
     if not isinstance(traits, EngineTraits):

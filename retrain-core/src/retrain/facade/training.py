@@ -105,7 +105,7 @@ def run_training(
                 train(checked, plugins, interrupts)
             except StopRequested as stop:
                 watcher.folder, reason = stop.folder or watcher.folder, stop.reason
-        log_dir = checked.config.value("resume.from_", "") or checked.config.logging.log_dir
+        log_dir = checked.config.resume.from_ or checked.config.logging.log_dir
         return watcher.folder or Path(log_dir).expanduser(), reason
 
 

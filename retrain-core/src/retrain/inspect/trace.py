@@ -123,7 +123,7 @@ def _compatibility(
     if capabilities is None:
         message = f"backend {config.backend.backend!r} declares no capabilities; nothing could be checked against it"
         issues.append(Issue(severity=WARNING, category="compat", message=message))
-    detector = config.value("planning.detector", "regex")
+    detector = config.planning.detector
     if flow.needs_planning and "." not in detector and not plugins.find(Kind.PLANNING_DETECTOR, detector):
         message = f"needs planning tokens, but no planning detector {detector!r} is installed"
         issues.append(Issue(severity=ERROR, category="dep", message=message))

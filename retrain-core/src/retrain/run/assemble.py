@@ -225,7 +225,7 @@ def assemble(
 
 def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
     """The supervised steps of `[sft]`, if there are any."""
-    if not context.config.value("sft.steps", 0):
+    if not context.config.sft.steps:
         return None
     from retrain.credit.sft.warm_up import supervised  # only a run with [sft] loads it
 
@@ -235,9 +235,9 @@ def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
 def _pacer(context: PluginContext) -> Pacer:
     """The pacer of `[backpressure]` if that is enabled, else the configured batch size."""
     config = context.config
-    if not config.value("backpressure.enabled", False):
+    if not config.backpressure.enabled:
         return FixedBatch(config.training.batch_size)
-    pacer: Pacer = build_part(Kind.PACER, config.value("backpressure.pacer", "usl"), "backpressure.pacer", context)
+    pacer: Pacer = build_part(Kind.PACER, config.backpressure.pacer, "backpressure.pacer", context)
     return pacer
 
 

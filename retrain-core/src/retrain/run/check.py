@@ -97,8 +97,8 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
             where = f"{config.place('backend.options')}.{name}"
             what = f"belongs to backend {backend!r}, not to {config.backend.backend!r}"
             problems.append(Problem(where=where, what=what, fix="remove it, or keep the default " + repr(default)))
-    weights: Mapping[str, float] = config.value("reward.weights", {})
-    rewards = list(weights) or [config.value("reward.type", "")]
+    weights: Mapping[str, float] = config.reward.weights
+    rewards = list(weights) or [config.reward.type]
     given: Mapping[str, Any] = config.value(REWARD_PARAMS, {}) if weights else {}
     for name in (name for name, own in given.items() if name not in weights or not isinstance(own, Mapping)):
         fix = "with weights, params holds a table for each reward's name: remove it, or correct the name"

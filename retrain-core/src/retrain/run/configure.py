@@ -17,6 +17,7 @@ from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugin_spec import ConfigClaim
 from retrain.kernel.registry import Plugins
+from retrain.records.campaign_table import CampaignTable
 from retrain.records.record_names import CONFIG_FILE
 from retrain.run.assemble import check, check_run
 from retrain.run.check import read_config, registered_tables
@@ -153,7 +154,7 @@ def steps_per_run(config: Config) -> int:
     own, base = config.origin("campaign.max_steps"), config.origin("training.max_steps")
     is_base = base.layer in OVERRIDING or (own.layer is Layer.DEFAULT and base.layer is not Layer.DEFAULT)
     steps = config.training.max_steps
-    return steps if is_base and own.layer not in OVERRIDING else config.value("campaign.max_steps", steps)
+    return steps if is_base and own.layer not in OVERRIDING else config.table("campaign", CampaignTable).max_steps
 
 
 def evaluations(max_steps: int, every: int, steps_done: int = 0) -> int:

@@ -1,11 +1,10 @@
-"""Registers `[resume]`, the sampler `uniform`, and keys about what a step samples, updates, loss and controls."""
+"""Registers the sampler `uniform`, and checks what a step samples and how its controls go together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
@@ -15,30 +14,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.errors import Problem
 
-TABLES = "retrain.run.table"
 OVERLONG = {"mask": "left out of the loss", "drop": "left out of the loss and of the baseline"}
-
-
-@hookimpl
-def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table that continues an earlier run, and the keys of a step's selection and of the loss."""
-    traits, extends = TableTraits(flag_prefix="resume_"), TableTraits(extends=True)
-    summary = "Continue an earlier run."
-    register(PluginSpec(name="resume", summary=summary, factory=f"{TABLES}:ResumeTable", traits=traits))
-    summary = "Truncated completions, and further rounds of prompts."
-    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:SelectionKeys", traits=extends))
-    summary = "What chooses the prompts."
-    register(PluginSpec(name="data", summary=summary, factory=f"{TABLES}:SamplerKeys", traits=extends))
-    summary = "Several optimizer steps per step."
-    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:UpdateKeys", traits=extends))
-    summary = "Sampling ahead of training."
-    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:StalenessKeys", traits=extends))
-    summary = "The course of the learning rate."
-    register(PluginSpec(name="optimizer", summary=summary, factory=f"{TABLES}:ScheduleKeys", traits=extends))
-    summary = "Runs that show what a gain is worth."
-    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:ControlKeys", traits=extends))
-    keys, summary = "retrain.run.steps.loss_keys:LossKeys", "How the loss averages and weighs."
-    register(PluginSpec(name="algorithm", summary=summary, factory=keys, traits=extends))
 
 
 @hookimpl
@@ -59,7 +35,7 @@ def retrain_describe_metrics() -> Iterable[MetricSpec]:
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
     """A control that the configuration does not allow, or a soft zone that is longer than a completion."""
-    zone, limit = config.value("training.soft_overlong", 0), config.training.max_tokens
+    zone, limit = config.training.soft_overlong, config.training.max_tokens
     problems = _of_control(config)
     if zone <= limit:
         return problems
@@ -71,7 +47,7 @@ def retrain_check_config(config: Config) -> list[Problem]:
 
 
 def _of_control(config: Config) -> list[Problem]:
-    if not config.value("training.control", ""):
+    if not config.training.control:
         return []
     from retrain.run.steps.controls import control_problems  # only a control needs it
 
@@ -81,19 +57,19 @@ def _of_control(config: Config) -> list[Problem]:
 @hookimpl
 def retrain_explain(config: Config) -> dict[str, str]:
     """What becomes of truncated completions, how many prompts a step may draw, and a control; nothing at defaults."""
-    overlong, refill = config.value("training.overlong", "keep"), config.value("training.refill", 0)
-    zone, size = config.value("training.soft_overlong", 0), config.training.batch_size
+    overlong, refill = config.training.overlong, config.training.refill
+    zone, size = config.training.soft_overlong, config.training.batch_size
     rows = {"truncated": OVERLONG[overlong]} if overlong != "keep" else {}
     rows |= (
         {"soft_overlong": f"the reward falls by up to 1 over the last {zone} of {config.training.max_tokens} tokens"}
         if zone
         else {}
     )
-    if config.value("training.max_staleness", -1) != -1:
+    if config.training.max_staleness != -1:
         from retrain.run.steps.staleness import meaning
 
         rows |= {"staleness": meaning(config)}
-    if control := config.value("training.control", ""):
+    if control := config.training.control:
         from retrain.records.controls import Control
         from retrain.run.steps.controls import MEANINGS
 
@@ -105,7 +81,7 @@ def retrain_explain(config: Config) -> dict[str, str]:
 @hookimpl
 def retrain_shape_rewards(context: PluginContext) -> Sequence[Shaper]:
     """The soft punishment of long completions, where it is on."""
-    if not (zone := context.config.value("training.soft_overlong", 0)):
+    if not (zone := context.config.training.soft_overlong):
         return ()
     from retrain.credit.overlong import SoftPunishment  # only a run that punishes needs it
 

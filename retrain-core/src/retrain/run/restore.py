@@ -42,7 +42,7 @@ def reopened(run: Path) -> RunFolder:
 def checked_plan(folder: RunFolder, checked: Checked, plugins: Plugins, identity: Identity) -> ResumePlan:
     """Decide and log how to continue; ResumeError when it would not be the same run."""
     plan = plan_resume(folder.path, checked.config, checked.keys, identity, plugins)
-    refuse_changes(plan, anyway=checked.config.value("resume.anyway", False))
+    refuse_changes(plan, anyway=checked.config.resume.anyway)
     if obstacles := restore_obstacles(plan.checkpoint, checked, plugins):
         raise ResumeError(*obstacles)
     for change in plan.accepted:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from retrain.credit.check_loss import FORMER_CLIP
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, ResumeError
@@ -196,9 +195,6 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key], p
         old = manifest["seed"] if key.path == "training.seed" else old
         if key.path == OPTIONS:
             old, new = ({name: each[name] for name in each if name not in free_names} for each in (old, new))
-        is_former = key.path == "algorithm.clip_eps" and "aggregation" not in before.get(key.table, {})
-        if is_former and (old, new) == (FORMER_CLIP, key.default):
-            continue  # for every loss that existed then, the default now means the former default
         if old != new:
             why = COURSE.format(course.schedule) if is_course else ""
             found.append(Difference(path=key.path, before=old, now=new, place=config.place(key.path), why=why))

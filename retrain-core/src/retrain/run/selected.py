@@ -52,7 +52,7 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
         wanted |= {path: (kind, chosen_name(config, path, kind)) for path, kind in CREDIT.items()}
     if loss := selected_loss(config, plugins):
         wanted[LOSS] = (Kind.LOSS, loss)
-    if engine := config.value("inference.engine", ""):
+    if engine := config.inference.engine:
         wanted["inference.engine"] = (Kind.INFERENCE_ENGINE, engine)
     if brings_tasks(config, plugins):
         wanted = {path: part for path, part in wanted.items() if path not in ("data.source", "reward.type")}

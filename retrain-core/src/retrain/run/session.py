@@ -57,7 +57,7 @@ def train(checked: Checked, plugins: Plugins, interrupts: Interrupts | None = No
     """
     config = checked.config
     interrupts = interrupts or Interrupts(grace_s=config.training.grace_s)
-    if resume := config.value("resume.from_", ""):
+    if resume := config.resume.from_:
         with reopened(Path(resume).expanduser()) as folder:
             devices = settle_devices(config, plugins, RunReader(folder.path).started_manifest())
             identity = identity_of(config, plugins, checked.tables)
@@ -94,7 +94,7 @@ def _session(
         LOG.info("%s", printable(line))
     seeds = run_seeds(config, plan.seed if plan else None)
     saved = plan.checkpoint.state if plan and plan.checkpoint else None
-    examples = ExampleCheck(before=plan.manifest if plan else {}, anyway=config.value("resume.anyway", False))
+    examples = ExampleCheck(before=plan.manifest if plan else {}, anyway=config.resume.anyway)
     assembled = assemble(config, plugins, checked.flow, seeds, interrupts, saved=saved, check_tasks=examples)
     parts = assembled.parts
     try:

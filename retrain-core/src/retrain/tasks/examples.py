@@ -34,7 +34,7 @@ def usable_examples(
     if not names:  # a judge or the user's own function may need none
         return examples, (*notes, f"{source}: {head}")
     if data.reward is not None:
-        where = config.place("reward.weights" if config.value("reward.weights", {}) else "reward.type")
+        where = config.place("reward.weights" if config.reward.weights else "reward.type")
         what = f"{names[0]!r} compares with the reference, and {head}"
         fix = f"remove it: data source {source!r} brings a verifier of its own"
         raise ConfigError(Problem(where=where, what=what, fix=fix))
@@ -52,7 +52,7 @@ def uses_own_verifier(data: LoadedData, config: Config) -> bool:
 
 def names_a_reward(config: Config) -> bool:
     """Whether the user named rewards, which then replace a source's own verifier."""
-    return config.origin("reward.type") != DEFAULT_ORIGIN or bool(config.value("reward.weights", {}))
+    return config.origin("reward.type") != DEFAULT_ORIGIN or bool(config.reward.weights)
 
 
 def _unique(examples: Sequence[Example], source: str) -> tuple[list[Example], int]:

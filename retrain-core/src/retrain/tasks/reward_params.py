@@ -13,5 +13,5 @@ PARAMS = "reward.params"
 def reward_params(config: Config, name: str) -> Mapping[str, Any]:
     """The parameters of a reward: `reward.params`, or its table there if `reward.weights` lists rewards by name."""
     given: Mapping[str, Any] = config.value(PARAMS, {})
-    own = given.get(name, {}) if config.value("reward.weights", {}) else given
+    own = given.get(name, {}) if config.reward.weights else given
     return own if isinstance(own, Mapping) else {}

@@ -94,8 +94,8 @@ def _built_environment(context: PluginContext) -> Any:
 def _in_a_process(environment: Environment, config: Config) -> EnvironmentProcess:
     return EnvironmentProcess(
         environment,
-        name=str(config.value("environment.id", "") or _provider(config)),
-        timeout_s=config.value("environment.timeout_s", 60.0),
+        name=str(config.environment.id or _provider(config)),
+        timeout_s=config.environment.timeout_s,
         memory_gb=config.scoring.memory_gb,
     )
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 HIDDEN = "(hidden)"
 MIN_SECRET_CHARS = 8  # hiding shorter values would hide ordinary words
@@ -167,25 +167,6 @@ def is_secret_variable(name: str) -> bool:
 def _is_secret(value: str) -> bool:
     """Whether a value may be hidden wherever it stands: no ordinary short word, no number, no path of a file."""
     return len(value) >= MIN_SECRET_CHARS and not _NUMBER.fullmatch(value) and not os.path.exists(value)
-
-
-def server_urls(text: str) -> str:
-    """The value of a key that holds URLs of servers with commas between them.
-
-    ValueError, which shows no login, unless each is one.
-    """
-    for url in filter(None, (part.strip() for part in text.split(","))):
-        if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url) or not _has_address(url):
-            raise ValueError(f"{url.rpartition('@')[2]!r} is not a URL such as http://127.0.0.1:8000")
-    return text
-
-
-def _has_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port above 65535, half a bracket
-        return False
 
 
 def hide_arguments(arguments: Sequence[str]) -> list[str]:

@@ -44,7 +44,7 @@ def credit_of(source: Opened, question: str, reference: str, *, size: int, numbe
     question and an answer are not.
     """
     config = source.config
-    if config.value("environment.provider", ""):
+    if config.environment.provider:
         what, fix = (
             "the tasks of this run are those of an environment",
             "look at the credit of its steps: retrain credit",

@@ -65,7 +65,7 @@ def kernels_for(
     name is honoured, or refused with a ConfigError that gives the reason.
     """
     name = config.value(KEY, "default")
-    stored = STORED.get(config.value("inference.kv_cache_dtype", "auto"), dtype)
+    stored = STORED.get(config.inference.kv_cache_dtype, dtype)
     site = Site(device=device, dtype=dtype, shape=shape, stored=stored, exact=exact)
     asked = {"flash": _flash, "cutlass": _cutlass, "tk": _kittens}
     try:

@@ -48,13 +48,13 @@ def other_models(config: Config, own: ModelShape, locate: Callable[[str], str | 
     A teacher whose `config.json` is not at hand is left out.
     """
     found = {}
-    name, adapter = config.value("teacher.model", ""), config.value("teacher.adapter", "")
-    if (name or adapter) and config.value("teacher.engine", HERE) == HERE:
+    name, adapter = config.teacher.model, config.teacher.adapter
+    if (name or adapter) and config.teacher.engine == HERE:
         if name in ("", config.model.model):
             found["teacher"] = own
         elif (folder := Path(locate(name) or name).expanduser()).is_dir():
             found["teacher"] = read_shape(folder, where=config.place("teacher.model"))
-    if config.value("kl.coef", 0.0) and not config.model.lora_rank:
+    if config.kl.coef and not config.model.lora_rank:
         found["reference"] = own
     return found
 

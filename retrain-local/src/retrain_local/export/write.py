@@ -22,6 +22,7 @@ from retrain_local.export.quantised_logits import quantised_logits
 from retrain_local.locate import find_source
 from retrain_local.model.model_files import Folder, open_folder
 from retrain_local.model.qlora import without_advice
+from retrain_local.options import ModelKeys
 from retrain_local.sizes import AUTO_DTYPE
 
 log = logging.getLogger("retrain")
@@ -36,7 +37,7 @@ def export_model(export: ModelExport) -> ExportedModel:
     source = find_source(export.base, export.config.place("model.model"), export.plugins)
     folder = open_folder(export.config, source, export.base)
     adapter = None if export.adapter is None else read_adapter_file(export.adapter)
-    quantize = "none" if export.adapter is None else export.config.value("model.quantize", "none")
+    quantize = "none" if export.adapter is None else export.config.table("model", ModelKeys).quantize
     dtype = _run_dtype(export.config)
     with ExitStack() as stack:
         weights = None
@@ -52,7 +53,7 @@ def export_model(export: ModelExport) -> ExportedModel:
 
 def _run_dtype(config: Config) -> torch.dtype:
     """What the run computed in, as far as its configuration says, wherever it is merged."""
-    asked = config.value("model.dtype", "auto")
+    asked = config.table("model", ModelKeys).dtype
     auto = AUTO_DTYPE["cuda" if "gpu" in config.backend.devices else "cpu"]
     return {"bf16": torch.bfloat16, "fp32": torch.float32}[auto if asked == "auto" else asked]
 

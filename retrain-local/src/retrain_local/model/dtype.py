@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from retrain.api import Config, ConfigError, Problem
+from retrain_local.options import ModelKeys
 from retrain_local.sizes import AUTO_DTYPE
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -18,7 +19,7 @@ ROUNDS = 5
 
 def trained_dtype(config: Config, device: torch.device) -> torch.dtype:
     """`[model] dtype` on this device; ConfigError when bf16 is slower than fp32 there."""
-    asked = config.value("model.dtype", "auto")
+    asked = config.table("model", ModelKeys).dtype
     dtype = DTYPES[AUTO_DTYPE.get(device.type, "bf16") if asked == "auto" else asked]
     if device.type == "cpu" and dtype == torch.bfloat16 and (why := bf16_refusal()):
         what, fix = "bf16 would be slower than fp32 on this CPU", 'set it to "fp32", or to "auto"'

@@ -16,6 +16,7 @@ from retrain_local.model.dtype import trained_dtype
 from retrain_local.model.model_files import open_folder
 from retrain_local.model.pair import Lora, Pair, Placement
 from retrain_local.model.quantised import FP8, fp8_refusal
+from retrain_local.options import ModelKeys
 
 log = logging.getLogger("retrain")
 
@@ -86,5 +87,5 @@ def _placement(
         samplers=samplers,
         sampler_dtype=trainer_dtype if dtype is None or is_quantised else dtype,
         is_quantised=is_quantised,
-        quantize=config.value("model.quantize", "none"),
+        quantize=config.table("model", ModelKeys).quantize,
     )

@@ -58,13 +58,13 @@ def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
 
     config, sampler = context.config, policy.sampler
     given = float(config.backend.options.get("cache_gb", 0.0))  # `context.params` may be those of an engine around it
-    share = config.value("inference.prefix_caching", True)
+    share = config.inference.prefix_caching
     return PytorchEngine(
         policy,
         kernels_for(config, policy.device, sampler.dtype, sampler.shape, exact=False),  # no backward pass here
         prefix_caching=share,
-        keep_rows=share and bool(config.value("environment.provider", "")),
-        cache_dtype=config.value("inference.kv_cache_dtype", "auto"),
+        keep_rows=share and bool(config.environment.provider),
+        cache_dtype=config.inference.kv_cache_dtype,
         cache_bytes=int(given * 2**30) or None,
         check_stop=context.check_stop,
         progress=context.sampling_progress,

@@ -94,11 +94,11 @@ class PolicyLoss:
         """The loss that `[algorithm]` names, imported now; PluginError when it is none."""
         algorithm = config.algorithm
         spec, params = find_loss(config, plugins)
-        dual = config.value("algorithm.dual_clip", 0.0)
+        dual = config.algorithm.dual_clip
         return cls(
             spec=spec,
             clip=spec.clip.resolved(algorithm.clip_eps, algorithm.clip_eps_high, dual),
-            aggregation=config.value("algorithm.aggregation", "") or spec.aggregation,
+            aggregation=config.algorithm.aggregation or spec.aggregation,
             mismatch=_mismatch(config),
             max_tokens=config.training.max_tokens,
             params=params,
@@ -192,9 +192,9 @@ NAMED = {"likelihood": PolicyLoss(spec=LIKELIHOOD)}  # what `TrainBatch.loss` ma
 
 def _mismatch(config: Config) -> Mismatch | None:
     """The weights of `tis_cap` or `is_bounds`; None when both are off."""
-    cap, bounds = config.algorithm.tis_cap, list[float](config.value("algorithm.is_bounds", []))
+    cap, bounds = config.algorithm.tis_cap, list[float](config.algorithm.is_bounds)
     if cap <= 0.0 and not bounds:
         return None
-    level, mode = config.value("algorithm.is_level", "token"), config.value("algorithm.is_mode", "truncate")
+    level, mode = config.algorithm.is_level, config.algorithm.is_mode
     low, high = bounds or (0.0, cap)
     return Mismatch(level=level, mode=mode, low=low, high=high)

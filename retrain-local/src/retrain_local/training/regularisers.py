@@ -33,8 +33,8 @@ class Regularisers:
         """The settings of a run."""
         names = ("kl_cov", "kl_cov_coef", "clip_cov", "clip_cov_low", "clip_cov_high")
         given = {name: config.value(f"entropy.{name}", getattr(cls(), name)) for name in names}
-        entropy = config.value("entropy.coef", 0.0)
-        return cls(estimator=config.value("kl.estimator", "") or "k3", entropy=entropy, **given)
+        entropy = config.entropy.coef
+        return cls(estimator=config.kl.estimator or "k3", entropy=entropy, **given)
 
     @property
     def has_marks(self) -> bool:

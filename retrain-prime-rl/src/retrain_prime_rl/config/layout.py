@@ -76,7 +76,7 @@ class Layout:
     def updates(self) -> int:
         """Steps of the trainer per step of the run."""
         training = self.config.training
-        minibatches, epochs = self.config.value("training.minibatches", 1), self.config.value("training.epochs", 1)
+        minibatches, epochs = self.config.training.minibatches, self.config.training.epochs
         return min(minibatches, training.batch_size) * epochs
 
     @property

@@ -54,7 +54,7 @@ def _several_machines(layout: Layout, folder: Path) -> list[str]:
     if nodes > 1:
         text.append(f"`torchrun` is typed on each of the trainer's {nodes} machines; HEAD is the first of them.")
         joined = f" --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HEAD:{RENDEZVOUS_PORT}"
-    if layout.config.value("inference.admin_url", "") and not layout.backend_port:
+    if layout.config.inference.admin_url and not layout.backend_port:
         text.append("`[inference] url` is a router of yours before these servers.")
     if layout.options.transport == "zmq" and layout.trainer_host == "localhost":
         text.append('RUN is the machine of the run, with `zmq_host = "0.0.0.0"` in its `[backend.options]`.')

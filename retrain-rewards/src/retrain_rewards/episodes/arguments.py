@@ -25,7 +25,7 @@ class Limits:
     def of(cls, context: PluginContext, call_timeout_s: float) -> Self:
         """The limits of a run; ConfigError on 0 turns, and where one call may take as long as all of them together."""
         config, problems = context.config, []
-        turns, timeout_s = config.value("environment.max_turns", -1), config.value("environment.timeout_s", 60.0)
+        turns, timeout_s = config.environment.max_turns, config.environment.timeout_s
         if turns == 0:
             what, fix = "0 turns leave nothing to play", f"use 1 or more, or -1 for {MAX_TURNS}"
             problems.append(Problem(where=config.place("environment.max_turns"), what=what, fix=fix))
@@ -42,7 +42,7 @@ def arguments_of(context: PluginContext, model: type[Arguments]) -> Arguments:
     """The validated `[environment] args`; ConfigError lists every fault."""
     where = context.config.place("environment.args")
     try:
-        return model.model_validate(dict(context.config.value("environment.args", {})))
+        return model.model_validate(dict(context.config.environment.args))
     except ValidationError as error:
         raise ConfigError(*(_problem(fault, model, where) for fault in error.errors())) from None
 

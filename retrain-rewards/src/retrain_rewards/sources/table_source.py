@@ -22,7 +22,7 @@ from retrain_rewards.sources.columns import (
 )
 from retrain_rewards.sources.rows import Row
 from retrain_rewards.sources.settings import options_of
-from retrain_rewards.tables import reward_names
+from retrain_rewards.tables import RewardTable, reward_names
 
 HASHES = "####"
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
@@ -77,7 +77,7 @@ class TableSource:
         if self.messages:
             self._refuse_two_prompts()
             self.keys["prompt_key"] = self.messages
-        tests = context.config.value("reward.tests", "") if "code" in reward_names(context.config) else ""
+        tests = context.config.table("reward", RewardTable).tests if "code" in reward_names(context.config) else ""
         self.holds_tests = self.keys["answer_key"] == tests
         self.how: Extract = self.options.extract if "extract" in self.options.model_fields_set else self.extract
 

@@ -37,11 +37,11 @@ class Settings:
         config = context.config
         names = ("id", "args", "max_turns", "auto_install", "timeout_s")
         settings = cls(
-            id=config.value("environment.id", ""),
-            args=dict(config.value("environment.args", {})),
-            max_turns=config.value("environment.max_turns", -1),
-            auto_install=config.value("environment.auto_install", False),
-            timeout_s=config.value("environment.timeout_s", 60.0),
+            id=config.environment.id,
+            args=dict(config.environment.args),
+            max_turns=config.environment.max_turns,
+            auto_install=config.environment.auto_install,
+            timeout_s=config.environment.timeout_s,
             seed=context.seeds.derive("environment"),
             endless_tasks=max(ENDLESS_TASKS, config.training.max_examples + config.eval.examples),
             places={name: config.place(f"environment.{name}") for name in names},

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from retrain.api import ConfigError, Mask, PlanningDetector, PluginContext, Problem, Tokens
 from retrain_sepa.planning.offsets import TokenDecoder, token_decoder
 from retrain_sepa.planning.phrases import PhraseFinder, parse_grams
+from retrain_sepa.tables import PlanningPhrases
 
 
 def regex_detector(context: PluginContext) -> PlanningDetector:
@@ -15,7 +16,7 @@ def regex_detector(context: PluginContext) -> PlanningDetector:
     if context.tokenizer is None:
         raise ConfigError(Problem(what="the regex planning detector needs a tokenizer", fix="give the context one"))
     try:
-        finder = PhraseFinder.of(parse_grams(context.config.value("logging.strategic_grams", "")))
+        finder = PhraseFinder.of(parse_grams(context.config.table("logging", PlanningPhrases).strategic_grams))
     except ConfigError as error:
         where = context.config.place("logging.strategic_grams")
         fix = "give at least one phrase of words, or remove the key for the default list"

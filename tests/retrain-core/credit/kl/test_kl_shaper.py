@@ -15,7 +15,7 @@ from retrain.credit.algorithm import train_rows
 from retrain.credit.divergence import k1, k3
 from retrain.credit.group_status import group_status
 from retrain.credit.kl.shaper import KlShaper, shaper_of, steered
-from retrain.credit.kl.tables import KlTable
+from retrain.kernel.config.plugin_tables import KlTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.contracts.views import GroupsView

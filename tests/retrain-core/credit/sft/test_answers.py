@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retrain.credit.sft.answers import end_of_turn, solve
-from retrain.credit.sft.table import SftTable
+from retrain.kernel.config.plugin_tables import SftTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ModelTable, TrainingTable
 from retrain.kernel.contracts.tasks import Prompt

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from retrain.credit.sft.check import problems_of
-from retrain.credit.sft.table import SftTable
 from retrain.credit.sft.warm_up import SupervisedSteps
+from retrain.kernel.config.plugin_tables import SftTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import BackendTable
 from retrain.kernel.errors import NonFiniteError, Problem

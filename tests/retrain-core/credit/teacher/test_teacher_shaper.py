@@ -25,8 +25,8 @@ from retrain.api import (
     StopReason,
 )
 from retrain.credit.teacher.shaper import TeacherShaper, open_teacher
-from retrain.credit.teacher.table import TeacherTable
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import TeacherTable
 from retrain.kernel.config.resolved import Config
 
 

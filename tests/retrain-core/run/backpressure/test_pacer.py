@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from retrain.kernel.config.plugin_tables import BackpressureTable
 from retrain.kernel.contracts.pacing import PaceView
 from retrain.run.backpressure.controller import UslPacer
-from retrain.run.backpressure.table import BackpressureTable
 from retrain.run.backpressure.usl import Scaling
 
 LENGTH = 40  # tokens per completion

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from retrain.api import Example, GroupOutcome, PromptChoice, PromptRequest, Seeds
+from retrain.kernel.config.plugin_tables import EnvironmentTable, RewardTable
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import DataTable
 from retrain.run.samplers import plugin, thompson
 
 POOL, COUNT, GROUP = 90, 8, 8
@@ -116,6 +119,6 @@ def test_evidence_fades_so_that_a_prompt_is_tried_again() -> None:
     ],
 )
 def test_a_sampler_that_goes_by_verdicts_is_refused_where_there_are_none(tables: dict[str, Any], problems: int) -> None:
-    values = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
-    config: Any = SimpleNamespace(value=values.get, place=lambda path: f"[{path}]")
+    models = {"data": DataTable, "reward": RewardTable, "environment": EnvironmentTable}
+    config = Config(tables={name: models[name](**keys) for name, keys in tables.items()})
     assert len(plugin.retrain_check_config(config)) == problems

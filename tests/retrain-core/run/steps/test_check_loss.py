@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from retrain.api import Capabilities, Config, Kind, LossTraits, PluginSpec
+from retrain.api import Capabilities, Kind, LossTraits, PluginSpec
 from retrain.credit.check_loss import applicable_losses, capability_fields, selected_loss
-from retrain.kernel.config.load import all_keys, load_config
-from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.run.configure import load_with_problems
-from retrain.run.resume_plan import _differences
 from retrain.run.selected import selected_parts
 from retrain.run.tables import registered_tables
 
@@ -173,26 +169,3 @@ def test_the_part_that_a_run_builds_is_named_where_somebody_chose_it(installed: 
             part for part in selected_parts(config, installed, registered_tables(installed)) if part.kind is Kind.LOSS
         ]
         assert [part.name for part in found] == ([wanted] if wanted else [])
-
-
-def test_a_run_from_before_a_loss_had_clips_of_its_own_is_still_the_same_run(
-    installed: Plugins, tmp_path: Path
-) -> None:
-    """`clip_eps` was 0.2 by default, and 0 now stands for that in every loss that there was."""
-    tables = registered_tables(installed)
-    config, _ = load_config(None, tables=tables)
-    algorithm = config.as_dict()["algorithm"]
-    former = {name: value for name, value in algorithm.items() if name in AlgorithmTable.model_fields}
-    keys = [key for key in all_keys(tables) if key.table == "algorithm"]
-
-    def differing(recorded: dict[str, Any], now: Config = config) -> list[str]:
-        manifest = {"seed": 1, "config": {"algorithm": recorded}}
-        return [each.path for each in _differences(manifest, now, keys, installed)]
-
-    assert differing(former | {"clip_eps": 0.2}) == []
-    assert differing(former | {"clip_eps": 0.0}) == []
-    assert differing(former | {"clip_eps": 0.3}) == ["algorithm.clip_eps"]
-    assert differing(algorithm | {"clip_eps": 0.2}) == ["algorithm.clip_eps"]  # a run of today that set it
-    file = tmp_path / "config.toml"  # of the run itself, which says its default aloud
-    file.write_text('[algorithm]\nloss = "importance_sampling"\nclip_eps = 0.2\n', encoding="utf-8")
-    assert differing(former | {"clip_eps": 0.2}, load_config(file, tables=tables)[0]) == []

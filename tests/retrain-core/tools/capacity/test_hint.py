@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from retrain.engines.table import InferenceTable
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain.tools.capacity import machine, plugin
 from retrain.tools.capacity.advice import hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrain.credit.kl.tables import EntropyTable, KlTable
+from retrain.kernel.config.plugin_tables import EntropyTable, KlTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.capabilities import declared_capabilities
@@ -15,7 +15,7 @@ SWITCHES = {"entropy": "entropy.coef", "kl_cov": "entropy.kl_cov", "clip_cov": "
 
 def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
     """Every problem with the two tables."""
-    kl, entropy = config.table("kl", KlTable), config.table("entropy", EntropyTable)
+    kl, entropy = config.kl, config.entropy
     return [*_unsupported(config, plugins, kl), *_of_kl(config, kl), *_of_covariances(config, entropy)]
 
 
@@ -68,7 +68,7 @@ def _of_covariances(config: Config, entropy: EntropyTable) -> Iterator[Problem]:
         what = f"kl_cov is refused with loss = {config.algorithm.loss!r}"
         fix = 'set loss = "importance_sampling", or use clip_cov'
         yield Problem(where=where, what=what, why="it takes the place of a clipped ratio", fix=fix)
-    updates = config.value("training.minibatches", 1) * config.value("training.epochs", 1)
+    updates = config.training.minibatches * config.training.epochs
     if updates == 1 and "," not in config.backend.devices:
         what, why = "kl_cov has no effect with one update per step", "the policy is then still the one that sampled"
         yield Problem(

@@ -28,7 +28,7 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
         ("entropy", "Terms against a collapse of the entropy.", "EntropyTable"),
     ):
         traits = TableTraits(flag_prefix=f"{name}_")
-        factory = f"retrain.credit.kl.tables:{model}"
+        factory = f"retrain.kernel.config.plugin_tables:{model}"
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
 
 

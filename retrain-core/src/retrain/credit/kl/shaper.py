@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from retrain.credit.divergence import difference, given_logprobs, k1, means, with_token_rewards
-from retrain.credit.kl.tables import KlTable
 from retrain.credit.logprob_gap import LogprobRow
+from retrain.kernel.config.plugin_tables import KlTable
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.views import GroupsView
@@ -30,7 +30,7 @@ def shaper_of(
 
     `by_token`: credit takes rewards of single tokens; `needs_verdict`: it trains completions with a verdict alone.
     """
-    table, offered = config.table("kl", KlTable), backend.capabilities.regularisers
+    table, offered = config.kl, backend.capabilities.regularisers
     logs = table.log and "kl_log" in offered
     is_asked = table.log and not logs and "kl_reward" in offered and config.origin("kl.log") != DEFAULT_ORIGIN
     if not (table.coef or logs or is_asked):

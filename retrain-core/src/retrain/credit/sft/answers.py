@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.credit.sft.table import REFERENCE
+from retrain.kernel.config.plugin_tables import REFERENCE
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import ConfigError, Problem
@@ -40,7 +40,7 @@ def solve(
     A row is the prompt as sampling gets it, the answer and the end of the turn. The last two have advantage 1, and
     together at most `[training] max_tokens` tokens.
     """
-    column, limit = config.value("sft.answer", REFERENCE), config.training.max_tokens
+    column, limit = config.sft.answer, config.training.max_tokens
     answers = [_answer(prompt.example, column) for prompt in prompts]
     ids = tokenizer([answer or PROBE for answer in answers], add_special_tokens=False, verbose=False)["input_ids"]
     rows: dict[str, TrainRow] = {}

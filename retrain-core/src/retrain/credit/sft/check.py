@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from retrain.credit.check_loss import applicable_losses
-from retrain.credit.sft.table import SftTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
 from retrain.kernel.registry import Plugins
@@ -14,7 +13,7 @@ LIKELIHOOD = "likelihood"
 
 def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
     """A backend that cannot train on given answers, and keys of a source that is not named."""
-    table, backend = config.table("sft", SftTable), config.backend.backend
+    table, backend = config.sft, config.backend.backend
     problems = []
     if plugins.find(Kind.BACKEND, backend) and LIKELIHOOD not in applicable_losses(plugins, backend):
         what = f"backend {backend!r} cannot train on given answers"

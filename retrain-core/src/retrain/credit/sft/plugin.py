@@ -28,7 +28,10 @@ METRICS = (
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The table `[sft]`."""
-    summary, factory = "Training on given answers before the first step.", "retrain.credit.sft.table:SftTable"
+    summary, factory = (
+        "Training on given answers before the first step.",
+        "retrain.kernel.config.plugin_tables:SftTable",
+    )
     register(PluginSpec(name="sft", summary=summary, factory=factory, traits=TableTraits(flag_prefix="sft_")))
 
 
@@ -42,7 +45,7 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     """What the keys forbid among themselves, and a backend without the loss."""
-    if not config.value("sft.steps", 0):
+    if not config.sft.steps:
         return ()
     from retrain.credit.sft.check import problems_of
 

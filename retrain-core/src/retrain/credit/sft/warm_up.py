@@ -10,7 +10,7 @@ from typing import Any
 
 from retrain.credit.sft.answers import Solved, end_of_turn, solve
 from retrain.credit.sft.check import LIKELIHOOD
-from retrain.credit.sft.table import SftTable
+from retrain.kernel.config.plugin_tables import SftTable
 from retrain.kernel.config.schema import DataTable
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt
@@ -59,7 +59,7 @@ class SupervisedSteps:
 
 def supervised(context: PluginContext, tasks: Tasks) -> SupervisedSteps:
     """The warm-up of a run; ConfigError when no example of its source can be trained on."""
-    config, table = context.config, context.config.table("sft", SftTable)
+    config, table = context.config, context.config.sft
     prompts = _prompts(context, table, tasks) if table.source else tasks.pool.train
     end = end_of_turn(context.tokenizer, config, context.plugins)
     solved = solve(prompts, config, context.tokenizer, end_of_turn=end, context_length=tasks.context_length)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from retrain.credit.flow import CreditFlow, build_flow
-from retrain.credit.teacher.table import HERE, TeacherTable, has_teacher
+from retrain.credit.teacher.table import has_teacher
+from retrain.kernel.config.plugin_tables import HERE
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import Problem, RetrainError
@@ -32,8 +33,8 @@ def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
     found = [*_without_verdicts(config, flow), *_without_verifier(config, flow)]
     if has_teacher(config):
         found += [*_unread(config, plugins, flow), *_of_engine(config, plugins)]
-    elif config.value("teacher.url", "") or config.value("teacher.api_key_env", ""):
-        where = config.place("teacher.url" if config.value("teacher.url", "") else "teacher.api_key_env")
+    elif config.teacher.url or config.teacher.api_key_env:
+        where = config.place("teacher.url" if config.teacher.url else "teacher.api_key_env")
         fix = 'set engine = "vllm" or "sglang", or remove it'
         found.append(Problem(where=where, what="has no effect: [teacher] names no server", fix=fix))
     return found
@@ -53,7 +54,7 @@ def _without_verifier(config: Config, flow: CreditFlow) -> Iterator[Problem]:
     """A run that judges nothing: something else must teach, and nothing can be evaluated."""
     if has_verifier(config):
         return
-    weights: dict[str, float] = config.value("reward.weights", {})
+    weights: dict[str, float] = config.reward.weights
     path = "reward.weights" if weights else "reward.type"
     if flow.needs_verdict:
         what, why = "no completion would be judged", f"{flow.condition} learns from scores alone"
@@ -81,7 +82,7 @@ def _unread(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Prob
 
 def _of_engine(config: Config, plugins: Plugins) -> Iterator[Problem]:
     """An engine that cannot teach, not at this temperature, or not with an adapter."""
-    table, where = config.table("teacher", TeacherTable), config.place("teacher.engine")
+    table, where = config.teacher, config.place("teacher.engine")
     engines = {entry.spec.name: entry.spec.traits for entry in plugins.registered(Kind.INFERENCE_ENGINE)}
     teaching = {name: t for name, t in engines.items() if isinstance(t, EngineTraits) and t.open_teacher}
     if table.engine not in teaching:

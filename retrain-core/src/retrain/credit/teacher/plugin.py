@@ -30,7 +30,7 @@ METRICS = (
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The table `[teacher]`."""
-    summary, factory = "A model to learn from, token by token.", "retrain.credit.teacher.table:TeacherTable"
+    summary, factory = "A model to learn from, token by token.", "retrain.kernel.config.plugin_tables:TeacherTable"
     traits = TableTraits(flag_prefix="teacher_")
     register(PluginSpec(name="teacher", summary=summary, factory=factory, traits=traits))
 
@@ -53,11 +53,12 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
 @hookimpl
 def retrain_explain(config: Config) -> Mapping[str, Any] | None:
     """Who teaches, if anybody does."""
-    from retrain.credit.teacher.table import HERE, TeacherTable, has_teacher
+    from retrain.credit.teacher.table import has_teacher
+    from retrain.kernel.config.plugin_tables import HERE
 
     if not has_teacher(config):
         return None
-    table = config.table("teacher", TeacherTable)
+    table = config.teacher
     model = table.model or (config.model.model if table.engine == HERE else "its only model")
     adapter = f" with the adapter in {table.adapter}" if table.adapter else ""
     return {"teacher": f"{model}{adapter}, engine {table.engine}"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.credit.divergence import difference, given_logprobs, means, with_token_rewards
 from retrain.credit.logprob_gap import LogprobRow
-from retrain.credit.teacher.table import HERE, TeacherTable
+from retrain.kernel.config.plugin_tables import HERE
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.teacher import Teacher
 from retrain.kernel.declared import EngineTraits, Kind
@@ -24,7 +24,7 @@ STATE = "teacher"
 
 def open_teacher(context: PluginContext) -> TeacherShaper:
     """The shaper of a run with `[teacher]`; ConfigError when no installed part offers its engine as a teacher."""
-    config, engine = context.config, context.config.table("teacher", TeacherTable).engine
+    config, engine = context.config, context.config.teacher.engine
     require_vocabulary(context)
     traits = [entry.spec.traits for entry in context.plugins.find(Kind.INFERENCE_ENGINE, engine)]
     offered = [each.open_teacher for each in traits if isinstance(each, EngineTraits) and each.open_teacher]
@@ -41,7 +41,7 @@ def require_vocabulary(context: PluginContext) -> None:
 
     A server shows it when it is asked; see `engines`.
     """
-    config, table = context.config, context.config.table("teacher", TeacherTable)
+    config, table = context.config, context.config.teacher
     if table.engine != HERE or table.model in ("", config.model.model):
         return
     tables = {**config.tables, "model": config.model.model_copy(update={"model": table.model})}

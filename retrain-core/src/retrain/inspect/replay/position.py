@@ -105,7 +105,7 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
     checked = load_file(run / CONFIG_FILE, overrides, plugins)
     devices = settle_devices(checked.config, plugins, manifest)
     config = devices.config
-    _refuse_control(run, config.value("training.control", ""))
+    _refuse_control(run, config.training.control)
     context = PluginContext(
         config=config,
         seeds=run_seeds(config, int(manifest["seed"])),

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
-from retrain.kernel.config import schema
+from retrain.kernel.config import plugin_tables, schema
 from retrain.kernel.errors import ConfigError, Problem
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -55,7 +55,7 @@ class _TableOf(Generic[Model]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Every table of a run. Kernel tables are attributes; `value` reads keys of the others by path."""
+    """Every table of a run, as attributes; `table` gives those of other plugins as their model."""
 
     tables: Mapping[str, BaseModel]
     origins: Mapping[str, Origin] = field(default_factory=dict)  # "table.key" -> origin, only what is not a default
@@ -73,7 +73,7 @@ class Config:
         return found if isinstance(found, model) else model()
 
     def value(self, path: str, default: T) -> T:
-        """One value by `table.key`; `default` when no plugin registered that table or key."""
+        """One value by `table.key`, for keys that another distribution brings; `default` when none registered it."""
         table_name, _, name = path.partition(".")
         table = self.tables.get(table_name)
         return cast(T, getattr(table, name, default)) if table is not None else default
@@ -110,3 +110,13 @@ class Config:
     scoring = _TableOf(schema.ScoringTable)
     eval = _TableOf(schema.EvalTable)
     logging = _TableOf(schema.LoggingTable)
+    resume = _TableOf(schema.ResumeTable)
+    inference = _TableOf(plugin_tables.InferenceTable)
+    reward = _TableOf(plugin_tables.RewardTable)
+    environment = _TableOf(plugin_tables.EnvironmentTable)
+    planning = _TableOf(plugin_tables.PlanningTable)
+    teacher = _TableOf(plugin_tables.TeacherTable)
+    sft = _TableOf(plugin_tables.SftTable)
+    kl = _TableOf(plugin_tables.KlTable)
+    entropy = _TableOf(plugin_tables.EntropyTable)
+    backpressure = _TableOf(plugin_tables.BackpressureTable)

@@ -82,6 +82,40 @@ class AlgorithmTable(Table):
     transform_params: dict[str, Any] = key(
         {}, "Parameters of the transform; may hold its own uncertainty_kind.", needs="transform"
     )
+    batch_norm: bool = key(
+        False, "Then (A - mean) / (std + 1e-8) over all judged completions of the step.", needs="advantage"
+    )
+    advantage_clip: float = key(
+        0.0, "Then advantages between -advantage_clip and advantage_clip; 0 = off.", ge=0.0, needs="advantage"
+    )
+    dual_clip: float = key(
+        0.0, "ppo: where the advantage is negative, it counts at most this many times; 0 = off, else > 1."
+    )
+    aggregation: Literal["", "token_mean", "sequence_mean", "constant"] = key(
+        "", "Over what the loss is averaged; empty = the loss's own: token_mean, for gspo sequence_mean."
+    )
+    loss_params: dict[str, Any] = key({}, "Parameters of the loss.")
+    is_level: Literal["token", "sequence", "geometric"] = key(
+        "token", "What is_bounds apply to: each weight, their product over a sequence, or its T-th root."
+    )
+    is_mode: Literal["truncate", "mask"] = key(
+        "truncate", "A trainer/sampler importance weight outside is_bounds: moved to the bound, or 0."
+    )
+    is_bounds: list[float] = key([], "[low, high] of the trainer/sampler importance weight; empty = off.")
+
+    @field_validator("dual_clip")
+    @classmethod
+    def _above_one(cls, value: float) -> float:
+        if value != 0.0 and value <= 1.0:
+            raise ValueError("must be above 1, usually 3; 0 = off")
+        return value
+
+    @field_validator("is_bounds")
+    @classmethod
+    def _a_range(cls, bounds: list[float]) -> list[float]:
+        if bounds and not (len(bounds) == 2 and 0.0 <= bounds[0] < bounds[1]):
+            raise ValueError("must be [low, high] with 0 <= low < high, for example [0.5, 2.0]")
+        return bounds
 
 
 class PluginsTable(Table):
@@ -131,6 +165,21 @@ class TrainingTable(Table):
     grace_s: float = key(
         30.0, "Seconds that a stop by a signal may take before the process leaves.", gt=0.0, free_on_resume=True
     )
+    overlong: Literal["keep", "mask", "drop"] = key(
+        "keep", "Truncated completions: keep, mask (out of the loss) or drop (out of the baseline, too)."
+    )
+    soft_overlong: int = key(
+        0, "Length of the zone below max_tokens in which the reward falls by up to 1; 0 = off.", ge=0
+    )
+    refill: int = key(0, "Further rounds of prompts, at most, until batch_size groups can teach; 0 = off.", ge=0)
+    minibatches: int = key(1, "Optimizer steps that share out the step's groups.", ge=1)
+    epochs: int = key(1, "Passes over the step's groups, each of `minibatches` optimizer steps.", ge=1)
+    max_staleness: int = key(
+        -1, "Steps that sampling is ahead of training; 0 = in turn; -1 = 1 on split devices, else 0.", ge=-1, le=64
+    )
+    control: Literal["", "random_reward", "format_only", "no_update"] = key(
+        "", "Make the run a control: training is rewarded by coin flips, or by form alone, or nothing is updated."
+    )
 
 
 class OptimizerTable(Table):
@@ -140,6 +189,9 @@ class OptimizerTable(Table):
     beta2: float = key(0.95, "AdamW beta2.", ge=0.0, lt=1.0)
     eps: float = key(1e-8, "AdamW epsilon.", gt=0.0)
     grad_clip_norm: float = key(0.0, "Clip the gradient to this L2 norm; 0 = off.", ge=0.0)
+    schedule: Literal["constant", "linear", "cosine"] = key("constant", "How lr falls until [training] max_steps.")
+    warmup_steps: int = key(0, "Steps in which the learning rate rises to [training] lr.", ge=0)
+    min_lr_ratio: float = key(0.0, "The rate never falls below this share of [training] lr.", ge=0.0, le=1.0)
 
 
 class LoraTable(Table):
@@ -165,6 +217,8 @@ class DataTable(Table):
     system_prompt: str = key("", "System message put before every plain prompt; empty = none.")
     template_args: dict[str, Any] = key({}, "Arguments of the chat template, for example {enable_thinking = false}.")
     options: dict[str, Any] = key({}, "Options of the source (`--data-opt k=v`); see the source's own page.")
+    sampler: str = key("uniform", "What chooses the prompts of each step: {names} or a plugin.", names=Kind.SAMPLER)
+    sampler_params: dict[str, Any] = key({}, "Parameters of the sampler.")
 
 
 class RewardLimits(Table):
@@ -217,4 +271,16 @@ class LoggingTable(Table):
     log_dir: str = key("logs/train", "Run folder.", min_length=1, free_on_resume=True, is_path=True)
     recorders: list[str] = key(
         [], "Recorders beside the JSONL files, by name.", names=Kind.RECORDER, free_on_resume=True
+    )
+
+
+class ResumeTable(Table):
+    """Continue an earlier run."""
+
+    from_: str = key("", "Run folder to continue (`--resume DIR`).", alias="from", free_on_resume=True, is_path=True)
+    anyway: bool = key(
+        False,
+        "Continue although configuration, code or data make it a different run.",
+        free_on_resume=True,
+        needs="resume.from_",
     )

@@ -20,6 +20,7 @@ TABLES = (  # name, model in retrain.kernel.config.schema, prefix of its flags, 
     ("scoring", "ScoringTable", "scoring_", "How completions are scored: in processes that can be killed."),
     ("eval", "EvalTable", "eval_", "Held-out evaluation on examples that are never trained on."),
     ("logging", "LoggingTable", "", "Where the run is recorded."),
+    ("resume", "ResumeTable", "resume_", "Continue an earlier run."),
 )
 
 

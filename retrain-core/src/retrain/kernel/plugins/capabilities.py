@@ -13,6 +13,6 @@ def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | No
     capabilities = entries[0].spec.traits if entries else None
     if not isinstance(capabilities, Capabilities):
         return None
-    engines = plugins.find(Kind.INFERENCE_ENGINE, config.value("inference.engine", ""))
+    engines = plugins.find(Kind.INFERENCE_ENGINE, config.inference.engine)
     traits = engines[0].spec.traits if engines else None
     return traits.limit(capabilities) if isinstance(traits, EngineTraits) else capabilities

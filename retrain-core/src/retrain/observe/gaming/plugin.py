@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
@@ -25,7 +26,7 @@ NO_SHADOW = "without [reward] shadow"
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The keys of `[reward]` about a shadow."""
-    factory, summary = "retrain.observe.gaming.table:ShadowKeys", "A second verifier that is never trained."
+    factory, summary = "retrain.kernel.config.plugin_tables:ShadowKeys", "A second verifier that is never trained."
     register(PluginSpec(name="reward", summary=summary, factory=factory, traits=TableTraits(extends=True)))
 
 
@@ -55,7 +56,8 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     """Problems with `[reward] shadow`."""
-    if not config.value("reward.shadow", "") and not config.value("reward.shadow_params", {}):
+    keys = config.table("reward", ShadowKeys)
+    if not keys.shadow and not keys.shadow_params:
         return ()
     from retrain.observe.gaming.shadow_check import shadow_problems
 
@@ -89,7 +91,7 @@ def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]], correct_above: fl
 @hookimpl
 def retrain_report_sections(run: RunView) -> Mapping[str, str | ReportSection] | None:
     """The curves of reward and shadow, and the alarms."""
-    if not run.config.value("reward.shadow", ""):
+    if not run.config.table("reward", ShadowKeys).shadow:
         return None
     from retrain.observe.gaming.alarm_report import alarm_text
     from retrain.observe.gaming.shadow_report import report_section  # only a report needs them

@@ -28,7 +28,7 @@ def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
         fix = "name a reward that judges, or remove the key"
         yield Problem(where=where, what=f"reward {NO_REWARD!r} judges nothing", fix=fix)
     elif brings_tasks(config, plugins):
-        provider = config.value("environment.provider", "")
+        provider = config.environment.provider
         what = f"environment {provider!r} scores its own episodes, and gives no text that a shadow could score"
         yield Problem(where=where, what=what, fix="remove the shadow, or let [data] and [reward] give tasks and scores")
     elif not has_verifier(config):

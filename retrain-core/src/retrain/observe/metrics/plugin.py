@@ -34,9 +34,9 @@ def retrain_extra_metrics(run: RunView, groups: GroupsView, credit: Credit) -> M
         **fields.group_metrics(credit.statuses_P),
         **fields.length_metrics(scored),
     }
-    if run.config.value("training.refill", 0):
+    if run.config.training.refill:
         found |= fields.refill_metrics(scored, credit)
-    if run.config.value("training.overlong", "keep") == "drop":
+    if run.config.training.overlong == "drop":
         found |= fields.overlong_metrics(scored)
     return found
 

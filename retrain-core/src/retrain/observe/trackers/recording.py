@@ -10,6 +10,7 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
 from retrain.observe.trackers.contract import Recorder
+from retrain.observe.trackers.table import TrackerKeys
 from retrain.run.fault_guard import FaultGuard
 from retrain.text.secrets import redacted
 
@@ -25,7 +26,7 @@ OPTIONAL = frozenset({"state", "restore", "checkpoint"})
 def recorder_names(config: Config) -> dict[str, str]:
     """The recorders of a configuration, each with the key that selects it; `wandb_project` selects `wandb`."""
     names = dict.fromkeys(config.logging.recorders, "logging.recorders")
-    return ({"wandb": "logging.wandb_project"} if config.value("logging.wandb_project", "") else {}) | names
+    return ({"wandb": "logging.wandb_project"} if config.table("logging", TrackerKeys).wandb_project else {}) | names
 
 
 def watch_run(context: PluginContext) -> Recorders | None:

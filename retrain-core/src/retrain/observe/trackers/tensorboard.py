@@ -18,7 +18,7 @@ FILE_VERSION = "brain.Event:2"  # the first record of every event file
 def build(context: PluginContext) -> TensorboardRecorder:
     """The recorder; ConfigError when tensorboard is not installed."""
     require("tensorboard", where=context.config.place("logging.recorders"))
-    return TensorboardRecorder(first_step=FIRST_STEP - context.config.value("sft.steps", 0))
+    return TensorboardRecorder(first_step=FIRST_STEP - context.config.sft.steps)
 
 
 class TensorboardRecorder:

@@ -10,6 +10,7 @@ from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.observe.trackers.names import PROVENANCE, named_config, named_metrics, require, run_name
+from retrain.observe.trackers.table import TrackerKeys
 from retrain.run.wandb_key import wandb_key
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
@@ -29,13 +30,13 @@ def build(context: PluginContext) -> WandbRecorder:
     wandb itself is imported at `start`.
     """
     config = context.config
-    selected_by = "logging.wandb_project" if config.value("logging.wandb_project", "") else "logging.recorders"
+    selected_by = "logging.wandb_project" if config.table("logging", TrackerKeys).wandb_project else "logging.recorders"
     require("wandb", where=config.place(selected_by))
     is_found, detail = wandb_key()
     if not is_found:
         fix = "run `wandb login` or set WANDB_API_KEY to send it, WANDB_MODE=offline if that is what you want"
         LOG.warning("wandb: %s, so the run will be kept offline; %s", detail, fix)
-    return WandbRecorder(artifacts=config.value("logging.checkpoint_artifacts", False))
+    return WandbRecorder(artifacts=config.table("logging", TrackerKeys).checkpoint_artifacts)
 
 
 class WandbRecorder:

@@ -147,7 +147,7 @@ def _written(config: Config, keys: Keys, text: str) -> str:
     if before is None:
         return text
     if keys[:-1] == COMMAND:
-        arguments: Mapping[str, Any] = config.value("environment.args", {})
+        arguments: Mapping[str, Any] = config.environment.args
         now, then = (words_of(str(value_at(given, COMMAND[2:]))) for given in (arguments, before))
         return dict(zip(now, then, strict=False)).get(text, text)
     found = value_at(before, tuple(below))

@@ -115,7 +115,7 @@ def follow_record(
     Code in the folder where that run was started can be imported from then on. Problems are inputs that a resume does
     not find; for anything else they are `Config.lost`, since not everything needs every input.
     """
-    resumed = str(config.value("resume.from_", ""))
+    resumed = str(config.resume.from_)
     records = list(_records(Path(resumed).expanduser() if resumed else None, file))
     if not any(record.manifest.get("paths") for record in records):
         return config, []
@@ -221,7 +221,7 @@ class _Follower:
             digest, now = self._recorded_digest(recorded), self._digest(recorded, place)
             if digest and digest == now:
                 self._replace(each.keys, place, before)
-            elif digest and not self._config.value("resume.anyway", False):
+            elif digest and not self._config.resume.anyway:
                 where = self._config.place(".".join(each.keys[:2]))
                 what = f"{printable(each.value)} is not what the run read as {printable(before)}"
                 why = f"recorded {digest}, and there it is {now or 'empty'}"

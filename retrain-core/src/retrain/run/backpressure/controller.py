@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.config.plugin_tables import BackpressureTable
 from retrain.run.backpressure.roofline import UNKNOWN, WARMUP, Roofline, regime
 from retrain.run.backpressure.samples import Sample, Window
-from retrain.run.backpressure.table import BackpressureTable
 from retrain.run.backpressure.usl import UNBOUNDED, Scaling, fit_usl
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ LENGTH_DECAY = 0.8  # of the mean completion length that selects comparable samp
 def build(context: PluginContext) -> UslPacer:
     """The pacer that `[backpressure]` describes, beginning at `[training] batch_size`."""
     config = context.config
-    table = config.table("backpressure", BackpressureTable)
+    table = config.backpressure
     batch_size = config.training.batch_size
     pacer = UslPacer(table, batch_size=batch_size, group_size=config.training.group_size)
     LOG.info(

@@ -13,7 +13,7 @@ from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The table of adaptive batch sizing."""
     traits = TableTraits(flag_prefix="bp_")
-    factory = "retrain.run.backpressure.table:BackpressureTable"
+    factory = "retrain.kernel.config.plugin_tables:BackpressureTable"
     register(PluginSpec(name="backpressure", summary="Adaptive batch sizing.", factory=factory, traits=traits))
 
 

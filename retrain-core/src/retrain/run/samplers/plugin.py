@@ -31,10 +31,10 @@ def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
     """A sampler that goes by verdicts, where nothing is judged."""
-    name: str = config.value("data.sampler", "")
-    rewards: dict[str, float] = config.value("reward.weights", {})
-    judged = {*(rewards or [config.value("reward.type", "")])} != {"none"} or config.value("environment.provider", "")
-    params: dict[str, Any] = config.value("data.sampler_params", {})
+    name: str = config.data.sampler
+    rewards: dict[str, float] = config.reward.weights
+    judged = {*(rewards or [config.reward.type])} != {"none"} or config.environment.provider
+    params: dict[str, Any] = config.data.sampler_params
     by_rate = name == "curriculum" and params.get("moves_by") == "rate"
     if judged or not (by_rate or name in BY_VERDICTS):
         return []

@@ -44,14 +44,14 @@ def control_problems(config: Config) -> list[Problem]:
     control, where = control_of(config), config.place(KEY)
     if control is None or control is Control.NO_UPDATE:
         return []
-    names = [*config.value("reward.weights", {})] or [config.value("reward.type", "")]
+    names = [*config.reward.weights] or [config.reward.type]
     fix = 'use control = "no_update"'
     if any(config.value(path, own) != own for path, own in OF_A_TEACHER.items()):
         what = f"{control} replaces the reward, and here a [teacher] teaches as well"
         return [Problem(where=where, what=what, fix=fix)]
-    if "none" in names and not config.value("environment.provider", ""):
+    if "none" in names and not config.environment.provider:
         return [Problem(where=where, what=f"{control} replaces the reward, and reward 'none' gives none", fix=fix)]
-    if control is Control.FORMAT_ONLY and (provider := config.value("environment.provider", "")):
+    if control is Control.FORMAT_ONLY and (provider := config.environment.provider):
         what = f"environment {provider!r} does not say which answers it can read, so form alone cannot be rewarded"
         return [Problem(where=where, what=what, fix='use control = "random_reward", or "no_update"')]
     return []
@@ -66,7 +66,7 @@ def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Cal
     control = control_of(config)
     if control is None or control is Control.NO_UPDATE:
         return lambda sample: sample
-    weights: dict[str, float] = dict(config.value("reward.weights", {})) or dict.fromkeys(verifier.names, 1.0)
+    weights: dict[str, float] = dict(config.reward.weights) or dict.fromkeys(verifier.names, 1.0)
     pays = (
         _coins(seeds, tuple(weights)) if control is Control.RANDOM_REWARD else _forms(verifier, where=config.place(KEY))
     )

@@ -24,9 +24,9 @@ class Course:
         return cls(
             lr=config.training.lr,
             max_steps=config.training.max_steps,
-            schedule=config.value("optimizer.schedule", "constant"),
-            warmup_steps=config.value("optimizer.warmup_steps", 0),
-            min_lr_ratio=config.value("optimizer.min_lr_ratio", 0.0),
+            schedule=config.optimizer.schedule,
+            warmup_steps=config.optimizer.warmup_steps,
+            min_lr_ratio=config.optimizer.min_lr_ratio,
         )
 
     @property

@@ -20,7 +20,7 @@ TRUNCATED = "truncated: [training] overlong = drop"
 
 def selection(config: Config) -> Callable[[Sample], Sample]:
     """How a step is sampled under `[training] overlong` and `refill`: in one unchanged round with both off."""
-    drops, refill = config.value("training.overlong", "keep") == "drop", config.value("training.refill", 0)
+    drops, refill = config.training.overlong == "drop", config.training.refill
 
     def select(sample: Sample) -> Sample:
         one = _without_truncated(sample) if drops else sample

@@ -45,7 +45,7 @@ def staleness_problems(config: Config, capabilities: Capabilities | None) -> Ite
     most = config.value(KEY, AUTO)
     if capabilities is not None and most > capabilities.max_staleness:
         yield _too_many(config, capabilities.max_staleness)
-    if most > 1 and config.value("backpressure.enabled", False):
+    if most > 1 and config.backpressure.enabled:
         what = f"max_staleness = {most} does not go with back pressure"
         why = "it chooses the prompts of a step by the time of the one before, which is not over when they are sampled"
         fix = "set max_staleness = 1, or [backpressure] enabled = false"
@@ -66,9 +66,9 @@ def meaning(config: Config) -> str:
 def correction(config: Config) -> str:
     """What corrects for completions of an older policy, and what bounds that."""
     ratio = "each token is weighted by p now / p when sampled, which does not correct for how likely its prefix is now"
-    bounds: list[float] = config.value("algorithm.is_bounds", [])
+    bounds: list[float] = config.algorithm.is_bounds
     if bounds:
-        mode = config.value("algorithm.is_mode", "truncate")
+        mode = config.algorithm.is_mode
         return f"the importance weight within is_bounds = {bounds} (is_mode = {mode}) corrects for it"
     if config.algorithm.tis_cap > 0.0:
         return f"the importance weight, at most tis_cap = {config.algorithm.tis_cap:g}, corrects for it"

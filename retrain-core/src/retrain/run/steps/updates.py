@@ -29,7 +29,7 @@ class Updates:
     def __init__(self, config: Config, backend: Backend, seeds: Seeds, stops: Interrupts) -> None:
         self._config, self._backend, self._seeds, self._stops = config, backend, seeds, stops
         self._course, self._is_told = Course.of(config), False
-        self._wanted, self._epochs = config.value("training.minibatches", 1), config.value("training.epochs", 1)
+        self._wanted, self._epochs = config.training.minibatches, config.training.epochs
         if self._course.warning:
             LOG.warning("%s", self._course.warning)
 
@@ -84,7 +84,7 @@ class Updates:
 
         The loss's ratio is relative to those, and the weight compares them with the sampler's.
         """
-        if not self._config.algorithm.tis_cap and not self._config.value("algorithm.is_bounds", []):
+        if not self._config.algorithm.tis_cap and not self._config.algorithm.is_bounds:
             return batch.rows
         measure = getattr(self._backend, "logprobs", None)
         found = measure(batch.rows, batch.temperature) if measure else None

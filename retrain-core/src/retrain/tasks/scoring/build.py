@@ -24,14 +24,14 @@ def build_rewards(config: Config, context: PluginContext, data_reward: Reward | 
 
     `data_reward`, the data source's own verifier, is used when the user set neither, under the source's name.
     """
-    weights: Mapping[str, float] = config.value("reward.weights", {})
+    weights: Mapping[str, float] = config.reward.weights
     if weights:
         path = "reward.weights"
     else:
         path = "reward.type"
         if data_reward is not None and not names_a_reward(config):
             return (NamedReward(name=config.data.source, reward=data_reward),)
-        weights = {config.value("reward.type", DEFAULT_REWARD): 1.0}
+        weights = {config.reward.type: 1.0}
     if data_reward is not None:
         LOG.info("%s replaces the verifier that data source %r brings", config.place(path), config.data.source)
     return tuple(
@@ -46,7 +46,7 @@ def build_rewards(config: Config, context: PluginContext, data_reward: Reward | 
 
 def brings_tasks(config: Config, plugins: Plugins) -> bool:
     """Whether tasks and scoring are those of an environment, and not those of `[data]` and `[reward]`."""
-    provider = config.value("environment.provider", "")
+    provider = config.environment.provider
     found = plugins.find(Kind.ENVIRONMENT, provider) if provider else ()
     traits = found[0].spec.traits if found else None
     return bool(provider) and not (isinstance(traits, Mapping) and traits.get("plays_data"))
@@ -54,9 +54,9 @@ def brings_tasks(config: Config, plugins: Plugins) -> bool:
 
 def has_verifier(config: Config) -> bool:
     """Whether anything judges the completions of a run: not with `[reward] type = "none"`."""
-    weights: Mapping[str, float] = config.value("reward.weights", {})
-    names = list(weights) or [config.value("reward.type", DEFAULT_REWARD)]
-    return bool(config.value("environment.provider", "")) or NO_REWARD not in names
+    weights: Mapping[str, float] = config.reward.weights
+    names = list(weights) or [config.reward.type]
+    return bool(config.environment.provider) or NO_REWARD not in names
 
 
 def judges(rewards: Sequence[object]) -> bool:

@@ -80,7 +80,7 @@ def _texts(reward: Any, example: Example) -> list[str]:
 
 
 def _place(config: Config, name: str) -> str:
-    if config.value("reward.weights", {}):
+    if config.reward.weights:
         return f"{config.place('reward.weights')} {name}"
     is_of_source = name == config.data.source and not names_a_reward(config)
     return config.place("data.source" if is_of_source else "reward.type")

@@ -62,7 +62,7 @@ def hint(shares: Mapping[str, float], config: Config) -> str:
     if config.backend.backend != "local":
         return ""
     has_gpu = device_kind(config.backend.devices) == "cuda"
-    engine = config.value("inference.engine", "pytorch")
+    engine = config.inference.engine
     if shares.get("sample", 0.0) >= DOMINANT:
         share = f"sampling {_percent(shares['sample'])} with engine = {engine!r}"
         if engine != "pytorch":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrain.kernel.config.resolved import Config, Layer
+from retrain.records.campaign_table import CampaignTable
 from retrain.run.configure import steps_per_run
 
 
@@ -41,13 +42,13 @@ def schedule_of(config: Config) -> Schedule:
     """One run, or those of `[campaign]` if the file has that table: all at once, or `max_workers` at a time."""
     if not is_campaign(config):
         return Schedule(conditions=1, seeds=1, max_steps=config.training.max_steps, parallelism=1)
-    conditions: list[object] = config.value("campaign.conditions", [])
-    seeds: list[int] = config.value("campaign.seeds", [])
+    table = config.table("campaign", CampaignTable)
+    conditions, seeds = table.conditions, table.seeds
     runs = max(1, len(conditions)) * max(1, len(seeds))
-    workers = config.value("campaign.max_workers", 0) or runs
+    workers = table.max_workers or runs
     return Schedule(
         conditions=max(1, len(conditions)),
         seeds=max(1, len(seeds)),
         max_steps=steps_per_run(config),
-        parallelism=min(workers, runs) if config.value("campaign.parallel", False) else 1,
+        parallelism=min(workers, runs) if table.parallel else 1,
     )

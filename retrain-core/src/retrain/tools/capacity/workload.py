@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from retrain.kernel.config.plugin_tables import SetsKeys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import Workload
 from retrain.tools.capacity.machine import device_kind
@@ -22,8 +23,8 @@ def workload_of(
     """
     training, options = config.training, config.backend.options
     batch_size = training.batch_size
-    if config.value("backpressure.enabled", False):
-        batch_size = max(batch_size, config.value("backpressure.max_batch_size", batch_size))
+    if config.backpressure.enabled:
+        batch_size = max(batch_size, config.backpressure.max_batch_size)
     prompt = prompt_tokens or ASSUMED_PROMPT_TOKENS
     room = max(1, context - prompt) if context else training.max_tokens
     checkpointing = options.get("gradient_checkpointing", "auto")
@@ -38,12 +39,12 @@ def workload_of(
         micro_batch_tokens=int(_positive(options, "micro_batch_tokens")),
         cache_bytes=int(_positive(options, "cache_gb") * 2**30),
         samplers=0 if is_campaign(config) else config.backend.devices.count(","),  # a campaign assigns them to its runs
-        is_served=config.value("inference.engine", "pytorch") != "pytorch",
-        is_sharing=config.value("inference.prefix_caching", True),
+        is_served=config.inference.engine != "pytorch",
+        is_sharing=config.inference.prefix_caching,
         gradient_checkpointing=checkpointing if isinstance(checkpointing, str) else "auto",
         model_dtype=config.value("model.dtype", "auto"),
-        dtype=config.value("inference.dtype", "auto"),
-        kv_cache_dtype=config.value("inference.kv_cache_dtype", "auto"),
+        dtype=config.inference.dtype,
+        kv_cache_dtype=config.inference.kv_cache_dtype,
         quantize=config.value("model.quantize", "none"),
     )
 
@@ -55,7 +56,7 @@ def eval_completions_of(config: Config) -> int:
 
 def _completions_of_sets(config: Config) -> int:
     """Completions of the further evaluation sets that say how many examples they have."""
-    sets: Mapping[str, Any] = config.value("eval.sets", {})
+    sets: Mapping[str, Any] = config.table("eval", SetsKeys).sets
     sizes = ((each.get("examples", 0), 1 if each.get("greedy") else each.get("samples")) for each in sets.values())
     return sum(int(n) * int(samples or config.eval.samples) for n, samples in sizes if isinstance(n, int))
 

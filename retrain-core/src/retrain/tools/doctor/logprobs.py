@@ -62,7 +62,7 @@ def _sampler_logprobs(sample: Sample, config: Config) -> Floats:
     """What the engine reported; recomputed log-probabilities come from the trainer and would agree with themselves."""
     if sample.engine_logprobs_T is not None:
         return sample.engine_logprobs_T
-    if config.value("inference.logprobs", "engine") == "trainer":
+    if config.inference.logprobs == "trainer":
         what = "the engine does not report log-probabilities of the distribution that it samples from"
         why = "a run recomputes them with the training model, and each step logs the gap as engine_gap_mean"
         where, fix = config.place("inference.logprobs"), "leave --logprobs out"

@@ -32,7 +32,7 @@ def _installation() -> Diagnosis:
 
 
 def _run_folder(config: Config) -> Diagnosis:
-    if resumed := config.value("resume.from_", ""):
+    if resumed := config.resume.from_:
         return _disk(Path(resumed).expanduser(), name="run folder")
     place = config.place("logging.log_dir")
     try:

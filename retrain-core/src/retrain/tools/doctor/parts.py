@@ -10,6 +10,7 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.plugin_spec import LoadFailure
 from retrain.kernel.plugins.first_party import CORE, own_distributions, provider
 from retrain.kernel.registry import Plugins
+from retrain.records.campaign_table import CampaignTable
 from retrain.run.check import registered_tables
 from retrain.run.selected import Selected, selected_parts
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra
@@ -36,7 +37,7 @@ def _distribution(name: str, plugins: Plugins, *, needed: bool) -> Diagnosis:
 
 def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
     recorders = {part.name for part in selected if part.kind is Kind.RECORDER}
-    launcher = config.value("campaign.launcher", "") if config and _is_campaign(config) else ""
+    launcher = config.table("campaign", CampaignTable).launcher if config and _is_campaign(config) else ""
     return [
         *(
             diagnose_extra(CORE, name, purpose=f"recorder {name!r}", needed=name in recorders)

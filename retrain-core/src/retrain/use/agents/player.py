@@ -24,9 +24,9 @@ CONCURRENCY, MOST_CALLS = 16, 64
 def make_agent(context: PluginContext) -> AgentPlayer:
     """The agent that `[environment]` names; ConfigError lists every fault."""
     config = context.config
-    args: Mapping[str, Any] = config.value("environment.args", {})
-    entry, command = str(config.value("environment.id", "")), args.get("command", "")
-    concurrency, most_calls = args.get("concurrency", CONCURRENCY), config.value("environment.max_turns", -1)
+    args: Mapping[str, Any] = config.environment.args
+    entry, command = str(config.environment.id), args.get("command", "")
+    concurrency, most_calls = args.get("concurrency", CONCURRENCY), config.environment.max_turns
     places = {name: config.place(f"environment.{name}") for name in ("id", "args", "max_turns")}
     problems = [_unknown(name, places["args"]) for name in args if name not in ARGUMENTS]
     if not isinstance(command, str) or bool(entry) == bool(command):
@@ -50,7 +50,7 @@ def make_agent(context: PluginContext) -> AgentPlayer:
         program,
         name="agent",
         concurrency=concurrency,
-        timeout_s=config.value("environment.timeout_s", 60.0),
+        timeout_s=config.environment.timeout_s,
         memory_gb=config.scoring.memory_gb,
     )
     return AgentPlayer(stage, name=entry or command, most_calls=most_calls if most_calls > 0 else MOST_CALLS)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
+from retrain.kernel.config.plugin_tables import SetsKeys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt
@@ -17,7 +18,7 @@ from retrain.kernel.types import SamplingParams
 from retrain.run.seed_sources import set_apart
 from retrain.tasks.examples import uses_own_verifier
 from retrain.tasks.prompts import build_pool
-from retrain.tasks.scoring.build import DEFAULT_REWARD, comparing_rewards, load_data
+from retrain.tasks.scoring.build import comparing_rewards, load_data
 from retrain.tasks.scoring.shadow import build_service
 from retrain.tasks.scoring.trial import refuse_broken_rewards
 from retrain.tasks.tasks import Tasks, closed_on_error
@@ -57,7 +58,7 @@ class LoadedSet:
 def held_out_set(context: PluginContext, tasks: Tasks) -> LoadedSet:
     """The held-out examples of a run, judged as in training."""
     config = context.config
-    training, cluster = config.training, str(config.value("eval.cluster", ""))
+    training, cluster = config.training, str(config.table("eval", SetsKeys).cluster)
     prompts = tasks.pool.held_out
     _check_cluster(cluster, prompts, config.place("eval.cluster"))
     return LoadedSet(
@@ -121,8 +122,8 @@ def _shared_verifier(tasks: Tasks | None, data: LoadedData, config: Config, of_r
     """The run's verifier if the set would build the same: equal rewards, and none that the data brings."""
     if tasks is None or not isinstance(tasks.verifier, RewardVerifier) or uses_own_verifier(data, config):
         return None
-    weights: Mapping[str, float] = config.value("reward.weights", {})
-    names = tuple(weights) or (config.value("reward.type", DEFAULT_REWARD),)
+    weights: Mapping[str, float] = config.reward.weights
+    names = tuple(weights) or (config.reward.type,)
     is_same = config.tables.get("reward") == of_run.tables.get("reward") and tasks.verifier.names == names
     return tasks.verifier if is_same else None
 

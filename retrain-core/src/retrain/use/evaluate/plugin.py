@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.config.plugin_tables import SetsKeys
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The keys of `[eval]` about further sets."""
-    factory, summary = "retrain.use.evaluate.table:SetsKeys", "Further sets to evaluate on."
+    factory, summary = "retrain.kernel.config.plugin_tables:SetsKeys", "Further sets to evaluate on."
     register(PluginSpec(name="eval", summary=summary, factory=factory, traits=TableTraits(extends=True)))
 
 
@@ -61,7 +62,7 @@ def retrain_explain(config: Config) -> Mapping[str, Any] | None:
 
 
 def _has_sets(config: Config) -> bool:
-    return bool(config.value("eval.sets", {}))
+    return bool(config.table("eval", SetsKeys).sets)
 
 
 @hookimpl

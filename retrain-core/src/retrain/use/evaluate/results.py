@@ -114,7 +114,7 @@ def _header(subject: Subject, each: LoadedSet) -> dict[str, Any]:
         "temperature": params.temperature,
         "max_tokens": params.max_tokens,
         "greedy": params.greedy,
-        "engine": str(config.value("inference.engine", "")),
+        "engine": str(config.inference.engine),
         "rewards": list(each.verifier.names),
         "reward": hide(config.as_dict().get("reward", {})),
         "correct_above": config.scoring.correct_above,

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.plugin_tables import SetsKeys
 from retrain.kernel.config.positions import key_lines
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer, Origin
 from retrain.kernel.errors import Problem
@@ -48,7 +49,7 @@ class EvalSet:
     @property
     def described(self) -> str:
         """`files hard.jsonl, math, 64 examples x 1, greedy`"""
-        data, reward = self.config.data, self.config.value("reward.type", "")
+        data, reward = self.config.data, self.config.reward.type
         source = f"{data.source} {data.path}".strip()
         how = "greedy" if self.params.greedy else f"temperature {self.params.temperature:g}"
         return f"{source}, {reward}, {self.examples or 'all'} examples x {self.samples}, {how}"
@@ -57,7 +58,7 @@ class EvalSet:
 def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
     """The sets of `[eval.sets]`, in their order, and every problem with a key of theirs."""
     sets, problems = [], []
-    given: Mapping[str, Mapping[str, Any]] = config.value("eval.sets", {})
+    given: Mapping[str, Mapping[str, Any]] = config.table("eval", SetsKeys).sets
     lines = _lines(config) if given else {}
     for name, values in given.items():
         line = lines.get(f"eval.sets.{name}")
@@ -115,7 +116,7 @@ def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -
             examples=own.examples,
             samples=1 if own.greedy else own.samples or config.eval.samples,
             seed=config.eval.seed if own.seed is None else own.seed,
-            cluster=config.value("eval.cluster", "") if own.cluster is None else own.cluster,
+            cluster=config.table("eval", SetsKeys).cluster if own.cluster is None else own.cluster,
             names_reward=reward is not None,
             place=place,
         ),

@@ -269,7 +269,7 @@ def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet)
 
 def _repeats(request: Request, policy: Opened, subject: Subject) -> bool:
     """Whether the run may have evaluated this policy so itself; before its first step it has had its warm-up."""
-    has_warm_up = subject.steps == 0 and bool(policy.config.value("sft.steps", 0))
+    has_warm_up = subject.steps == 0 and bool(policy.config.sft.steps)
     is_changed = any(origin.layer is Layer.ENVIRONMENT for origin in policy.config.origins.values())
     return request.is_plain and not is_changed and not has_warm_up
 

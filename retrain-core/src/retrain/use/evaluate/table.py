@@ -1,19 +1,10 @@
-"""The keys of `[eval]` about further sets, and those of `[eval.sets.NAME]`."""
+"""The keys of `[eval.sets.NAME]`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from retrain.kernel.config.keys import Table, key
-
-
-class SetsKeys(Table):
-    """Further sets to evaluate on, and what groups examples with a common source."""
-
-    sets: dict[str, dict[str, Any]] = key(
-        {}, "Further sets: [eval.sets.NAME] with the keys of [data], reward, examples, samples, temperature, greedy..."
-    )
-    cluster: str = key("", "Column that groups examples with a common source in eval.jsonl; empty = each by itself.")
 
 
 class SetKeys(Table):

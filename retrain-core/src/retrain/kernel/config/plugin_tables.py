@@ -1,0 +1,292 @@
+"""Tables that a plugin registers and that other packages read, too; each is at its defaults without its plugin."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import field_validator, model_validator
+
+from retrain.kernel.config.keys import Table, key
+from retrain.kernel.declared import Kind
+
+HERE = "pytorch"  # the engine that is no server
+REFERENCE = "reference"
+
+
+def server_urls(text: str) -> str:
+    """The value of a key that holds URLs of servers with commas between them.
+
+    ValueError, which shows no login, unless each is one.
+    """
+    for url in filter(None, (part.strip() for part in text.split(","))):
+        if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url) or not _has_address(url):
+            raise ValueError(f"{url.rpartition('@')[2]!r} is not a URL such as http://127.0.0.1:8000")
+    return text
+
+
+def _has_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port above 65535, half a bracket
+        return False
+
+
+class InferenceTable(Table):
+    """Which engine samples completions, and how. The keys from `url` to `api_key_env` apply to servers."""
+
+    engine: str = key("pytorch", "pytorch, or a server: max, vllm, sglang, mlx, openai.", names=Kind.INFERENCE_ENGINE)
+    options: dict[str, Any] = key({}, "Options of an engine plugin.")
+    url: str = key(
+        "",
+        "URL of the server, or several with commas; empty = the engine's own on this machine.",
+        free_on_resume=True,
+        needs="inference.engine",
+    )
+    admin_url: str = key(
+        "",
+        "URLs of the servers behind a router at url, with commas: weights go to each.",
+        free_on_resume=True,
+        needs="inference.engine",
+    )
+    logprobs: Literal["engine", "trainer"] = key(
+        "engine", "Behaviour log-probabilities: the engine's own, or recomputed with the training model."
+    )
+    max_gap: float = key(
+        0.1,
+        "Stop when engine and trainer differ by more on a probe; mean, in nats.",
+        gt=0.0,
+        free_on_resume=True,
+        needs="inference.engine",
+    )
+    keep_versions: int = key(
+        2, "Policy versions whose adapters a server keeps.", ge=1, free_on_resume=True, needs="inference.engine"
+    )
+    adapter_dir: str = key(
+        "",
+        "Folder for adapters that every server can read; empty = a temporary one.",
+        free_on_resume=True,
+        is_path=True,
+        needs="inference.engine",
+    )
+    max_concurrent: int = key(
+        256, "Requests in flight at a time, over all servers.", ge=1, free_on_resume=True, needs="inference.engine"
+    )
+    timeout_s: float = key(
+        600.0, "Seconds that one request may take.", gt=0.0, free_on_resume=True, needs="inference.engine"
+    )
+    retry_s: float = key(
+        300.0,
+        "Seconds during which a failed request is retried; 0 = never.",
+        ge=0.0,
+        free_on_resume=True,
+        needs="inference.engine",
+    )
+    api_key_env: str = key(
+        "",
+        "Environment variable that holds the server's key; empty = none.",
+        free_on_resume=True,
+        needs="inference.engine",
+    )
+    attention_kernel: Literal["default", "flash", "triton", "tk", "cutlass"] = key(
+        "default", "Attention kernel of the pytorch engine; default = the best available.", flag="attention_kernel"
+    )
+    dtype: Literal["auto", "bf16", "fp8", "fp4"] = key(
+        "auto", "Weights that the pytorch engine samples with; auto = those of training. The gap is logged."
+    )
+    kv_cache_dtype: Literal["auto", "bf16", "fp8", "int8"] = key(
+        "auto", "Keys and values cached by the pytorch engine; auto = dtype.", flag="kv_cache_dtype"
+    )
+    prefix_caching: bool = key(True, "Compute a prompt's keys and values once for its group.", flag="prefix_caching")
+
+    _urls = field_validator("url", "admin_url")(server_urls)
+
+
+class RewardTable(Table):
+    """How completions are scored, unless the data source brings its own verifier."""
+
+    type: str = key("", "Reward: {names} or a plugin.", names=Kind.REWARD)
+    weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
+    params: dict[str, Any] = key({}, "Parameters of a reward plugin; with weights, a table for each reward's name.")
+
+
+class ShadowKeys(Table):
+    """A second verifier that is scored and never trained."""
+
+    shadow: str = key(
+        "", "A second reward that scores every completion and is never trained; empty = none.", names=Kind.REWARD
+    )
+    shadow_params: dict[str, Any] = key(
+        {}, "Keys of [reward] for the shadow alone; those not given have defaults.", needs="reward.shadow"
+    )
+
+
+class SetsKeys(Table):
+    """Further sets to evaluate on, and what groups examples with a common source."""
+
+    sets: dict[str, dict[str, Any]] = key(
+        {}, "Further sets: [eval.sets.NAME] with the keys of [data], reward, examples, samples, temperature, greedy..."
+    )
+    cluster: str = key("", "Column that groups examples with a common source in eval.jsonl; empty = each by itself.")
+
+
+class EnvironmentTable(Table):
+    """Tasks and scoring from an environment instead of `[data]` and `[reward]`."""
+
+    provider: str = key(
+        "", "Environment provider: verifiers, mcp, openenv or a plugin; empty = none.", names=Kind.ENVIRONMENT
+    )
+    id: str = key("", "Environment, for example primeintellect/gsm8k.", validate_default=True, reads="package")
+    args: dict[str, Any] = key({}, "Its arguments, a table or JSON text of an object.", needs="environment.provider")
+    max_turns: int = key(
+        -1, "Turns per episode at most; -1 = as the environment says.", ge=-1, needs="environment.provider"
+    )
+    auto_install: bool = key(
+        False, "Install a missing environment from its hub.", free_on_resume=True, needs="environment.provider"
+    )
+    timeout_s: float = key(
+        60.0,
+        "Seconds that it may take between two turns of all episodes, and to score.",
+        gt=0.0,
+        free_on_resume=True,
+        needs="environment.provider",
+    )
+
+    @field_validator("args", mode="before", json_schema_input_type=dict[str, Any] | str)
+    @classmethod
+    def _decoded(cls, args: object) -> object:
+        if not isinstance(args, str):
+            return args
+        try:
+            value = json.loads(args) if args.strip() else {}
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise ValueError("the JSON text must decode to an object")
+        return value
+
+
+class PlanningTable(Table):
+    """Which tokens count as planning."""
+
+    detector: str = key("", "{names} or a plugin.", names=Kind.PLANNING_DETECTOR, needs="planning detector")
+    params: dict[str, Any] = key({}, "Parameters of a detector plugin.", needs="planning detector")
+
+
+class TeacherTable(Table):
+    """A model whose log-probabilities of the sampled tokens are their rewards; off until a key of it is set."""
+
+    model: str = key(
+        "", "Model that teaches; empty = that of [model] model, or the one model that the server has.", reads="model"
+    )
+    adapter: str = key(
+        "", "PEFT adapter on it: its folder, or a run, whose newest checkpoint is taken.", reads="adapter"
+    )
+    engine: str = key(
+        HERE, "pytorch = in this process, or a server: vllm, sglang; others cannot teach.", names=Kind.INFERENCE_ENGINE
+    )
+    url: str = key(
+        "", "URL of the server, or several with commas; empty = the engine's own on this machine.", free_on_resume=True
+    )
+    api_key_env: str = key("", "Environment variable that holds the server's key; empty = none.", free_on_resume=True)
+
+    _urls = field_validator("url")(server_urls)
+
+
+class SftTable(Table):
+    """Training on given answers before the first step."""
+
+    steps: int = key(0, "Supervised steps before the first step; 0 = none.", ge=0)
+    source: str = key(
+        "", "Data source of prompts and answers; empty = the run's own.", names=Kind.DATA_SOURCE, needs="sft.steps"
+    )
+    path: str = key("", "As [data] path, for this source.", reads="data", needs="sft.steps")
+    options: dict[str, Any] = key({}, "As [data.options], for this source.", needs="sft.steps")
+    answer: str = key(
+        REFERENCE, "What is trained: `reference`, or the column of a worked solution.", min_length=1, needs="sft.steps"
+    )
+    batch_size: int = key(32, "Examples per supervised step.", ge=1, needs="sft.steps")
+    lr: float = key(0.0, "Learning rate of the supervised steps; 0 = [training] lr.", ge=0.0, needs="sft.steps")
+
+
+class KlTable(Table):
+    """KL divergence of the policy from its reference, the model that training began with."""
+
+    coef: float = key(0.0, "Weight of the KL divergence; 0 = off.", ge=0.0)
+    where: Literal["loss", "reward"] = key(
+        "loss", "A term of the loss, or taken off each completion's reward.", needs="kl.coef"
+    )
+    estimator: Literal["", "k1", "k2", "k3"] = key(
+        "",
+        "Estimate per token, with d = log p_ref - log p: k1 = -d, k2 = d²/2, k3 = e^d - 1 - d; empty = k3 in the "
+        "loss, k1 in the reward.",
+        needs="kl.coef",
+    )
+    target: float = key(0.0, "Mean KL per token that coef is steered to; 0 = coef is fixed.", ge=0.0)
+    horizon: int = key(0, "Completions in which a steered coefficient changes by up to a fifth.", ge=0)
+    log: bool = key(
+        True,
+        "Record kl_mean with coef = 0 too, from a sixteenth of the completions, where the backend has it cheaply.",
+        free_on_resume=True,
+    )
+
+
+class EntropyTable(Table):
+    """Terms against a collapse of the policy's entropy."""
+
+    coef: float = key(0.0, "Weight of the entropy, which the loss then rewards; 0 = off.", ge=0.0)
+    kl_cov: float = key(
+        0.0,
+        "Share of the action tokens, those of the highest covariance of log-probability and advantage, that are held "
+        "near their old probability; 0 = off.",
+        ge=0.0,
+        le=1.0,
+    )
+    kl_cov_coef: float = key(1.0, "Weight of |log p - log p_old| at these tokens.", gt=0.0, needs="entropy.kl_cov")
+    clip_cov: float = key(
+        0.0,
+        "Share of the action tokens, drawn among those of high covariance, that get no gradient; 0 = off.",
+        ge=0.0,
+        le=1.0,
+    )
+    clip_cov_low: float = key(
+        1.0,
+        "clip_cov draws among tokens whose covariance is above this.",
+        allow_inf_nan=False,
+        needs="entropy.clip_cov",
+    )
+    clip_cov_high: float = key(5.0, "And below this.", allow_inf_nan=False, needs="entropy.clip_cov")
+
+
+class BackpressureTable(Table):
+    """Adaptive batch sizing (Universal Scalability Law and roofline)."""
+
+    enabled: bool = key(False, "Let measured throughput set the batch size.")
+    pacer: str = key(
+        "usl", "What sets the batch size: usl or a plugin.", names=Kind.PACER, needs="backpressure.enabled"
+    )
+    warmup_steps: int = key(
+        10, "Steps that sweep 1, 2, 4, ... prompts before the first decision.", ge=0, needs="backpressure.enabled"
+    )
+    ema_decay: float = key(
+        0.9, "Decay of the throughput average (bp_throughput).", ge=0.0, le=1.0, needs="backpressure.enabled"
+    )
+    throttle_margin: float = key(
+        0.85, "Target: this fraction of the p of highest throughput.", gt=0.0, le=1.0, needs="backpressure.enabled"
+    )
+    increase_margin: float = key(
+        0.5, "Increase when below this fraction of the target.", gt=0.0, le=1.0, needs="backpressure.enabled"
+    )
+    min_batch_size: int = key(1, "Smallest batch size.", ge=1, needs="backpressure.enabled")
+    max_batch_size: int = key(64, "Largest batch size.", ge=1, needs="backpressure.enabled")
+    peak_gflops: float = key(0.0, "Peak GFLOP/s of the device; 0 = unknown.", ge=0.0, needs="backpressure.enabled")
+    peak_bw_gb_s: float = key(0.0, "Peak memory bandwidth, GB/s; 0 = unknown.", ge=0.0, needs="backpressure.enabled")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max_batch_size < self.min_batch_size:
+            raise ValueError("max_batch_size is below min_batch_size")
+        return self
