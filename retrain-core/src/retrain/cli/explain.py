@@ -15,6 +15,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_text import toml_text
 from retrain.kernel.plugins.capabilities import declared_capabilities
 from retrain.kernel.registry import Plugins
+from retrain.observe.trackers.table import TrackerKeys
 from retrain.run.check import registered_tables, with_plugin_rows
 from retrain.run.configure import Checked, claim_of, load_checked, missing_file
 from retrain.run.notices import credit_notices, unclipped, without_effect
@@ -144,7 +145,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "eval_examples": config.eval.examples,
         "log_dir": config.logging.log_dir,
         "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
-        "wandb_project": config.value("logging.wandb_project", "") or "(disabled)",
+        "wandb_project": config.table("logging", TrackerKeys).wandb_project or "(disabled)",
     }
     content = with_plugin_rows(content, config, plugins)
     warnings = [*_warnings(config), *_departures(config, plugins), *credit_notices(config, plugins, flow)]
