@@ -1,4 +1,4 @@
-"""Stored curves for `retrain forecast`: `python benchmarks/forecast_curves.py OUT.json [--seeds 4] [--limit RUNS]`.
+"""Stored curves for `retrain status --forecast`: `forecast_curves.py OUT.json [--seeds 4] [--limit RUNS]`.
 
 Ten conditions of the built-in model on made sums, the same number of steps and the same 32 held-out examples x 4
 samples, evaluated after every second step. Each run adds its curve to OUT.json as soon as it has ended, and a run that

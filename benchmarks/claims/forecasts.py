@@ -1,4 +1,4 @@
-"""Coverage of the intervals of `retrain forecast` for a run of a condition that was not seen before."""
+"""Coverage of the intervals of `retrain status --forecast` for a run of a condition that was not seen before."""
 
 from __future__ import annotations
 

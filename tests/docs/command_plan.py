@@ -20,8 +20,8 @@ REAL = "needs a model of 93 MB; `nox -s real` makes and trains it"
 REFEREE = "makes an environment with TRL; tests/servers/test_trl.py and test_verl.py are what it runs"
 NO_SANDBOX = "no sandbox works on this machine"
 MERGED = "loads transformers and PEFT for seconds; tests/retrain-local/export merges and exports"
-FAILED = "needs a run whose reward failed; tests/retrain-core/inspect/test_score_command.py replays one"
-UNFINISHED = "needs a run that goes on; tests/retrain-core/verdicts/forecast/test_forecast_command.py"
+FAILED = "needs a run whose reward failed; tests/retrain-core/cli/test_replay_failures.py replays one"
+UNFINISHED = "needs a run that goes on; tests/retrain-core/verdicts/forecast/test_run_forecast.py"
 # By page: a line, or its beginning followed by ` ...`, and the reason.
 NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/after-training.md": {
@@ -46,7 +46,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/recipes.py build/recipes": HOURS,
         "python benchmarks/recipes.py build/recipes --task rewards": HOURS,
     },
-    "docs/pages/campaigns.md": {"retrain forecast ...": UNFINISHED},
+    "docs/pages/campaigns.md": {
+        "retrain status logs/campaign_20260301_120000/runs/maxrl+none_s7 --forecast --among logs": UNFINISHED
+    },
     "docs/pages/command-line.md": {"retrain init --interactive": "needs a terminal; tests/end_to_end/test_shell.py"},
     "docs/pages/compare.md": {
         "retrain compare logs/campaign_20260301_120000 --sets": "needs runs with several sets; "
@@ -108,8 +110,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/campaign_scale.py": HOURS,
     },
     "docs/pages/scoring.md": {
-        "retrain score --replay logs/train/failures": FAILED,
-        "retrain score --replay logs/train/failures/step_000012_0.json": FAILED,
+        "retrain audit --replay logs/train/failures": FAILED,
+        "retrain audit --replay logs/train/failures/step_000012_0.json": FAILED,
     },
     "docs/pages/samplers.md": {"python benchmarks/samplers.py build/samplers": HOURS},
     "docs/pages/trl.md": {"nox -s referee": REFEREE},
@@ -121,7 +123,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "git clone ...": "needs the network",
         "RETRAIN_VERL=/tmp/verl nox -s referee": REFEREE,
     },
-    "retrain-core/src/retrain/cli/manual/manual.md": {"retrain score --replay logs/train": FAILED},
+    "retrain-core/src/retrain/cli/manual/manual.md": {"retrain audit --replay logs/train": FAILED},
     "docs/pages/your-data.md": {
         "retrain init --data openai/gsm8k ...": DATA,
         "retrain init --data gsm8k ...": DATA,

@@ -102,7 +102,7 @@ def faults(words: Sequence[str]) -> list[str]:
     """What the real commands, options and flags say against a command line; nothing is run."""
     plugins = load_plugins({})
     first = words[0] if words else ""
-    if first in ("", "--help", "-h", "help", "--version"):
+    if first in ("", "--help", "-h", "help", "--version", "--completion"):
         return []
     if first.startswith("-") or first.endswith(".toml"):
         return _flag_faults([word for word in words if word not in ("-q", "--quiet")])

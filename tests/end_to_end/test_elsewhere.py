@@ -411,7 +411,7 @@ def test_a_campaign_that_was_copied_renamed_and_robbed_of_its_data_goes_on_elsew
         ("signal", "{run}"),
         ("credit", "{run}"),
         ("audit", "{run}/config.toml"),
-        ("resume-check", "{run}"),
+        ("status", "{run}", "--resume"),
     ],
     ids=lambda words: words[0].strip("-"),
 )

@@ -123,6 +123,6 @@ def test_a_run_survives_a_reward_that_exits_and_hangs(tmp_path: Path) -> None:
     assert failed > 0
     kept = list((tmp_path / "logs/tiny/failures").glob("step_*.json"))
     assert kept
-    again = retrain("score", "--replay", str(tmp_path / "logs/tiny/failures"), "--json", cwd=tmp_path)
+    again = retrain("audit", "--replay", str(tmp_path / "logs/tiny/failures"), "--json", cwd=tmp_path)
     assert again.code == 1, again.err
     assert "exited with code 7" in again.out

@@ -254,7 +254,7 @@ JSON_COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "logs/tiny", "--json"),
     "report": ("report", "logs/tiny", "--json"),
     "credit": ("credit", "logs/tiny", "--json"),
-    "resume-check": ("resume-check", "logs/tiny", "--json"),
+    "resume": ("status", "logs/tiny", "--resume", "--json"),
     "squeeze": ("squeeze", "logs/tiny", "--json"),
 }
 

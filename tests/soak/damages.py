@@ -45,9 +45,9 @@ def checkpoint(spoil: Callable[[Path, random.Random], None]) -> Callable[[Ground
         files = sorted(file for file in folders[0].rglob("*") if file.is_file() and file.stat().st_size)
         file = ground.stream.choice(files)
         spoil(file, ground.stream)
-        told = retrain("resume-check", str(ground.victim.relative_to(ground.folder)), cwd=ground.folder)
-        require(told.code == 0, f"resume-check after damage to {file}: {told.code} {told.out}{told.err}")
-        require(folders[0].name in told.out, f"resume-check does not name {file}: {told.out}")
+        told = retrain("status", str(ground.victim.relative_to(ground.folder)), "--resume", cwd=ground.folder)
+        require(told.code == 0, f"status --resume after damage to {file}: {told.code} {told.out}{told.err}")
+        require(folders[0].name in told.out, f"status --resume does not name {file}: {told.out}")
         return ""
 
     return strike

@@ -22,7 +22,7 @@ COMMANDS = {  # and the files that each reads
     ("report", "logs/a", "--output", "page.html"): (CONFIG, METRICS, TEXTS),
     ("diff", "logs/a", "logs/b"): (MANIFEST, CONFIG, METRICS, TEXTS),
     ("compare", "logs/a", "logs/b"): (MANIFEST, METRICS),
-    ("resume-check", "logs/a"): (MANIFEST, CONFIG, ".lock", SUMS),
+    ("status", "logs/a", "--resume"): (MANIFEST, CONFIG, ".lock", SUMS),
     ("credit", "logs/a"): (CONFIG, METRICS, TEXTS),
 }
 
@@ -70,6 +70,6 @@ def test_every_command_says_that_it_is_no_file(kind: str, runs: Path, command: C
     (runs / "failures").mkdir()
     os.mkfifo(runs / "failures/step_0_0.json")
     with at_most(LIMIT_S):
-        result = command("score", "--replay", str(runs / "failures"))
+        result = command("audit", "--replay", str(runs / "failures"))
     assert result.code == 2
     assert "not a regular file" in result.err

@@ -1,4 +1,4 @@
-"""`retrain resume-check` tells before anything is loaded what `retrain --resume` then does."""
+"""`retrain status --resume` tells before anything is loaded what `retrain --resume` then does."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, co
     with (stopped / "metrics.jsonl").open("a") as stream:
         stream.write('{"torn')
     before = contents(stopped)
-    result = command("resume-check", LOG)
+    result = command("status", LOG, "--resume")
     assert (result.code, result.err) == (0, "")
     assert f"{LOG} can be resumed at step 3, from {LOG}/adapter/checkpoint_step_3" in result.out
     assert "all checksums match" in result.out
@@ -61,24 +61,24 @@ def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, co
     size = len(before["metrics.jsonl"])
     assert f"metrics.jsonl: cut from {size} to {size - 6} bytes" in result.out
     assert contents(stopped) == before
-    found = data(command("resume-check", LOG, "--json"))
+    found = data(command("status", LOG, "--resume", "--json"))
     assert (found["can_resume"], found["next_step"], found["is_complete"]) == (True, 3, False)
     assert found["not_restored"] == []
     resumed = command("--resume", LOG)
     assert resumed.code == 0
     assert f"Resuming {LOG} at step 3 from {LOG}/adapter/checkpoint_step_3" in resumed.out
-    found = data(command("resume-check", LOG, "--json"))
+    found = data(command("status", LOG, "--resume", "--json"))
     assert (found["can_resume"], found["next_step"], found["is_complete"]) == (True, 4, True)
-    assert "is complete" in command("resume-check", LOG).out
+    assert "is complete" in command("status", LOG, "--resume").out
 
 
 @pytest.mark.long
 def test_a_damaged_checkpoint_is_not_restored_and_the_one_before_is(stopped: Path, command: Callable[..., Any]) -> None:
     (stopped / "adapter/checkpoint_step_3/logits.json").write_text("[]")
-    found = data(command("resume-check", LOG, "--json"))
+    found = data(command("status", LOG, "--resume", "--json"))
     assert (found["can_resume"], found["next_step"]) == (True, 2)
     assert "checkpoint_step_3/logits.json: is damaged" in found["not_restored"][0]["detail"]
-    shown = command("resume-check", LOG).out
+    shown = command("status", LOG, "--resume").out
     assert "\ufffd" not in shown
     assert re.search(r"^  checkpoint  .*logits.json: is damaged.*\n {18}fix: use another one", shown, re.MULTILINE)
 
@@ -86,11 +86,11 @@ def test_a_damaged_checkpoint_is_not_restored_and_the_one_before_is(stopped: Pat
 @pytest.mark.long
 def test_files_without_a_checksum_are_counted(stopped: Path, command: Callable[..., Any]) -> None:
     folder = stopped / "adapter/checkpoint_step_3"
-    restored = data(command("resume-check", LOG, "--json"))["restored"][0]["detail"]
+    restored = data(command("status", LOG, "--resume", "--json"))["restored"][0]["detail"]
     (folder / "notes").mkdir()
     for name in ("notes/a.txt", "b.txt"):
         (folder / name).write_text("x" * 10_000)
-    found = data(command("resume-check", LOG, "--json"))
+    found = data(command("status", LOG, "--resume", "--json"))
     assert found["restored"][0]["detail"] == restored
     (lost,) = found["not_restored"]
     assert lost["detail"] == "2 without a checksum, which are not part of the checkpoint: b.txt, notes/a.txt"
@@ -100,7 +100,7 @@ def test_files_without_a_checksum_are_counted(stopped: Path, command: Callable[.
 def test_with_no_whole_checkpoint_it_would_begin_again(stopped: Path, command: Callable[..., Any]) -> None:
     for folder in (stopped / "adapter").iterdir():
         (folder / "logits.json").unlink()
-    result = command("resume-check", LOG)
+    result = command("status", LOG, "--resume")
     assert result.code == 0
     assert "from the beginning" in result.out
     assert "the run starts again with its own seed" in result.out
@@ -110,19 +110,19 @@ def test_every_differing_key_stands_in_the_way(stopped: Path, command: Callable[
     text = (stopped / "config.toml").read_text()
     other = text.replace("group_size = 4", "group_size = 5").replace("max_tokens = 3", "max_tokens = 4")
     (tmp_path / "other.toml").write_text(other.replace("max_steps = 4", "max_steps = 9"))
-    result = command("resume-check", LOG, "--config", "other.toml", "--json")
+    result = command("status", LOG, "--resume", "--config", "other.toml", "--json")
     assert result.code == 1
     assert [text.split(" was ")[0] for text in data(result)["obstacles"]] == [
         "training.group_size",
         "training.max_tokens",
     ]
-    assert "cannot be resumed" in command("resume-check", LOG, "--config", "other.toml").out
+    assert "cannot be resumed" in command("status", LOG, "--resume", "--config", "other.toml").out
 
 
 @pytest.mark.long
 def test_records_that_were_cut_stand_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
     (stopped / "emergence/steps.jsonl").write_text("")
-    result = command("resume-check", LOG)
+    result = command("status", LOG, "--resume")
     assert result.code == 1
     assert "emergence/steps.jsonl: has 0 bytes" in result.out
 
@@ -133,7 +133,7 @@ def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
     file = stopped / "emergence/generations.jsonl"
     file.write_bytes(file.read_bytes().replace(b'"reward": 0.0', b'"reward": 1.0', 1))
     (stopped / "emergence/tokens/step_000001.safetensors").unlink()
-    found = data(command("resume-check", LOG, "--json"))
+    found = data(command("status", LOG, "--resume", "--json"))
     assert found["obstacles"] == [
         f"{LOG}/emergence/generations.jsonl is damaged in what was written before step 1: "
         "its checksum differs, yet every line can be read; "
@@ -147,7 +147,7 @@ def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
     assert f"{LOG}/emergence/generations.jsonl is damaged" in refused.err
     assert "accept it with --resume-anyway" in refused.err
     assert command("--resume", LOG, "--resume-anyway").code == 0
-    assert data(command("resume-check", LOG, "--json"))["can_resume"]
+    assert data(command("status", LOG, "--resume", "--json"))["can_resume"]
     (accepted,) = json.loads((stopped / "run.json").read_text())["resumes"][0]["accepted"]
     assert "generations.jsonl is damaged" in accepted
 
@@ -155,7 +155,7 @@ def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
 @pytest.mark.long
 def test_a_living_run_stands_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
     lock = RunLock(stopped)
-    result = command("resume-check", LOG)
+    result = command("status", LOG, "--resume")
     lock.release()
     assert result.code == 1
     assert "still active" in result.out
@@ -169,14 +169,14 @@ def test_what_is_no_run_cannot_be_resumed(
     (tmp_path / "folder").mkdir()
     if text is not None:
         (tmp_path / "folder/run.json").write_text(text)
-    result = command("resume-check", "folder", "--json")
+    result = command("status", "folder", "--resume", "--json")
     assert result.code == 1
     assert "folder/run.json: cannot be read" in data(result)["obstacles"][0]
 
 
 @pytest.mark.long
 def test_no_model_library_is_imported(stopped: Path, tmp_path: Path) -> None:
-    program = "import sys; from retrain.cli.command_line import run; code = run(['resume-check', 'logs/train'])\n"
+    program = "import sys; from retrain.cli.command_line import run; code = run(['status', 'logs/train', '--resume'])\n"
     program += "print(code, [name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr

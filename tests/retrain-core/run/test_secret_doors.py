@@ -62,8 +62,8 @@ def test_no_file_and_no_output_of_a_run_holds_what_a_plugin_quotes(
     run = tmp_path / "logs" / "train"
     outputs = [
         command(*base, "--scoring-audit", "off", "--wandb-run-name", f"of {SECRET}"),
-        command("score", "--replay", str(run / "failures"), "--json"),
-        command("score", "--replay", str(run / "failures")),
+        command("audit", "--replay", str(run / "failures"), "--json"),
+        command("audit", "--replay", str(run / "failures")),
         command("audit", *base, "--examples", "2"),
         command("audit", *base, "--examples", "2", "--json"),
         command("report", str(run)),

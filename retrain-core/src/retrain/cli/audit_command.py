@@ -1,17 +1,20 @@
-"""`retrain audit [CONFIG] [overrides] [--examples N] [--json]`: try the reward before training, without a model."""
+"""`retrain audit`: try the reward before training without a model, or again on the texts on which it failed."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
+from retrain.cli.replay_failures import replay as replay_failures
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
+from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.kernel.types import Outcome
 from retrain.run.configure import load_checked, refuse_defaults
 from retrain.run.seed_sources import run_seeds
 from retrain.tasks.audit.report import AuditReport, Cause, where_found
@@ -27,9 +30,12 @@ Examples:
   retrain audit my.toml --examples 50 --reward-type math
   retrain audit --contamination      is what is evaluated in the training data?
   retrain audit --contamination --model-probe
+  retrain audit --replay logs/train/failures
+  retrain audit mended.toml --replay logs/train/failures --json
 
 \b
-Exit codes: 0 fit to train on; 1 not fit, or contaminated; 2 usage or configuration error.
+Exit codes: 0 fit to train on; 1 not fit, or contaminated, or a replayed text got no verdict; 2 usage or configuration
+            error.
 """
 
 
@@ -51,6 +57,12 @@ Exit codes: 0 fit to train on; 1 not fit, or contaminated; 2 usage or configurat
     help="With --contamination: share of a set that may be known.",
 )
 @click.option("--model-probe", is_flag=True, help="With --contamination: let the model complete the prompts, too.")
+@click.option(
+    "--replay",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Score the texts of PATH again: a file of a run's `failures` folder, or the whole folder.",
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -63,12 +75,18 @@ def command(
     model_probe: bool,
     words: int,
     allowed: float,
+    replay: Path | None,
 ) -> None:
     """Score right and wrong texts of a few examples of CONFIG; exit code 1 when the reward is not fit to train on.
 
     With --contamination look for the held-out examples and the sets of [eval.sets] in the training data instead; exit
-    code 1 when more than the allowed share is there."""
+    code 1 when more than the allowed share is there. With --replay score again what a run's reward failed on, with the
+    reward and the limits of that run or of CONFIG; exit code 1 unless every text gets a verdict."""
     _refuse_unread(ctx, contamination=contamination or model_probe, model_probe=model_probe)
+    if replay:
+        if contamination or model_probe or examples:
+            raise click.UsageError("--replay excludes --contamination, --model-probe and --examples")
+        ctx.exit(_replay(replay.expanduser(), arguments, ctx.obj, as_json=as_json))
     config = load_checked(arguments, ctx.obj).config
     refuse_defaults(config, arguments)
     if contamination or model_probe:
@@ -102,6 +120,17 @@ def command(
         _show(audited)
     if not audited.ok:
         ctx.exit(EXIT_FAILED)
+
+
+def _replay(path: Path, arguments: tuple[str, ...], plugins: Plugins, *, as_json: bool) -> int:
+    """Print the result of each text; returns the exit code."""
+    results = replay_failures(path, arguments, plugins)
+    if as_json:
+        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+    else:
+        for result in results:
+            click.echo(printable(result.line()))
+    return EXIT_DONE if all(result.outcome == Outcome.SCORED for result in results) else EXIT_FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,11 @@ PUBLIC_NAMES = {  # of the public retrain: they go on working
 }
 FORMER_NAMES = PUBLIC_NAMES | {
     "completion": COMPLETION,
+    "forecast": "status RUN --forecast",
+    "ledger": "compare --ledger",
+    "resume-check": "status RUN --resume",
     "schema": "explain --schema",
+    "score": "audit --replay PATH",
 }
 TEXT = """Train a language model with verifiable rewards, configured by one TOML file.
 

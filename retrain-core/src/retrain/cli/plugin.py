@@ -11,7 +11,12 @@ from retrain.kernel.plugin_spec import PluginSpec
 
 COMMANDS = (
     ("train", "train", "Train with a TOML file (the default command).", "train:command"),
-    ("train", "audit", "Try the configured reward on right and wrong texts, without a model.", "audit_command:command"),
+    (
+        "train",
+        "audit",
+        "Try the configured reward on right and wrong texts, or on its failures.",
+        "audit_command:command",
+    ),
     ("train", "explain", "Show what a configuration would do, without model or data.", "explain:command"),
     ("extend", "plugins", "List every registered name and where it comes from.", "plugins:command"),
     ("tools", "migrate-config", "Rewrite a configuration that uses keys of an earlier version.", "migrate:command"),

@@ -17,12 +17,10 @@ COMMANDS = (
     ),
     (
         "look",
-        "resume-check",
-        "Report what `--resume` of a run would restore and what not, without loading a model.",
-        "resume_check_command",
+        "status",
+        "Show the state of the runs below a folder; of one its resume and forecast.",
+        "status_command",
     ),
-    ("look", "status", "Show the state of the runs and campaigns below a folder.", "status_command"),
-    ("look", "score", "Score again the texts on which a run's reward failed: --replay PATH.", "score_command"),
     ("compare", "diff", "Compare two runs: results, settings, code, packages, data, first divergence.", "diff_command"),
 )
 

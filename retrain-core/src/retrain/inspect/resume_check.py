@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeCheck:
-    """Result of `retrain resume-check`; `obstacles` are the reasons why this resume is impossible.
+    """Result of `retrain status RUN --resume`; `obstacles` are the reasons why this resume is impossible.
 
     `accepted` are the changes that earlier resumes accepted with `--resume-anyway`.
     """
@@ -150,3 +150,26 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, id
         present = (plan.run / name).stat().st_size
         cut = f"cut from {present} to {size} bytes" if present > size else f"{size} bytes, none to cut"
         yield Item(part="records", detail=f"{name}: {cut}")
+
+
+def check_lines(check: ResumeCheck) -> list[str]:
+    """The check as `retrain status RUN --resume` prints it."""
+    if check.obstacles:
+        head = f"{check.run} cannot be resumed:"
+    elif check.is_complete:
+        head = f"{check.run} is complete: {check.next_step} steps are done; a larger --max-steps continues it"
+    else:
+        head = f"{check.run} can be resumed at step {check.next_step}, from {check.checkpoint or 'the beginning'}"
+    obstacles = [f"  {line}" for obstacle in check.obstacles for line in obstacle.split("\n")]
+    accepted = [Item(part=f"{number}.", detail=line) for number, line in enumerate(check.accepted, start=1)]
+    sections = {"restored": check.restored, "not restored": check.not_restored, "accepted by --resume-anyway": accepted}
+    return [head, *obstacles, *(line for title, items in sections.items() for line in _section(title, items))]
+
+
+def _section(title: str, items: Sequence[Item]) -> list[str]:
+    if not items:
+        return []
+    width = max(len(item.part) for item in items)
+    next_line = "\n" + " " * (4 + width)
+    text = "\n".join(f"  {item.part:<{width}}  " + item.detail.replace("\n", next_line) for item in items)
+    return [f"{title}:", *text.split("\n")]

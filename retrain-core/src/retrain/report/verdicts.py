@@ -84,7 +84,7 @@ def _ledger_alert(study: Study) -> str:
     lines = "".join(f"<li>{text(line, 2000)}</li>" for line in named[:MOST_EXPLAINED])
     more = note(f"and {len(named) - MOST_EXPLAINED:,} more") if len(named) > MOST_EXPLAINED else ""
     head = "The ledger does not agree with these records"
-    told = note("Read the verdicts below as exploratory; `retrain ledger verify` says what can be done.")
+    told = note("Read the verdicts below as exploratory; `retrain compare --ledger` says what can be done.")
     return f'<div class="alert"><h3>{head}</h3><ul class="why">{lines}</ul>{more}{told}</div>'
 
 

@@ -1,4 +1,4 @@
-"""Registers the commands that judge, and the ledger's lines about a run."""
+"""Registers `retrain compare`, and the ledger's lines about a run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from retrain.kernel.plugin_spec import PluginSpec
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
 
-COMMANDS: tuple[tuple[str, str, str], ...] = (
-    ("compare", "Compare conditions over their seeds, with tests and intervals.", "wording.command:command"),
-    ("forecast", "Forecast the last held-out rate of a run, from finished runs beside it.", "forecast.command:command"),
-    ("ledger", "Verify or show the ledger of what was run, looked at and found.", "ledger.command:command"),
-)
-
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """Commands that judge, and that of the ledger."""
-    for name, summary, factory in COMMANDS:
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain.verdicts.{factory}", traits="compare"))
+    """`retrain compare`."""
+    summary = "Compare conditions over their seeds, with tests and intervals; verify the ledger of runs and looks."
+    factory = "retrain.verdicts.wording.command:command"
+    register(PluginSpec(name="compare", summary=summary, factory=factory, traits="compare"))
 
 
 @hookimpl

@@ -48,7 +48,7 @@ def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_req
     assert "--resume-anyway" in result.err
     assert manifest(tmp_path)["status"] == "stopped"
     assert "resumes" not in manifest(tmp_path)
-    check = run("resume-check", LOG)
+    check = run("status", LOG, "--resume")
     assert check.code == 1
     for *_, place in EDITS:
         assert place in check.out
@@ -68,7 +68,7 @@ def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_req
     edit(tmp_path / "mine/reward.py", "!=", "==")
     assert run("--log-dir", "logs/other").code == 0
     assert told in run("status", "logs").out
-    assert told in run("resume-check", LOG, "--config", f"{LOG}/config.toml").out
+    assert told in run("status", LOG, "--resume", "--config", f"{LOG}/config.toml").out
     shown = run("diff", LOG, "logs/other").out
     assert f"A was {told}" in shown
     assert "code  mine/reward.py  differs" in shown
@@ -86,7 +86,7 @@ def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_req
 @pytest.mark.parametrize(("file", "old", "new", "place"), slow_or_long(EDITS, EDITS[1]))
 def test_each_alone_is_refused(file: str, old: str, new: str, place: str, run: Run, tmp_path: Path) -> None:
     assert run().code == 75
-    assert run("resume-check", LOG).code == 0
+    assert run("status", LOG, "--resume").code == 0
     edit(tmp_path / file, old, new)
     result = run("--resume", LOG)
     assert result.code == 2
@@ -109,7 +109,7 @@ def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(ru
     (tmp_path / "other.toml").write_text(
         (tmp_path / LOG / "config.toml").read_text().replace("steps = 5\n", "steps = 9\n")
     )
-    check = run("resume-check", LOG, "--config", "other.toml")
+    check = run("status", LOG, "--resume", "--config", "other.toml")
     assert check.code == 1
     assert "--resume-anyway cannot change that" in check.out
 

@@ -163,7 +163,7 @@ def test_more_failures_than_the_budget_stop_the_run(
             scored(counting, example, *texts, label="step_3", failures=folder)
         told = str(caught.value)
         assert f"reward 'the_reward' failed on {failures} of 20 completions; first: ValueError: bad" in told
-        assert f"retrain score --replay {folder}" in told
+        assert f"retrain audit --replay {folder}" in told
         assert f", on example {example.id}" in told
     if failures:  # equal texts were asked once
         ((file, record),) = read_failures(folder)

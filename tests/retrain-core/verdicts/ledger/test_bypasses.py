@@ -1,4 +1,4 @@
-"""Every way around a plan is named in the verdict, makes it exploratory, and fails `retrain ledger verify`."""
+"""Every way around a plan is named in the verdict, makes it exploratory, and fails `retrain compare --ledger`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from retrain.records.seal import seal_of
 from retrain.verdicts.ledger.chain import NAME
-from retrain.verdicts.ledger.command import command as ledger
 from retrain.verdicts.study.looked import looked_at
 from retrain.verdicts.study.study import Options
+from retrain.verdicts.wording.command import command as compare_command
 from tests.invoke import invoke
 
 Change = Callable[..., None]
@@ -137,7 +137,7 @@ def test_a_way_around_the_plan_is_named(
     named = "\n".join(study.notices)
     assert all(words in named for words in BYPASSES[change]), named
     assert study.standing == "exploratory"
-    result = invoke(ledger, ["verify"])
+    result = invoke(compare_command, ["--ledger"])
     assert result.exit_code == 1
     assert all(words in result.output for words in BYPASSES[change]), result.output
 
@@ -148,11 +148,11 @@ def test_an_honest_campaign_is_as_planned(
     folder = campaign()
     study = compare_json(folder)
     assert (study["standing"], study["exploratory"], study["notices"]) == ("planned", [], [])
-    result = command("ledger", "verify", "logs", "--json")
+    result = command("compare", "--ledger", "logs", "--json")
     content = json.loads(result.out)
     assert (result.code, content["intact"], content["findings"]) == (0, True, [])
-    assert command("ledger", "verify", str(folder / RUN), "--head", content["head"]).code == 0
-    cut = command("ledger", "verify", "--head", "f" * 64)
+    assert command("compare", "--ledger", str(folder / RUN), "--head", content["head"]).code == 0
+    cut = command("compare", "--ledger", "--head", "f" * 64)
     assert cut.code == 1
     assert "cut or rewritten" in cut.out
 
@@ -173,7 +173,7 @@ def test_a_second_campaign_of_a_plan_is_named_in_both(
         named = next(line for line in study["notices"] if "second campaign of the same plan, by --new" in line)
         assert named.endswith("and it is gone") is is_deleted
         assert study["standing"] == "exploratory"
-    result = command("ledger", "verify")
+    result = command("compare", "--ledger")
     assert result.code == 1
     assert "second campaign of the same plan" in result.out
 
@@ -214,7 +214,10 @@ def test_looks_and_metrics_are_counted_once_each(
         "registered_in": "campaign.toml",
     }
     assert "4 looks, at 2 metrics, with 4 choices" in compare(folder).out
-    assert [line.split()[1] for line in command("ledger", "show").out.splitlines()][-8:] == ["look", "verdict"] * 4
+    assert [line.split()[1] for line in command("compare", "--ledger", "--events").out.splitlines()][-8:] == [
+        "look",
+        "verdict",
+    ] * 4
 
 
 def test_a_moved_folder_is_no_fraud(
@@ -231,9 +234,9 @@ def test_a_moved_folder_is_no_fraud(
     assert study["standing"] == "planned, unverified"
     assert [line.startswith("unknown: ") for line in study["notices"]] == [True]
     shutil.copytree("logs", tmp_path / "whole")
-    assert command("ledger", "verify", str(tmp_path / "whole")).code == 0
+    assert command("compare", "--ledger", str(tmp_path / "whole")).code == 0
     folder.rename(folder.with_name("renamed"))
-    assert command("ledger", "verify", "logs").code == 0
+    assert command("compare", "--ledger", "logs").code == 0
 
 
 def test_without_a_ledger_it_is_said_that_nothing_is_known(
@@ -241,9 +244,9 @@ def test_without_a_ledger_it_is_said_that_nothing_is_known(
 ) -> None:
     folder = campaign()
     (folder.parent / NAME).unlink()
-    assert command("ledger", "verify").code == 2
+    assert command("compare", "--ledger").code == 2
     assert "the ledger knows nothing before" in compare_json(folder)["notices"][0]
-    result = command("ledger", "verify")
+    result = command("compare", "--ledger")
     assert result.code == 0
     assert "the ledger knows nothing before" in result.out
 
@@ -286,5 +289,5 @@ def test_runs_that_failed_before_their_first_line_are_no_copies(
         run = made.write_run(Path(f"logs/s{seed}"), made.MadeRun(seed=seed, status="failed"))
         (run / "metrics.jsonl").write_text("")
         recorded(run, RuntimeError("out of memory"))
-    result = command("ledger", "verify")
+    result = command("compare", "--ledger")
     assert (result.code, "metrics.jsonl" in result.out) == (0, False), result.out

@@ -99,7 +99,7 @@ def test_another_name_hides_no_change(
         words = "the same metrics.jsonl"
     assert any(words in line for line in study["notices"]), study["notices"]
     assert study["standing"] == "exploratory"
-    assert command("ledger", "verify").code == 1
+    assert command("compare", "--ledger").code == 1
 
 
 def test_a_copy_with_better_rates_is_not_the_campaign(campaign: Campaign, compare_json: Compare) -> None:
@@ -165,7 +165,7 @@ def test_seeds_that_were_paired_again_are_left_out(
     assert study["standing"] == "exploratory"
     reasons = [each["reason"] for each in study["left_out"]]
     assert reasons == ["manifest.json says seed 1, run.json seed 2", "manifest.json says seed 2, run.json seed 1"]
-    assert not has_ledger or command("ledger", "verify").code == 1
+    assert not has_ledger or command("compare", "--ledger").code == 1
 
 
 @pytest.mark.parametrize("fate", ["there", "renamed", "moved", "deleted"])
@@ -202,7 +202,7 @@ def test_a_pilot_of_which_the_ledger_was_deleted_is_still_there(
     study = compare_json(campaign(started=LATER, run={"spread": 0.05}))
     assert any("these seeds were already run in pilot/runs/" in line for line in study["notices"]), study["notices"]
     assert study["standing"] == "exploratory"
-    assert command("ledger", "verify").code == 1
+    assert command("compare", "--ledger").code == 1
 
 
 def test_other_seeds_or_settings_are_no_pilot(campaign: Campaign, compare_json: Compare, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_another_hypothesis_or_metric_is_the_same_campaign(
         study = compare_json(folder)
         assert any(f"these seeds were {words}" in line for line in study["notices"]), study["notices"]
         assert study["standing"] == "exploratory"
-    assert command("ledger", "verify").code == 1
+    assert command("compare", "--ledger").code == 1
 
 
 def test_a_killed_run_that_was_repeated_is_named(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.verdicts.ledger.chain import NAME
-from retrain.verdicts.ledger.command import command as ledger
 from retrain.verdicts.ledger.disk import read_run
 from retrain.verdicts.ledger.history import read_history
+from retrain.verdicts.wording.command import command as compare_command
 from tests.invoke import invoke
 
 Command = Callable[..., Any]
@@ -28,7 +28,7 @@ def test_a_run_and_its_continuation_are_one_with_the_hashes_of_its_records(
     assert run.ended["steps"] == 2
     assert dict(run.hashes) == read_run(logs, logs / "a").hashes
     assert {"metrics.jsonl", "settings", "inputs"} <= run.hashes.keys()
-    assert invoke(ledger, ["verify"]).exit_code == 0
+    assert invoke(compare_command, ["--ledger"]).exit_code == 0
 
 
 def test_a_run_goes_on_without_a_ledger_and_says_so_once(

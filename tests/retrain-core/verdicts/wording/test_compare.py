@@ -280,7 +280,7 @@ def test_what_names_hold_cannot_steer_a_terminal_or_a_page(campaign: Any, compar
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing argument"),
+        ([], "name a campaign or runs"),
         (["nowhere"], "nowhere: no such folder"),
         (["c/runs"], "neither a campaign"),
         (["c", "c/runs/grpo+none_s0"], "a campaign cannot be combined with other folders"),

@@ -88,7 +88,7 @@ class Position:
         if not found.is_close:
             what = f"trained on its stored tokens, step {step} has {found.worst}"
             why = "policy, data or code are not those of the run, so nothing after it can be replayed"
-            fix = "replay on the machine and with the versions that ran; `retrain resume-check RUN` names changes"
+            fix = "replay on the machine and with the versions that ran; `retrain status RUN --resume` names changes"
             raise ConfigError(Problem(where=printable(str(self.run)), what=what, why=why, fix=fix))
         return found
 

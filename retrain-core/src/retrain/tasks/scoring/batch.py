@@ -199,7 +199,7 @@ class ScoringBatch:
         return f"; the texts are in {self._failures}" if self._failures is not None else ""
 
     def _replay_hint(self) -> str:
-        return f" (`retrain score --replay {self._failures}` scores them again)" if self._failures is not None else ""
+        return f" (`retrain audit --replay {self._failures}` scores them again)" if self._failures is not None else ""
 
     def _give_up_async(self, where: str) -> None:
         """Fail the scores in the event loop; its thread cannot be ended, so a new loop will replace it."""

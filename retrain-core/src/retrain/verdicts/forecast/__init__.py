@@ -1,1 +1,1 @@
-"""`retrain forecast`: the last held-out rate of a run from its first evaluations, and whether such forecasts held."""
+"""`retrain status RUN --forecast`: a run's last held-out rate from its first evaluations, and past forecasts."""

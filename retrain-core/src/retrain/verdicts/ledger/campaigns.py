@@ -114,7 +114,7 @@ def _redefined(found: OnRecord, opening: Record, last: Record) -> Iterator[Findi
     now, sealed = _plan_hash(manifest), str(opening.get("plan", ""))
     if now != sealed:
         what = f"{name}: the plan was resealed: it was {sealed[:12] or 'none'} when the campaign began, "
-        fix = "restore the plan in manifest.json: `retrain ledger show --json` has the sealed one"
+        fix = "restore the plan in manifest.json: `retrain compare --ledger --events --json` has the sealed one"
         yield Finding(what=what + f"and is {now[:12] or 'none'} now", fix=fix)
     contents = [str(manifest.get("sha256", "")), _content_hash(found.folder)]
     if any(each and each != str(last.get("content")) for each in contents):

@@ -120,7 +120,7 @@ def _findings(ledger: _Ledger) -> list[disk.Finding]:
     """What the ledger and the disk disagree on, about these runs and their campaign."""
     history, present, campaign = ledger.history, ledger.present, ledger.campaign
     found = [
-        disk.Finding(what=f"{history.file}: {fault}", fix="`retrain ledger verify` says more")
+        disk.Finding(what=f"{history.file}: {fault}", fix="`retrain compare --ledger` says more")
         for fault in history.faults[:1]
     ]
     found += [ledger.problem] if ledger.problem else []

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from retrain.kernel.errors import EXIT_DONE
 from retrain.records.runs.budget import Align
 from retrain.records.runs.metric import parse_metric
 from retrain.text.terminal_text import printable
@@ -25,16 +26,18 @@ Examples:
   retrain compare CAMPAIGN --metric eval_correct_rate:final --baseline grpo+none
   retrain compare logs/run_a logs/run_b --align tokens --json
   retrain compare CAMPAIGN --variance
+  retrain compare --ledger                       verify the ledger in logs/
+  retrain compare --ledger logs --head 3f0c...   and whether it still has a hash that you published
+  retrain compare --ledger logs/campaign_20260301_120000 --events
 
 \b
-Exit codes: 0 done; 2 usage error, or nothing that can be compared.
+Exit codes: 0 done, or the ledger is intact; 1 its chain is broken, or something does not match the disk; 2 usage error,
+            nothing that can be compared, or no ledger there.
 """
 
 
 @click.command("compare", epilog=EPILOG)
-@click.argument(
-    "paths", metavar="CAMPAIGN | RUN... | FILE FILE", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
+@click.argument("paths", metavar="CAMPAIGN | RUN... | FILE FILE", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--metric", metavar="FIELD[:final|best|auc]", help="The metric that decides; a field of metrics.jsonl.")
 @click.option("--baseline", metavar="LABEL", help="Condition that the others are compared with (default: the first).")
 @click.option("--all-pairs", is_flag=True, help="Compare every condition with every other.")
@@ -51,11 +54,22 @@ Exit codes: 0 done; 2 usage error, or nothing that can be compared.
 @click.option("--lower", is_flag=True, help="Lower is better.")
 @click.option("--sets", is_flag=True, help="All evaluation sets together and each of them, in one family of verdicts.")
 @click.option("--variance", is_flag=True, help="Where the spread comes from: data order, initialisation, sampling, ...")
+@click.option("--ledger", is_flag=True, help="Verify `ledger.jsonl` of one folder (default: logs) instead.")
+@click.option(
+    "--head", metavar="SHA256", default="", help="With --ledger: a hash of an earlier check, still in the chain."
+)
+@click.option("--events", is_flag=True, help="With --ledger: print its events instead, a line each.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="As Markdown.")
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     paths: tuple[Path, ...],
     variance: bool,
+    ledger: bool,
+    head: str,
+    events: bool,
     as_json: bool,
     as_markdown: bool,
     **chosen: Any,
@@ -64,24 +78,43 @@ def command(
 
     Two files that `retrain eval` wrote, of two checkpoints say, are compared over their examples as well.
 
-    The look and its verdicts are recorded in `ledger.jsonl`, in the folder that holds the campaign or the runs.
+    The look and its verdicts are recorded in `ledger.jsonl`, in the folder that holds the campaign or the runs. With
+    --ledger check the chain of hashes of that file, and the runs and campaigns next to it against it.
     """
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
+    others = {**chosen, "metric": None, "align": chosen["align"] != Align.STEPS}
+    if ledger:
+        if as_markdown or variance or chosen["metric"] or any(others.values()) or len(paths) > 1 or (head and events):
+            raise click.UsageError("--ledger goes with one folder, --head or --events, and --json only")
+        ctx.exit(_print_ledger(paths[0] if paths else None, head, events=events, as_json=as_json))
+    if head or events:
+        raise click.UsageError("--head and --events go with --ledger")
+    if not paths:
+        raise click.UsageError("name a campaign or runs")
     if variance:
-        others = {**chosen, "metric": None, "align": chosen["align"] != Align.STEPS}
         if as_markdown or any(others.values()):
             raise click.UsageError("--variance goes with --metric and --json only")
         _print_variance(paths, chosen["metric"], as_json=as_json)
         return
     if len(paths) == 2 and all(path.is_file() for path in paths):
-        if as_markdown or any({**chosen, "metric": None, "align": chosen["align"] != Align.STEPS}.values()):
+        if as_markdown or any(others.values()):
             raise click.UsageError("two files of `retrain eval` go with --metric and --json only")
         InterimLooks("compare of evaluations", partial(click.echo, err=True)).at(paths)
         _print_policies(paths, chosen["metric"], as_json=as_json)
         return
     options = options_of(**chosen, called=lambda name: f"--{name}")
     _print(looked_at(paths, options), as_json=as_json, as_markdown=as_markdown)
+
+
+def _print_ledger(folder: Path | None, head: str, *, events: bool, as_json: bool) -> int:
+    """Print the events of a ledger, or whether it is intact; returns the exit code."""
+    from retrain.verdicts.ledger.printed import show, verify
+
+    if not events:
+        return verify(folder, head=head, as_json=as_json)
+    show(folder, as_json=as_json)
+    return EXIT_DONE
 
 
 def _print_variance(paths: Sequence[Path], metric: str | None, *, as_json: bool) -> None:

@@ -1,20 +1,16 @@
-"""`retrain score --replay PATH`: scores again the texts on which a run's reward failed."""
+"""`retrain audit --replay PATH`: scores again the texts on which a run's reward failed."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-import click
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
+from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.kernel.types import Outcome
 from retrain.records.record_names import CONFIG_FILE
 from retrain.run.configure import load_checked
 from retrain.run.seed_sources import run_seeds
@@ -23,35 +19,7 @@ from retrain.tasks.scoring.dispatcher import NamedReward
 from retrain.tasks.scoring.failures import FailureRecord, read_failures
 from retrain.tasks.scoring.service import ScoringService
 from retrain.text.secrets import hide_text
-from retrain.text.terminal_text import printable
 from retrain.text.tokenizer.load import load_tokenizer
-
-CONFIG = CONFIG_FILE
-EPILOG = """\b
-Examples:
-  retrain score --replay logs/train/failures
-  retrain score --replay logs/train/failures --config mended.toml --json
-
-\b
-Exit codes: 0 each text got a verdict; 1 not all; 2 usage or configuration error.
-"""
-
-
-@click.command("score", epilog=EPILOG)
-@click.option("--replay", "path", metavar="PATH", required=True, type=click.Path(path_type=Path), help="What failed.")
-@click.option("--config", "file", metavar="CONFIG", type=click.Path(path_type=Path), help="Instead of the run's own.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.pass_context
-def command(ctx: click.Context, path: Path, file: Path | None, as_json: bool) -> None:
-    """Score the texts of PATH again, a file of a run's `failures` folder or the whole folder, with the
-    reward and the limits of the run; exit code 1 unless every one gets a verdict."""
-    results = replay(path.expanduser(), file, ctx.obj)
-    if as_json:
-        click.echo(json.dumps([asdict(result) for result in results], indent=2))
-    else:
-        for result in results:
-            click.echo(printable(result.line()))
-    ctx.exit(0 if all(result.outcome == Outcome.SCORED for result in results) else EXIT_FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +42,19 @@ class Replayed:
         return f"{self.file}  {self.reward}: {outcome}{value}  {self.seconds:.3f} s{detail}  (then: {self.then})"
 
 
-def replay(path: Path, file: Path | None, plugins: Plugins) -> list[Replayed]:
-    """Every record below `path`, scored once by the reward that had failed on it, in a process of its own."""
+def replay(path: Path, arguments: Sequence[str], plugins: Plugins) -> list[Replayed]:
+    """Every record below `path`, scored once by the reward that had failed on it, in a separate process.
+
+    `arguments` are overrides of the run's configuration, or another configuration and its overrides.
+    """
     records = read_failures(path)
-    config = load_checked([str(file or _config_of(path))], plugins).config
+    is_other = bool(arguments) and not arguments[0].startswith("-")
+    config = load_checked(arguments if is_other else [str(_config_of(path)), *arguments], plugins).config
     rewards = _rewards(config, plugins, {record.reward for _, record in records})
     missing = sorted({record.reward for _, record in records} - rewards.keys())
     if missing:
         what = f"these texts were scored by {', '.join(missing)}; the configuration has {', '.join(rewards)}"
-        raise ConfigError(Problem(where=str(path), what=what, fix="give the run's own with --config"))
+        raise ConfigError(Problem(where=str(path), what=what, fix="name the run's own: audit CONFIG --replay PATH"))
     results: dict[Path, Replayed] = {}
     for name, reward in rewards.items():
         own = [(each, record) for each, record in records if record.reward == name]
@@ -132,7 +104,7 @@ def _once(settings: ScoringTable) -> ScoringTable:
 def _config_of(path: Path) -> Path:
     """`config.toml` of the run folder that holds `path`."""
     for folder in path.resolve().parents:
-        if (folder / CONFIG).is_file():
-            return folder / CONFIG
-    fix = "give the run's configuration with --config"
-    raise ConfigError(Problem(where=str(path), what=f"no {CONFIG} in a folder above it", fix=fix))
+        if (folder / CONFIG_FILE).is_file():
+            return folder / CONFIG_FILE
+    fix = "name the run's configuration: audit CONFIG --replay PATH"
+    raise ConfigError(Problem(where=str(path), what=f"no {CONFIG_FILE} in a folder above it", fix=fix))

@@ -1,4 +1,4 @@
-"""`retrain forecast RUN`: the last held-out rate of a run, with an interval that finished runs calibrate.
+"""`retrain status RUN --forecast`: the last held-out rate of a run, with an interval that finished runs calibrate.
 
 It only tells. Nothing that trains or runs a campaign reads it, so no planned run is ever stopped by a forecast.
 """
@@ -23,15 +23,6 @@ from retrain.verdicts.ledger.interim import InterimLooks
 from retrain.verdicts.ledger.place import ledger_folder
 from retrain.verdicts.stats.conformal import Forecast, forecast, left_out, needed_conditions
 
-EPILOG = """\b
-Examples:
-  retrain forecast logs/tiny
-  retrain forecast logs/campaign_20260301_120000/runs/maxrl+none_s7 --among logs --json
-
-\b
-Exit codes: 0 done; 2 usage error, too few finished runs, or forecasts are withdrawn.
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
@@ -42,17 +33,10 @@ class Check:
     mean_width: float
 
 
-@click.command("forecast", epilog=EPILOG)
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.option(
-    "--among", type=click.Path(path_type=Path), help="Folder with finished runs (default: the one beside it)."
-)
-@click.option("--level", type=click.FloatRange(0.5, 0.99), default=0.8, show_default=True, help="Of the interval.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def command(run: Path, among: Path | None, level: float, as_json: bool) -> None:
-    """Forecast the last held-out rate of RUN from finished runs of the same model, data and number of steps."""
+def print_forecast(run: Path, among: Path | None, level: float, *, as_json: bool) -> None:
+    """Forecast the last held-out rate of `run` from finished runs of the same model, data and number of steps."""
     curve, home = read_curve(run), ledger_folder(run)
-    InterimLooks("forecast", partial(click.echo, err=True)).at([run])
+    InterimLooks("status --forecast", partial(click.echo, err=True)).at([run])
     settle(home)
     so_far = track(home, level)
     if not curve.steps:

@@ -1,4 +1,4 @@
-"""`retrain ledger verify | show`: whether the records are those that were made, and what was done."""
+"""`retrain compare --ledger`: whether the records are those that were made, and what was done."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger import disk
@@ -21,33 +21,13 @@ from retrain.verdicts.ledger.verify import campaigns_below, check_all
 FOLDER = Path("logs")
 HIDDEN_FIELDS = ("time", "kind", "previous", "sha256", "hashes")
 VALUE_CHARS = 80
-EPILOG = """\b
-Examples:
-  retrain ledger verify                       the ledger in logs/
-  retrain ledger verify logs --head 3f0c...   and whether it still has a hash that you published
-  retrain ledger show logs/campaign_20260301_120000
-
-\b
-Exit codes: 0 intact; 1 the chain is broken, or something does not match the disk; 2 usage error, or no ledger there.
-"""
 
 
-@click.group("ledger", epilog=EPILOG)
-def command() -> None:
-    """Verify or show `ledger.jsonl`: what was run, how it ended, who looked at it, and what was found."""
+def verify(folder: Path | None, *, head: str, as_json: bool) -> int:
+    """Check the chain of hashes, and the runs and campaigns in `folder` against it; returns the exit code.
 
-
-@command.command("verify", epilog=EPILOG)
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--head", metavar="SHA256", default="", help="A hash of an earlier `verify`: it must still be in the chain."
-)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.pass_context
-def verify(ctx: click.Context, folder: Path | None, head: str, as_json: bool) -> None:
-    """Check the chain of hashes, and the runs and campaigns in FOLDER (default: logs) against it.
-
-    A campaign or a run stands for the folder that holds it. What the ledger cannot know is told as unknown.
+    A campaign or a run stands for the folder that holds it. What the ledger cannot know is reported as unknown. `head`
+    is the hash of an earlier check, which must still be in the chain.
     """
     history = _history(folder, known_head=head)
     found = [*check_all(history, known_head=head), *_undeclared(history.folder), *_unended(history)]
@@ -59,14 +39,11 @@ def verify(ctx: click.Context, folder: Path | None, head: str, as_json: bool) ->
             click.echo(printable(f"{'wrong: ' if each.is_certain else ''}{each.what}"))
             click.echo(printable(f"  fix: {each.fix}"))
         click.echo(_outcome(history, len(wrong)))
-    ctx.exit(1 if wrong else 0)
+    return EXIT_FAILED if wrong else EXIT_DONE
 
 
-@command.command("show", epilog=EPILOG)
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="The lines as they are.")
-def show(folder: Path | None, as_json: bool) -> None:
-    """Print the events of the ledger in FOLDER (default: logs), a line each."""
+def show(folder: Path | None, *, as_json: bool) -> None:
+    """Print the events of the ledger in `folder`, a line each."""
     place = _history(folder).folder
     for entry in read_chain(place / NAME):
         if as_json and entry.record:

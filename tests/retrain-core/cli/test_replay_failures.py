@@ -1,4 +1,4 @@
-"""`retrain score --replay`: what failed is scored again by the run's own reward."""
+"""`retrain audit --replay`: what failed is scored again by the run's own reward."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(tmp_path: Path, toys: Path, tokenizer_folder: Path) -> Path:
 
 def test_every_text_gets_its_verdict(run: Path, command: Callable[..., Any]) -> None:
     write_failures(run / "failures", "step_1", [record("7"), record("8\x1b[2J")])
-    done = command("score", "--replay", "logs/a/failures")
+    done = command("audit", "--replay", "logs/a/failures")
     assert done.code == 0, done.err
     first, second = done.out.splitlines()
     assert "step_1_0.json  replay_rewards.Reward: scored 1 " in first
@@ -68,13 +68,13 @@ def test_every_text_gets_its_verdict(run: Path, command: Callable[..., Any]) -> 
 
 def test_what_fails_again_or_has_no_verdict_is_said_and_told_apart(run: Path, command: Callable[..., Any]) -> None:
     write_failures(run / "failures", "step_1", [record("7"), record("die"), record("unclear")])
-    done = command("score", "--replay", str(run / "failures"), "--json")
+    done = command("audit", "--replay", str(run / "failures"), "--json")
     assert done.code == 1
     results = json.loads(done.out)
     assert [result["outcome"] for result in results] == ["scored", "failed", "no_verdict"]
     assert results[1]["detail"] == "the scoring process exited with code 7"
     assert results[0]["value"] == 1.0
-    shown = command("score", "--replay", str(run / "failures" / "step_1_2.json"))
+    shown = command("audit", "--replay", str(run / "failures" / "step_1_2.json"))
     assert shown.code == 1
     assert "no verdict" in shown.out
     assert "\x1b" not in shown.out
@@ -82,15 +82,15 @@ def test_what_fails_again_or_has_no_verdict_is_said_and_told_apart(run: Path, co
 
 def test_another_configuration(run: Path, command: Callable[..., Any], tmp_path: Path) -> None:
     write_failures(tmp_path / "kept", "step_1", [record("7")])
-    lost = command("score", "--replay", "kept")
+    lost = command("audit", "--replay", "kept")
     assert (lost.code, "no config.toml in a folder above it" in lost.err) == (2, True)
-    found = command("score", "--replay", "kept/step_1_0.json", "--config", str(run / "config.toml"))
+    found = command("audit", str(run / "config.toml"), "--replay", "kept/step_1_0.json")
     assert found.code == 0, found.err
 
 
 def test_a_reward_that_the_configuration_does_not_have(run: Path, command: Callable[..., Any]) -> None:
     write_failures(run / "failures", "step_1", [record("7", reward="judge")])
-    done = command("score", "--replay", str(run / "failures"))
+    done = command("audit", "--replay", str(run / "failures"))
     assert done.code == 2
     assert "these texts were scored by judge; the configuration has replay_rewards.Reward" in done.err
 
@@ -116,7 +116,7 @@ def retrain_register_data_sources(register):
     config = run / "config.toml"
     config.write_text(config.read_text().replace('"toy"', '"verified"'))
     write_failures(run / "failures", "step_1", [record("7", reward="verified")])
-    done = command("score", "--replay", str(run / "failures"), "--json")
+    done = command("audit", "--replay", str(run / "failures"), "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)[0]["value"] == 0.25
 
@@ -127,5 +127,5 @@ def test_what_is_no_failure_is_named(
 ) -> None:
     if content is not None:
         (tmp_path / "x.json").write_text(content)
-    done = command("score", "--replay", "x.json")
+    done = command("audit", "--replay", "x.json")
     assert (done.code, told in done.err) == (2, True)
