@@ -34,10 +34,12 @@ import json
 from retrain.api import hookimpl
 
 @hookimpl
-def retrain_batch_ready(batch):
-    rows = [[row.group, row.is_truncated, float(row.advantages_T.max())] for row in batch.batch.rows]
+def retrain_groups_scored(groups):
+    if groups.batch is None:
+        return
+    rows = [[row.group, row.is_truncated, float(row.advantages_T.max())] for row in groups.batch.rows]
     with open("batches.jsonl", "a") as file:
-        file.write(json.dumps({"rows": rows, "num_masked": batch.batch.num_masked}) + "\\n")
+        file.write(json.dumps({"rows": rows, "num_masked": groups.batch.num_masked}) + "\\n")
 """
 
 

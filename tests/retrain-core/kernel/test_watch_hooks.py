@@ -57,18 +57,13 @@ class Keeper:
     def retrain_step_end(self, metrics):
         DIARY.append(f"line {metrics['step']} {metrics.get('keeper_seen')}")
         SCORED.append(self.progress())
-
-    @hookimpl
-    def retrain_stop_run(self, metrics):
         if self.seen == self.limit:
             return RetrainError(Problem(what="the keeper has seen enough"))
 
     @hookimpl
-    def retrain_save_state(self):
-        return {"keeper": {"seen": self.seen}}
-
-    @hookimpl
-    def retrain_checkpoint_saved(self, folder, name):
+    def retrain_save_state(self, name, folder):
+        if folder is None:
+            return {"keeper": {"seen": self.seen}}
         DIARY.append(f"saved {name} {(folder / 'checkpoint.json').is_file()}")
 
     @hookimpl

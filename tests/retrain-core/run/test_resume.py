@@ -43,7 +43,9 @@ def retrain_step_end(run, metrics):
     act(hook="step_end", step=metrics["step"])
 
 @hookimpl
-def retrain_extra_metrics(run, groups):
+def retrain_extra_metrics(groups):
+    if groups is None:
+        return None
     act(hook="extra_metrics", step=groups.step)
     return {"counted": counted["steps"]}
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.report import ReportSection
     from retrain.kernel.contracts.tasks import Evaluation
     from retrain.kernel.contracts.verifier import LoadedTasks
-    from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
+    from retrain.kernel.contracts.views import EvalView, GroupsView, RunView
     from retrain.kernel.errors import Problem, RetrainError
     from retrain.kernel.plugin_spec import ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.registry import Plugins
-    from retrain.kernel.types import Score, TrainReport
+    from retrain.kernel.types import TrainReport
 
     Register = Callable[[PluginSpec], None]
 
@@ -277,29 +277,22 @@ def retrain_phase(run: RunView, step: int, phase: str) -> None:
 
 @hookspec
 def retrain_groups_scored(run: RunView, groups: GroupsView) -> None:
-    """Every completion of the step is scored. Once per step."""
-
-
-@hookspec
-def retrain_batch_ready(run: RunView, batch: BatchView) -> None:
-    """Credit is assigned; these rows are about to be trained. Once per step that trains."""
+    """Every completion of the step is scored and has its credit; `groups.batch` is trained next. Once per step."""
 
 
 @hookspec
 def retrain_extra_metrics(
-    run: RunView, groups: GroupsView, credit: Credit, report: TrainReport | None
+    run: RunView | None,
+    groups: GroupsView | None,
+    credit: Credit | None,
+    report: TrainReport | None,
+    evaluation: EvalView | None,
 ) -> Mapping[str, Any] | None:
-    """Fields to add to the step's line in `metrics.jsonl`; finite numbers, text or booleans. Once per step.
+    """Fields to add to a line of `metrics.jsonl`: finite numbers, text or booleans. Once per step and per evaluation.
 
-    `report` is None when nothing was trained. A field that already exists is an error naming the plugin.
+    For a step `evaluation` is None, and `report` too when nothing was trained; a field that already exists is an error
+    naming the plugin. For an evaluation all else is None, since `retrain eval` has no run; name its fields `eval_...`.
     """
-
-
-@hookspec
-def retrain_eval_metrics(
-    scores_EG: Sequence[Sequence[Score]], correct_above: float, clusters_E: Sequence[str]
-) -> Mapping[str, Any] | None:
-    """Fields about one evaluation, from the scores of each held-out example's completions, and from its cluster."""
 
 
 @hookspec
@@ -311,26 +304,20 @@ def retrain_step_line(run: RunView, metrics: Mapping[str, Any]) -> Mapping[str, 
 
 
 @hookspec
-def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> None:
-    """The step's line is written. Once per step, a warm-up's included, and once with `step` = -1 for the first eval."""
+def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> RetrainError | None:
+    """The step's line is written. Once per step, a warm-up's included, and once with `step` = -1 for the first eval.
 
-
-@hookspec(firstresult=True)
-def retrain_stop_run(run: RunView, metrics: Mapping[str, Any]) -> RetrainError | None:
-    """The error that ends the run here, raised once a checkpoint is saved; None = continue.
-
-    Once per step, after its line is written.
+    An error that is returned, not raised, ends the run once a checkpoint is saved; after the first eval it is ignored.
     """
 
 
 @hookspec
-def retrain_save_state(run: RunView) -> Mapping[str, Any] | None:
-    """State of the plugin for a checkpoint, as JSON: `{"plugin-name": {...}}`. Once per checkpoint."""
+def retrain_save_state(run: RunView, name: str, folder: Path | None) -> Mapping[str, Any] | None:
+    """State of the plugin for the checkpoint `name`, as JSON: `{"plugin-name": {...}}`. Twice per checkpoint.
 
-
-@hookspec
-def retrain_checkpoint_saved(run: RunView, folder: Path, name: str) -> None:
-    """A checkpoint is complete on disk, PEFT adapter included; read it during the call. `final` is the last one."""
+    First without a `folder`. Then the checkpoint is complete in `folder`, PEFT adapter included: read it during the
+    call; the result is ignored. `final` is the last one.
+    """
 
 
 @hookspec

@@ -78,8 +78,8 @@ class Trainer:
     def _finish(self, line: Fields) -> None:
         """Evaluate if due, write the step's line, save a checkpoint if due, and advance to the next step.
 
-        Hooks see the line before it is written (`retrain_step_line`) and after (`retrain_step_end`); one that ends the
-        run (`retrain_stop_run`) does so once the checkpoint is saved.
+        Hooks see the line before it is written (`retrain_step_line`) and after (`retrain_step_end`); an error that one
+        of the latter returns ends the run once the checkpoint is saved.
         """
         run, progress, training = self.run, self.run.progress, self.run.parts.config.training
         step = int(line["step"])
@@ -93,8 +93,8 @@ class Trainer:
             progress.unfinished = None
             progress.step = step + 1 if step + 1 != BEFORE_TRAINING else 0
             self._last = line
-            run.notify("retrain_step_end", metrics=line)
-            ending = self._rejected_too_often(line) or run.notify("retrain_stop_run", metrics=line)
+            endings = [self._rejected_too_often(line), *run.notify("retrain_step_end", metrics=line)]
+            ending = next((error for error in endings if isinstance(error, RetrainError)), None)
             is_due = training.save_every and progress.step % training.save_every == 0
             if ending or (is_due and progress.step < training.max_steps):
                 self._save(self._checkpoint())
@@ -123,7 +123,7 @@ class Trainer:
         with run.stops.shield():
             run.enter(run.progress.step, "checkpoint")
             folder = run.records.save(name, self._last)
-            run.notify("retrain_checkpoint_saved", folder=folder, name=name)
+            run.notify("retrain_save_state", name=name, folder=folder)
             run.stops.may_resume()
 
     def _checkpoint(self) -> str:

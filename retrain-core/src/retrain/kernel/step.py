@@ -7,7 +7,7 @@ from functools import partial
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.contracts.pacing import PaceView
 from retrain.kernel.contracts.tasks import Streams
-from retrain.kernel.contracts.views import BatchView, GroupsView
+from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.errors import NonFiniteError, PluginError, Problem
 from retrain.kernel.overlap import Planned, Sampled
 from retrain.kernel.parts import Run
@@ -38,20 +38,21 @@ class Step:
         if sampled.error:
             return self._reject(planned, sampled, clock, sampled.error)
         groups, staleness = sampled.groups, self.overlap.staleness(sampled.groups)  # before training publishes
-        view = GroupsView(step=step, groups=groups)
-        run.notify("retrain_groups_scored", groups=view)
         shaped, shaping = groups, Fields()
         for shaper in parts.shapers:
             shaped, added = shaper.shape(step, shaped)
             shaping = merge_fields(shaping, added, source=str(shaper))
         credit = parts.algorithm.assign(step, shaped)
+        view = GroupsView(step=step, groups=groups, batch=self._batch(step, credit))
+        run.notify("retrain_groups_scored", groups=view)
         with run.stops.shield():
-            report, rejected = self._train(step, credit, clock, progress.example_idx + len(sampled.prompts))
+            report, rejected = self._train(view.batch, clock, progress.example_idx + len(sampled.prompts))
             if getattr(parts.rollouts, "has_verifier", True):
                 progress.count([group for group in groups if not group.round])
             progress.example_idx += len(sampled.prompts)
             line = merge_fields(self._line(planned, sampled, credit, report), shaping, source="a shaper")
-            for extra in run.notify("retrain_extra_metrics", groups=view, credit=credit, report=report):
+            facts = {"groups": view, "credit": credit, "report": report, "evaluation": None}
+            for extra in run.notify("retrain_extra_metrics", **facts):
                 line = merge_fields(line, extra or {}, source="a plugin")
             parts.algorithm.observe(step, shaped, credit)
             line |= staleness | self.overlap.finish(clock, has_trained=report is not None)
@@ -106,21 +107,25 @@ class Step:
         self.overlap.drop()
         return self.batch_size(step) < batch_size
 
-    def _train(self, step: int, credit: Credit, clock: Clock, cursor: int) -> tuple[TrainReport | None, str]:
-        """The report and "", or None and why there is none; the prompts of the next step begin at `cursor`."""
+    def _batch(self, step: int, credit: Credit) -> TrainBatch | None:
+        """The rows to train; None without any."""
         if not credit.rows:
-            return None, ""
-        batch = TrainBatch(
+            return None
+        return TrainBatch(
             step=step,
             rows=credit.rows,
             temperature=self.run.parts.config.training.temperature,
             num_masked=credit.num_masked,
             masked_groups=credit.masked_groups,
         )
-        self.run.enter(step, "training")
-        self.run.notify("retrain_batch_ready", batch=BatchView(step=step, batch=batch))
+
+    def _train(self, batch: TrainBatch | None, clock: Clock, cursor: int) -> tuple[TrainReport | None, str]:
+        """The report and "", or None and why there is none; the prompts of the next step begin at `cursor`."""
+        if batch is None:
+            return None, ""
+        self.run.enter(batch.step, "training")
         try:
-            report = self.overlap.train(batch, clock, partial(self.upcoming, step + 1, cursor))
+            report = self.overlap.train(batch, clock, partial(self.upcoming, batch.step + 1, cursor))
             return report, report.rejected
         except NonFiniteError as error:
             return None, error.problems[0].what

@@ -71,7 +71,7 @@ class RunRecords:
         """
         self._notice_loss(for_checkpoint=True)
         parts, training = self._parts, self._parts.config.training
-        state = self._state(metrics)
+        state = self._state(name, metrics)
         path = save_checkpoint(self._folder.adapters, name, parts.backend.save, state)
         self._folder.hold_adapters()
         self._folder.write_state(self._summary(name, state))
@@ -88,9 +88,9 @@ class RunRecords:
             self.path = self._folder.path
             self._give_up(failure)
 
-    def _state(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def _state(self, name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
         merged: dict[str, Any] = {}
-        for added in self._parts.plugins.notify("retrain_save_state", run=self._view):
+        for added in self._parts.plugins.notify("retrain_save_state", run=self._view, name=name, folder=None):
             merged |= added or {}
         return {
             "run_started": self._folder.started,

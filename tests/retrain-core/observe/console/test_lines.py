@@ -303,7 +303,7 @@ def test_the_last_lines_name_what_was_saved(
     lines = RunLines(context)
     (tmp_path / "adapter/final").mkdir(parents=True)
     (tmp_path / "adapter/final" / file).touch()
-    lines.retrain_checkpoint_saved(tmp_path / "adapter/final")
+    lines.retrain_save_state(tmp_path / "adapter/final")
     config = SimpleNamespace(model=SimpleNamespace(lora_rank=32), training=TrainingTable())
     run: Any = SimpleNamespace(condition="a+b", config=config, folder=tmp_path, manifest={})
     lines.retrain_run_end(run, None)
@@ -329,7 +329,7 @@ def test_the_end_says_what_was_learnt_and_what_to_do_next(
     checkpoint = tmp_path / "final"
     checkpoint.mkdir()
     (checkpoint / "adapter_model.safetensors").touch()
-    lines.retrain_checkpoint_saved(checkpoint)
+    lines.retrain_save_state(checkpoint)
     lines.retrain_step_end(last | {"eval_pass_at_1": 0.9, "eval_examples": 64, "eval_samples": 4})
     config = SimpleNamespace(model=SimpleNamespace(lora_rank=8), training=TrainingTable())
     lines.retrain_run_end(SimpleNamespace(condition="a+b", config=config, folder=run_folder, manifest={}), None)  # type: ignore[arg-type]
@@ -426,7 +426,7 @@ def test_the_rows_of_the_panel_never_move_and_never_wrap(context: PluginContext,
     display.retrain_phase("training")
     context.training_progress.begin("packs", 400)
     context.training_progress.add(300, tokens=123_456_789)
-    display.retrain_batch_ready(
+    display.retrain_groups_scored(
         SimpleNamespace(batch=SimpleNamespace(rows=[0] * 65_536, num_actions=123_456_789))  # type: ignore[arg-type]
     )
     for _ in range(200):

@@ -44,7 +44,7 @@ def test_an_episode_is_logged_once_and_recorded_throughout(caplog: pytest.LogCap
     told = [record.getMessage().split(":")[1].strip() for record in caplog.records]
     assert told == ["a at step 1", "b at step 2", "a at step 4"]
     assert "\x1b" not in caplog.text
-    assert watch.retrain_stop_run({"step": 4}) is None
+    assert watch.retrain_step_end({"step": 4}) is None
 
 
 def test_a_healthy_step_has_no_field() -> None:
@@ -58,14 +58,14 @@ def test_a_healthy_step_has_no_field() -> None:
 def test_policy_or_severity_end_the_run_once_per_episode(policy: str, severity: str, ends: bool) -> None:
     watch = HealthWatch({"m": Scripted(["a"], ["a"], severity=severity)}, policy=policy)
     watch.retrain_step_line({"step": 0})
-    ending = watch.retrain_stop_run({"step": 0})
+    ending = watch.retrain_step_end({"step": 0})
     assert (ending is not None) is ends
     if ending is not None:
         assert isinstance(ending, HealthError)
         assert str(ending).startswith("step 0: a: a\ufffd")
         assert ending.exit_code == 1
     watch.retrain_step_line({"step": 1})
-    assert watch.retrain_stop_run({"step": 1}) is None, "whoever resumes knows of it"
+    assert watch.retrain_step_end({"step": 1}) is None, "whoever resumes knows of it"
 
 
 def test_a_broken_monitor_is_named_once_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -67,13 +67,13 @@ def run(recorders: Recorders, folder: Path, steps: int = 3, error: BaseException
     manager.hook.retrain_run_start(run=view)
     for step in range(steps):
         manager.hook.retrain_step_end(run=view, metrics={"step": step})
-        manager.hook.retrain_checkpoint_saved(run=view, folder=folder, name=f"checkpoint_step_{step}")
+        manager.hook.retrain_save_state(run=view, folder=folder, name=f"checkpoint_step_{step}")
     manager.hook.retrain_run_end(run=view, error=error)
 
 
 def state_of(recorders: Recorders) -> dict[str, Any]:
     """What a checkpoint keeps."""
-    kept: dict[str, Any] = recorders.retrain_save_state()["recorders"]
+    kept: dict[str, Any] = recorders.retrain_save_state("final", None)["recorders"]
     return kept
 
 

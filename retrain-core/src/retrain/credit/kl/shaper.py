@@ -96,8 +96,10 @@ class KlShaper:
         return tuple(_penalised(group, penalties) for group in groups), fields
 
     @hookimpl
-    def retrain_extra_metrics(self, groups: GroupsView, report: TrainReport | None) -> dict[str, float]:
+    def retrain_extra_metrics(self, groups: GroupsView | None, report: TrainReport | None) -> dict[str, float]:
         """The step is done: the coefficient moves; with coef = 0, the mean KL of a share of the completions."""
+        if groups is None:
+            return {}
         self.coef = self._next_coef
         judged = self._measured(groups.groups)
         if self.coef or report is None or not self._logs or not judged:

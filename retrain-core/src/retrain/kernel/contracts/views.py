@@ -1,14 +1,14 @@
-"""What life-cycle hooks receive: read-only views of the run, of a scored step and of a batch."""
+"""What life-cycle hooks receive: read-only views of the run, of a scored step and of an evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.types import Capabilities, Group, TrainBatch
+from retrain.kernel.types import Capabilities, Group, Score, TrainBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,15 +29,17 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupsView:
-    """The scored groups of a step."""
+    """The scored groups of a step, and the rows about to be trained; None when nothing is."""
 
     step: int
     groups: tuple[Group, ...]
+    batch: TrainBatch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BatchView:
-    """The rows about to be trained."""
+class EvalView:
+    """The scores of an evaluation: those of each example's completions, and the cluster of each example."""
 
-    step: int
-    batch: TrainBatch
+    scores_EG: Sequence[Sequence[Score]]
+    correct_above: float
+    clusters_E: Sequence[str]

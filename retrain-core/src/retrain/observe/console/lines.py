@@ -90,9 +90,9 @@ class RunLines:
         self._running_rate = metrics.get("running_correct_rate", self._running_rate)
 
     @hookimpl
-    def retrain_checkpoint_saved(self, folder: Path) -> None:
-        """Remember the last one; `retrain_run_end` shows it."""
-        self._last_adapter = folder
+    def retrain_save_state(self, folder: Path | None) -> None:
+        """Remember the last checkpoint; `retrain_run_end` shows it."""
+        self._last_adapter = folder or self._last_adapter
 
     @hookimpl
     def retrain_run_end(self, run: RunView, error: BaseException | None) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.views import BatchView, RunView
+from retrain.kernel.contracts.views import GroupsView, RunView
 from retrain.kernel.hooks import hookimpl
 from retrain.observe.console.step_lines import dropped_text, graded_texts, shadow_text
 from retrain.text.phase_progress import progress_of, progress_text, share_of, warm_up_left
@@ -85,9 +85,10 @@ class LiveDisplay:
         self._phase, self._phase_started = phase, time.monotonic()
 
     @hookimpl
-    def retrain_batch_ready(self, batch: BatchView) -> None:
+    def retrain_groups_scored(self, groups: GroupsView) -> None:
         """Show how many rows and tokens are being trained."""
-        self._batch = f"{len(batch.batch.rows)} rows, {batch.batch.num_actions:,} action tokens"
+        if groups.batch is not None:
+            self._batch = f"{len(groups.batch.rows)} rows, {groups.batch.num_actions:,} action tokens"
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:

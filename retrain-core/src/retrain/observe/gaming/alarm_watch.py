@@ -39,8 +39,10 @@ class GamingWatch:
         self._is_new = False  # the alarm began at the step under way
 
     @hookimpl
-    def retrain_extra_metrics(self, groups: GroupsView, credit: Credit) -> Mapping[str, Any]:
+    def retrain_extra_metrics(self, groups: GroupsView | None, credit: Credit | None) -> Mapping[str, Any]:
         """The fields of a step."""
+        if groups is None:
+            return {}
         _, suspicions = self._guard.call("suspicions", "observe", self._suspect, groups, credit)
         _, alarm = self._guard.call("alarm", "observe", self._judge, groups, credit)
         return {**(suspicions or {}), **(alarm or {})}

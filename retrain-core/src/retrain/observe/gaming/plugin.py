@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.report import ReportSection
-    from retrain.kernel.contracts.views import GroupsView, RunView
+    from retrain.kernel.contracts.views import EvalView, GroupsView, RunView
     from retrain.kernel.errors import Problem
     from retrain.kernel.registry import Plugins
-    from retrain.kernel.types import Score
 
 BOTH = "over the completions that reward and shadow both gave a score"
 NO_SHADOW = "without [reward] shadow"
@@ -73,19 +72,13 @@ def retrain_watch_run(context: PluginContext) -> object:
 
 
 @hookimpl
-def retrain_extra_metrics(groups: GroupsView) -> Mapping[str, Any]:
-    """What the shadow says of the step."""
-    from retrain.observe.gaming.shadow import step_fields  # only a run needs it
+def retrain_extra_metrics(groups: GroupsView | None, evaluation: EvalView | None) -> Mapping[str, Any]:
+    """The shadow's fields of a step or of an evaluation."""
+    from retrain.observe.gaming.shadow import eval_fields, step_fields  # only a run needs it
 
-    return step_fields(groups.groups)
-
-
-@hookimpl
-def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]], correct_above: float) -> Mapping[str, Any]:
-    """What the shadow says of an evaluation."""
-    from retrain.observe.gaming.shadow import eval_fields  # only a run needs it
-
-    return eval_fields(scores_EG, correct_above)
+    if evaluation is not None:
+        return eval_fields(evaluation.scores_EG, evaluation.correct_above)
+    return step_fields(groups.groups) if groups else {}
 
 
 @hookimpl

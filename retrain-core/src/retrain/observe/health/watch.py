@@ -73,8 +73,8 @@ class HealthWatch:
         return {"health": list(dict.fromkeys(states))} if states else {}
 
     @hookimpl
-    def retrain_stop_run(self, metrics: Mapping[str, Any]) -> HealthError | None:
-        """The error for an episode that began since the last call and is to end the run."""
+    def retrain_step_end(self, metrics: Mapping[str, Any]) -> HealthError | None:
+        """The error that ends the run, for an episode that began since the last call and is to end the run."""
         if self._ending is None:
             return None
         (name, finding), self._ending = self._ending, None

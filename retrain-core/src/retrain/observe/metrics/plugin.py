@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.hooks import hookimpl
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.algorithm import Credit
-    from retrain.kernel.contracts.views import GroupsView, RunView
+    from retrain.kernel.contracts.views import EvalView, GroupsView, RunView
     from retrain.kernel.plugin_spec import MetricSpec
-    from retrain.kernel.types import Score
 
 
 @hookimpl
@@ -23,7 +22,18 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 
 
 @hookimpl
-def retrain_extra_metrics(run: RunView, groups: GroupsView, credit: Credit) -> Mapping[str, Any]:
+def retrain_extra_metrics(
+    run: RunView | None, groups: GroupsView | None, credit: Credit | None, evaluation: EvalView | None
+) -> Mapping[str, Any]:
+    """The fields of a step or of an evaluation."""
+    if evaluation is not None:
+        from retrain.observe.metrics.evaluate import eval_metrics  # only an evaluation needs it
+
+        return eval_metrics(evaluation.scores_EG, evaluation.correct_above, evaluation.clusters_E)
+    return _step_metrics(run, groups, credit) if run and groups and credit else {}
+
+
+def _step_metrics(run: RunView, groups: GroupsView, credit: Credit) -> Mapping[str, Any]:
     """Rewards, groups and lengths of a step; with `[training] refill` and `overlong` also what was left out."""
     from retrain.observe.metrics import fields  # only a run needs them
     from retrain.tasks.scoring.build import has_verifier
@@ -39,13 +49,3 @@ def retrain_extra_metrics(run: RunView, groups: GroupsView, credit: Credit) -> M
     if run.config.training.overlong == "drop":
         found |= fields.overlong_metrics(scored)
     return found
-
-
-@hookimpl
-def retrain_eval_metrics(
-    scores_EG: Sequence[Sequence[Score]], correct_above: float, clusters_E: Sequence[str]
-) -> Mapping[str, Any]:
-    """Correct rate with its interval, rewards, and pass@k."""
-    from retrain.observe.metrics.evaluate import eval_metrics  # only a run needs it
-
-    return eval_metrics(scores_EG, correct_above, clusters_E)

@@ -68,14 +68,12 @@ class Recorders:
             self._call(name, "step", redacted(metrics))
 
     @hookimpl
-    def retrain_checkpoint_saved(self, folder: Path, name: str) -> None:
-        """Pass on a checkpoint that is complete on disk."""
-        for recorder in self._started_in_order():
-            self._call(recorder, "checkpoint", folder, name)
-
-    @hookimpl
-    def retrain_save_state(self) -> dict[str, Any]:
-        """What each recorder needs to continue, by its name, without those that need nothing."""
+    def retrain_save_state(self, name: str, folder: Path | None) -> dict[str, Any]:
+        """State of each recorder, by its name; a complete checkpoint is passed on to those that started."""
+        if folder is not None:
+            for recorder in self._started_in_order():
+                self._call(recorder, "checkpoint", folder, name)
+            return {}
         methods = {name: getattr(recorder, "state", dict) for name, recorder in self._recorders.items()}
         states = {name: self._guard.state(name, method) for name, method in methods.items()}
         return {STATE: {name: state for name, state in states.items() if state}}

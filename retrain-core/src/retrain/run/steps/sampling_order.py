@@ -144,8 +144,10 @@ class SamplingOrder:
         raise PluginError(self._problem(f"{what}, for step {request.step}", fix))
 
     @hookimpl
-    def retrain_extra_metrics(self, groups: GroupsView) -> Mapping[str, Any]:
+    def retrain_extra_metrics(self, groups: GroupsView | None) -> Mapping[str, Any]:
         """Show the sampler what became of its choices; the fields about them."""
+        if groups is None:
+            return {}
         with self._lock:
             chosen = list(self._drawn.get(groups.step, {}).values())
             for step in [step for step in self._drawn if step <= groups.step]:

@@ -11,6 +11,7 @@ from typing import Any
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt, Streams
+from retrain.kernel.contracts.views import EvalView
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Completion, Example, Outcome, Score
 from retrain.tasks.tasks import Tasks
@@ -96,8 +97,9 @@ def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: P
     above = each.context.config.scoring.correct_above
     clusters_E = [_cluster(prompt.example, each.cluster) for prompt in each.prompts]
     found: dict[str, Any] = {}
-    facts = {"scores_EG": scores_EG, "correct_above": above, "clusters_E": clusters_E}
-    for added in plugins.notify("retrain_eval_metrics", **facts):
+    view = EvalView(scores_EG=scores_EG, correct_above=above, clusters_E=clusters_E)
+    absent = dict.fromkeys(("run", "groups", "credit", "report"))
+    for added in plugins.notify("retrain_extra_metrics", evaluation=view, **absent):
         found |= added or {}
     return {f"{each.prefix}{name.removeprefix('eval_')}": value for name, value in found.items()}
 
