@@ -85,7 +85,7 @@ def test_a_name_of_the_public_package_works_and_says_what_it_is_now(name: str, c
     assert not command("--help").out.count(f"\n  {name} ")
 
 
-@pytest.mark.parametrize("name", FORMER_NAMES.keys() - PUBLIC_NAMES)
+@pytest.mark.parametrize("name", sorted(FORMER_NAMES.keys() - PUBLIC_NAMES))
 def test_a_former_name_says_what_it_is_now(name: str, command: Callable[..., Any]) -> None:
     result = command(name, "some", "--words")
     assert (result.code, result.out) == (2, "")
