@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-import retrain.inspect.plugin as room
 from tests.devtools import browser
 
-ROW = ("report", "Write a campaign or runs as one self-contained page.", "report.command:command")
 CONDITIONS = {"grpo+none": 0.0, "maxrl+none": 0.02, "maxrl+gtpo_sepa": 0.2}
 
 
@@ -36,10 +34,8 @@ def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def report(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def report(command: Callable[..., Any]) -> Callable[..., Any]:
     """`report("campaign", "--json")`: the result of `retrain report`."""
-    if not any(row[0] == "report" for row in room.COMMANDS):
-        monkeypatch.setattr(room, "COMMANDS", (*room.COMMANDS, ROW))
 
     def call(*arguments: object) -> Any:
         return command("report", *map(str, arguments))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from retrain.report.heat import Scale, ShadedCompletion, ShadedStep, show
-from retrain.report.heat_page import STYLE, render
+from retrain.report.heat import Scale, ShadedCompletion, ShadedStep, render, show
+from retrain.report.shell import own
 from tests.browser import dom_of, in_frame, needs_chromium
 
 HOSTILE = "<script>document.title='owned'</script>"
@@ -83,7 +83,7 @@ def test_page_holds_every_token_with_its_numbers_and_no_script() -> None:
     assert "&lt;script&gt;" in page
     assert 'title="token 1 | credit -0.250000 | log p -2.0000 | entropy 0.5000 | planning"' in page
     assert not re.search(r"src=|url\(|@import", page)
-    assert re.findall(r'href="(.)', page) == ["#"] == [where[0] for where in re.findall(r'href="([^"]*)"', page)]
+    assert re.findall(r'href="([^"]*)"', page) == ["#main", "#credit-1"]
 
 
 def four() -> ShadedStep:
@@ -127,20 +127,20 @@ def contrast(one: Sequence[float], other: Sequence[float]) -> float:
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_text_can_be_read_on_every_shade(scheme: int) -> None:
-    block = STYLE.split(":root {")[1 + scheme].split("}")[0]
+    block = own("style.css").split(":root")[2 + scheme].split("}")[0]
     named = {
         name: [int(part[at : at + 2], 16) for at in (0, 2, 4)] for name, part in re.findall(r"--(\w+): #(\w+)", block)
     }
     shades = {name: [int(c) for c in text.split(",")] for name, text in re.findall(r"--(\w+): ([\d, ]+);", block)}
-    assert set(shades) == {"good", "bad"}
-    for name in ("ink", "soft", "link"):
+    assert set(shades) == {"credit", "blame"}
+    for name in ("ink", "soft", "accent"):
         assert contrast(named[name], named["paper"]) >= 4.5, name
     for name, deepest in shades.items():
         for depth in np.linspace(0.0, 1.0, 101):
             shade = [depth * deep + (1.0 - depth) * paper for deep, paper in zip(deepest, named["paper"], strict=True)]
             assert contrast(named["ink"], shade) >= 4.5, (name, depth)
-    assert contrast(shades["good"], named["paper"]) > 1.3  # and the shade differs from the page
-    assert contrast(shades["bad"], named["paper"]) > 1.3
+    assert contrast(shades["credit"], named["paper"]) > 1.3  # and the shade differs from the page
+    assert contrast(shades["blame"], named["paper"]) > 1.3
 
 
 @needs_chromium
@@ -181,7 +181,7 @@ def test_page_in_a_browser_shows_hostile_text_as_text() -> None:
     dom = dom_of(
         render(step(completion(token_texts=["Wait", ",", HOSTILE, "\x00\x1b"], credit=[0.5, -0.25, 0.1, 0.2])))
     )
-    assert "<title>Credit of run, step 3</title>" in dom
+    assert "<title>Credit of run, step 3 · retrain credit</title>" in dom
     assert dom.count('<span class="t') == 8
     assert dom.count('<span class="t p"') == 2
     assert "a+none" in dom

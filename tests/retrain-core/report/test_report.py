@@ -78,7 +78,7 @@ def test_a_campaign_is_one_page_with_everything(campaign: Callable[..., Path], p
     assert kinds[0] == "forest"
     assert kinds.count("curves") >= 12
     assert kinds.count("bars") == 2
-    assert page.count('data-figure="') == len(kinds) == said["figures"]
+    assert page.count('<div class="plot ') == len(kinds) == said["figures"]
 
 
 def test_the_page_asks_for_nothing_and_runs_nothing_unknown(campaign: Callable[..., Path], page_of: PageOf) -> None:

@@ -21,8 +21,7 @@ from retrain.kernel.types import Floats, Mask
 from retrain.records.files import write_text
 from retrain.records.record_names import CONFIG_FILE
 from retrain.records.stored_step import StoredCompletion, read_step
-from retrain.report.heat import ShadedCompletion, ShadedStep, show
-from retrain.report.heat_page import render
+from retrain.report.heat import ShadedCompletion, ShadedStep, render, show
 from retrain.run.configure import Checked, load_checked
 from retrain.text.token_text import token_texts
 from retrain.text.tokenizer.load import load_tokenizer

@@ -9,8 +9,8 @@ import numpy as np
 
 from retrain.report.chart_specs import GROUPS, TIMES, Unit, value_text
 from retrain.report.gather import Material, ReportRun
-from retrain.report.markup import note, plot, section, table
-from retrain.report.text import plain, text
+from retrain.report.parts import Plot, Section, Table, note
+from retrain.report.text import plain
 from retrain.text.terminal_text import ABSENT
 
 GROUP_NAMES = ("useful", "all right", "all wrong", "all same", "no verdict", "surplus")
@@ -22,15 +22,15 @@ SHARES = (  # of a step, averaged over runs
 )
 
 
-def budget_section(material: Material, number: int) -> tuple[str, list[dict[str, Any]]]:
+def budget_section(material: Material) -> Section | None:
     """Share of the groups that carried gradient, and why the rest did not."""
     groups = _by_condition(material, _group_counts)
     if not groups:
-        return "", []
+        return None
     title = "Groups by training signal"
-    shown = plot(number, title, "all steps that were read", _share_table(title, groups, GROUP_NAMES), kind="bars")
-    figure = _bars(groups, GROUP_NAMES, "share of groups", material)
-    return section("budget", "Signal budget", note(_BUDGET), shown, _rates(material)), [figure]
+    figure, numbers = _bars(groups, GROUP_NAMES, "share of groups", material), _share_table(title, groups, GROUP_NAMES)
+    plot = Plot(title, "all steps that were read", figure, numbers, kind="bars")
+    return Section("budget", "Signal budget", [note(_BUDGET), plot, _rates(material)])
 
 
 _BUDGET = (
@@ -39,22 +39,22 @@ _BUDGET = (
 )
 
 
-def time_section(material: Material, number: int) -> tuple[str, list[dict[str, Any]]]:
+def time_section(material: Material) -> Section | None:
     """Seconds per step, by phase."""
     times = _by_condition(material, _phases)
     if not times:
-        return "", []
-    figure = _bars(times, TIME_NAMES, "seconds per step", material)
+        return None
     rows = []
     for label, values in times.items():
         total = sum(values)
         cells = [f"{value:.3g} s ({100 * value / total:.0f}%)" if total else ABSENT for value in values]
         evaluated = _mean(material.drawn(label), "eval_time_s")
-        rows.append((text(label), *cells, f"{total:.3g} s", value_text(evaluated, Unit.SECONDS)))
+        rows.append((label, *cells, f"{total:.3g} s", value_text(evaluated, Unit.SECONDS)))
     heads = ("condition", *TIME_NAMES, "step", "an evaluation")
-    numbers = table("Seconds per step", heads, rows, is_caption_shown=False)
-    body = plot(number, "Seconds per step", "mean over runs; evaluations come on top", numbers, kind="bars")
-    return section("time", "Time", body), [figure]
+    numbers = Table("Seconds per step", heads, rows, is_caption_shown=False)
+    figure = _bars(times, TIME_NAMES, "seconds per step", material)
+    remark = "mean over runs; evaluations come on top"
+    return Section("time", "Time", [Plot("Seconds per step", remark, figure, numbers, kind="bars")])
 
 
 def _by_condition(material: Material, counts: Any) -> dict[str, list[float]]:
@@ -81,7 +81,7 @@ def _phases(run: ReportRun) -> list[float] | None:
     return [*phases, max(0.0, total - sum(phases))]
 
 
-def _rates(material: Material) -> str:
+def _rates(material: Material) -> Table:
     known = [(name, field) for name, field in SHARES if any(field in run.lines.columns for run in material.runs)]
     rows = []
     for label in material.drawable:
@@ -90,9 +90,9 @@ def _rates(material: Material) -> str:
         share = trained / sampled if sampled and trained is not None else None
         cells = [ABSENT if sampled is None else f"{sampled:,.0f}", value_text(share, Unit.SHARE)]
         cells += [value_text(_mean(runs, field), Unit.SHARE) for _, field in known]
-        rows.append((text(label), *cells))
+        rows.append((label, *cells))
     heads = ("condition", "tokens per step", "trained", *(name for name, _ in known))
-    return table("Of the sampled tokens, mean over steps and runs", heads, rows)
+    return Table("Of the sampled tokens, mean over steps and runs", heads, rows)
 
 
 def _mean(runs: Sequence[ReportRun], field: str) -> float | None:
@@ -112,9 +112,9 @@ def _bars(values: Mapping[str, Sequence[float]], names: Sequence[str], unit: str
     return {"kind": "bars", "unit": unit, "labels": labels, "parts": [{"name": n, "x": x} for n, x in parts.items()]}
 
 
-def _share_table(title: str, values: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:
+def _share_table(title: str, values: Mapping[str, Sequence[float]], names: Sequence[str]) -> Table:
     rows = []
     for label, counts in values.items():
         total = sum(counts)
-        rows.append((text(label), *(value_text(count / total, Unit.SHARE) if total else ABSENT for count in counts)))
-    return table(title, ("condition", *names), rows, is_caption_shown=False)
+        rows.append((label, *(value_text(count / total, Unit.SHARE) if total else ABSENT for count in counts)))
+    return Table(title, ("condition", *names), rows, is_caption_shown=False)

@@ -1,21 +1,27 @@
-"""Credit as colours: the data of each completion, the colour scale, and the terminal view."""
+"""Credit as colours: the data of each completion, the colour scale, the terminal view, and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from retrain.kernel.types import Floats, Mask
+from retrain.report.shell import page
 from retrain.text.terminal_text import printable
 
 GAMMA = 0.6  # keeps completions with little credit visible beside those with much
 FLOOR = 0.25  # keeps the weakest token of a completion visible
 OUTLIERS_AT = (2, 98)  # percent: a few extreme tokens must not wash out the others
 EVEN = 1e-6  # shares closer than this count as equal
+LARGEST = 10  # tokens that the page leads to
+Place = tuple[int, int, int, int]  # group, index, flow, token
+Places = Mapping[Place, int]  # the rank of those to jump to, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,3 +135,53 @@ def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Ite
         background = f"rgb({level},255,{level})" if depth > 0 else f"rgb(255,{level},{level})"
         colour = f"black on {background}" if depth else "default"
         yield printable(text.replace("\n", "⏎")), colour + (" underline" if is_planning else "")
+
+
+def render(step: ShadedStep) -> str:
+    """The page without a script. Completions, prompts and references are untrusted and escaped."""
+    scale, places = step.scale(), largest_credits(step)
+    found = page(
+        "report/heat.html.jinja",
+        styles="'unsafe-inline'",  # each token has its colour
+        kicker="retrain credit",
+        title=f"Credit of {step.run}, step {step.step}",
+        step=step,
+        places=places,
+        num_right=sum(completion.is_right for completion in step.completions),
+        num_planning=sum(bool(completion.planning_T.any()) for completion in step.completions),
+        group_title=group_title,
+        tokens=partial(_tokens, scale, places),
+    )
+    return found.html
+
+
+def largest_credits(step: ShadedStep) -> Places:
+    """The completions' tokens with the most credit or blame under any flow, one of each, ranked from 1."""
+    found: list[tuple[float, Place]] = []
+    for completion in step.completions:
+        most = [
+            (float(np.abs(credit_T).max()), flow) for flow, credit_T in enumerate(completion.credits) if credit_T.size
+        ]
+        size, flow = max(most, default=(0.0, 0), key=lambda pair: pair[0])
+        if size > 0.0:
+            position = int(np.abs(completion.credits[flow]).argmax())
+            found.append((-size, (completion.group, completion.index, flow, position)))
+    return {place: rank for rank, (_, place) in enumerate(sorted(found)[:LARGEST], start=1)}
+
+
+def _tokens(scale: Scale, places: Places, completion: ShadedCompletion, flow: int) -> Iterator[Mapping[str, Any]]:
+    credit_T = completion.credits[flow]
+    depths_T = scale.depths(credit_T).tolist()
+    for position, (text, credit, depth) in enumerate(zip(completion.token_texts, credit_T, depths_T, strict=True)):
+        facts = [f"token {position}", f"credit {credit:+.6f}", f"log p {completion.logprobs_T[position]:.4f}"]
+        if completion.entropies_T is not None:
+            facts.append(f"entropy {completion.entropies_T[position]:.4f}")
+        if completion.planning_T[position]:
+            facts.append("planning")
+        yield {
+            "text": text,
+            "colour": f"rgba(var(--{'credit' if depth > 0 else 'blame'}),{abs(depth):.3f})" if depth else "transparent",
+            "title": " | ".join(facts),
+            "is_planning": bool(completion.planning_T[position]),
+            "rank": places.get((completion.group, completion.index, flow, position)),
+        }

@@ -154,16 +154,28 @@
       if (x.length) traces.push({ x, y, mode: "lines", hoverinfo: "skip", showlegend: false, opacity: 0.3, line: { color: colour("soft"), width: 0.8 } });
       figure.lines.forEach((line, i) => traces.push({ x: figure.x, y: line.y, name: inert(line.name), mode: figure.is_line ? "lines" : "lines+markers",
         line: { color: colour(["c1", "c3", "c2", "c4", "c5", "c6", "c7"][i % 7]), width: 2.4, dash: ["solid", "dash", "dot"][i % 3] }, hovertemplate: y_format }));
-      if (figure.points.length) traces.push({ x: figure.x, y: figure.points, text: figure.labels.map(inert), mode: "markers", showlegend: false,
-        marker: { color: colour("c1"), size: 6 }, hovertemplate: `%{text}<br>${inert(figure.y_title)} ${y_format}<extra></extra>` });
+      const kinds = [...new Set(figure.kinds)].sort(), of = (kind, values) => kinds.length ? values.filter((_, i) => figure.kinds[i] === kind) : values;
+      if (figure.points.length) (kinds.length ? kinds : [""]).forEach((kind, i) => traces.push({ x: of(kind, figure.x), y: of(kind, figure.points),
+        text: of(kind, figure.labels).map(inert), name: inert(kind), mode: "markers", showlegend: kinds.length > 0,
+        marker: { color: colour(["c1", "c2", "c3", "c4", "c5", "c6", "c7"][i % 7]), symbol: i % 8, size: 7 },
+        hovertemplate: `%{text}<br>${inert(figure.y_title)} ${y_format}<extra></extra>` }));
       const shapes = [], dashed = { type: "line", line: { color: colour("soft"), width: 1, dash: "dash" } };
       if (figure.y_mark !== null) shapes.push({ ...dashed, xref: "paper", x0: 0, x1: 1, y0: figure.y_mark, y1: figure.y_mark });
       if (figure.x_mark !== null) shapes.push({ ...dashed, yref: "paper", y0: 0, y1: 1, x0: figure.x_mark, x1: figure.x_mark });
       const title = (text) => ({ text: inert(text), standoff: 4, font: { size: 11.5 } });
-      return [traces, layout({ shapes, showlegend: figure.lines.length > 0, legend: { orientation: "h", y: -0.2, yanchor: "top" },
+      return [traces, layout({ shapes, showlegend: figure.lines.length + kinds.length > 0, legend: { orientation: "h", y: -0.2, yanchor: "top" },
         hovermode: figure.points.length ? "closest" : "x unified",
         xaxis: { title: title(figure.x_title), ...(figure.log ? { type: "log", tickvals: figure.x } : {}) },
         yaxis: { title: title(figure.y_title), ...(figure.share ? { tickformat: ".0%" } : { rangemode: "tozero" }) } })];
+    },
+    // Traces and layout as plotly takes them, but with names of this page's colours.
+    traces(figure) {
+      const made = (value, key) => {
+        if (typeof value === "string") return key === "color" ? colour(value) : key === "hovertemplate" ? value : inert(value);
+        if (Array.isArray(value)) return value.map((one) => made(one, key));
+        return value && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([name, one]) => [name, made(one, name)])) : value;
+      };
+      return [made(figure.traces), layout({ hovermode: "closest", ...made(figure.layout) })];
     },
   };
 
@@ -175,13 +187,8 @@
       { displayModeBar: false, doubleClick: "reset", showTips: false });
     drawn.add(place);
   };
-  // A narrow window stacks the cells of wide rows (page.css), and each cell then needs the head of its column.
-  for (const table of document.querySelectorAll("main table")) {
-    const heads = [...table.querySelectorAll("thead th")].map((head) => head.textContent);
-    table.classList.toggle("stacked", heads.length > 2);
-    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.head = heads[i] || ""; });
-  }
   const places = [...document.querySelectorAll(".plot")];
+  places.forEach((place, i) => { place.dataset.figure = i; }); // figures are in the order of the page
   const redraw = (kind) => {
     for (const place of drawn) if (!kind || data.figures[Number(place.dataset.figure)].kind === kind) draw(place);
   };
@@ -216,7 +223,9 @@
     text.append(box, label);
     return text;
   };
-  const legend = document.getElementById("legend");
+  const curves = document.querySelector("#curves h3"), legend = document.createElement("div");
+  legend.id = legend.className = "legend";
+  if (curves) curves.before(legend);
   const buildLegend = () => {
     const several = data.figures.some((f) => f.kind === "curves" && Object.values(f.curves).some((c) => c.seeds));
     const shaded = data.figures.some((f) => f.kind === "curves" && Object.values(f.curves).some((c) => c.low));
@@ -271,7 +280,7 @@
     const first = data.figures.find((f) => f.kind === "curves");
     const lines = first ? data.shown.reduce((sum, i) => sum + ((first.curves[i] || {}).seeds || []).length, 0) : 0;
     options.seeds = lines <= MOST_SEED_LINES;
-    if (legend) buildLegend();
+    if (curves) buildLegend();
     const stream = new Blob([bytes(document.getElementById("plotly").textContent)]).stream();
     const script = document.createElement("script");
     script.textContent = await new Response(stream.pipeThrough(new DecompressionStream("deflate"))).text();

@@ -1,4 +1,4 @@
-"""Collects the sections of plugins (`retrain_report_sections`) and writes them as HTML; everything is escaped."""
+"""The sections of plugins (`retrain_report_sections`) in the report; all their text is untrusted."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from retrain.kernel.config.load import load_config
-from retrain.kernel.contracts.report import ReportPlot, ReportSection
+from retrain.kernel.contracts.report import ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError, RetrainError
 from retrain.kernel.plugins.capabilities import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Determinism
-from retrain.records.reading import number
 from retrain.records.record_names import CONFIG_FILE
 from retrain.report.gather import Material, ReportRun
-from retrain.report.markup import Links, note, plot, section, table
-from retrain.report.text import plain, text
+from retrain.report.parts import Grid, Heading, Links, Part, Pre, Section, drawn, lede, note
 from retrain.run.check import registered_tables
 
 HOOK = "retrain_report_sections"
@@ -72,41 +69,25 @@ def plugin_sections(material: Material, plugins: Plugins) -> list[PluginSection]
     return sections
 
 
-def text_section(sections: Sequence[PluginSection]) -> str:
-    """The texts of all plugins in one section."""
-    texts = [each for each in sections if isinstance(each.body, str)]
-    parts = [
-        f'<h3>{text(each.title)}{_of(each)}</h3><pre class="plugin" tabindex="0">{text(each.body, MAX_CHARS)}</pre>'
-        for each in texts
-    ]
-    return section("plugins", "From plugins", *parts) if parts else ""
-
-
-def plot_section(
-    sections: Sequence[PluginSection], links: Links, first_number: int
-) -> tuple[str, list[dict[str, Any]]]:
-    """The `ReportSection`s of one name as a section, and their figures, numbered from `first_number`."""
-    parts: list[str] = []
-    figures: list[dict[str, Any]] = []
-    for each in sections:
-        body = each.body
-        if isinstance(body, ReportSection):
-            plots = [_plot(first_number + len(figures) + index, one) for index, one in enumerate(body.plots)]
-            figures += map(_figure, body.plots)
-            parts += [f"<h3>{text(each.condition)}</h3>"] if each.condition else []
-            parts.append(f'<p class="lede">{text(body.text)}</p>' if plots else note(body.text))
-            parts += [f'<div class="plots">{"".join(plots)}</div>'] if plots else []
-            parts += [f'<p class="note">From {links.to(file, file.name)}.</p>' for file in body.files]
-    return section(_name(sections[0]), sections[0].title, *parts), figures
-
-
-def by_name(sections: Sequence[PluginSection]) -> dict[str, list[PluginSection]]:
-    """The sections that have plots, by their name in the page."""
-    groups: dict[str, list[PluginSection]] = {}
-    for each in sections:
-        if isinstance(each.body, ReportSection):
-            groups.setdefault(_name(each), []).append(each)
-    return groups
+def sections_of(given: Sequence[PluginSection], links: Links) -> tuple[list[Section], Section | None]:
+    """Those with plots, one for each name, and the texts of all plugins in one."""
+    parts: dict[str, list[Part]] = {}
+    titles: dict[str, str] = {}
+    texts: list[Part] = []
+    for each in given:
+        if isinstance(each.body, str):
+            texts += [Heading(each.title, remark=each.condition), Pre(each.body[:MAX_CHARS])]
+            continue
+        name = re.sub(r"[^a-z0-9-]", "-", each.body.name.lower())
+        name = f"plugin-{name}" if name in PAGE_IDS or not name else name
+        titles.setdefault(name, each.title)
+        plots = [drawn(plot) for plot in each.body.plots]
+        found = parts.setdefault(name, [])
+        found += [Heading(each.condition)] if each.condition else []
+        found += [lede(each.body.text), Grid("plots", plots)] if plots else [note(each.body.text)]
+        found += [note("From ", links.to(file, file.name), ".") for file in each.body.files]
+    drawn_sections = [Section(name, titles[name], found) for name, found in parts.items()]
+    return drawn_sections, Section("plugins", "From plugins", texts) if texts else None
 
 
 def _bodies(answer: object) -> Iterator[tuple[str, str | ReportSection]]:
@@ -135,36 +116,3 @@ def _view(run: ReportRun, folder: Path, plugins: Plugins) -> RunView:
         first_step=0,
         capabilities=declared_capabilities(config, plugins) or UNDECLARED,
     )
-
-
-def _name(section: PluginSection) -> str:
-    name = section.body.name if isinstance(section.body, ReportSection) else ""
-    name = re.sub(r"[^a-z0-9-]", "-", name.lower())
-    return f"plugin-{name}" if name in PAGE_IDS or not name else name
-
-
-def _of(section: PluginSection) -> str:
-    return f' <span class="soft">{text(section.condition)}</span>' if section.condition else ""
-
-
-def _plot(number: int, drawn: ReportPlot) -> str:
-    cells = [[text(cell) for cell in row] for row in drawn.rows]
-    numbers = table(drawn.title, drawn.heads, cells) if cells else ""
-    return plot(number, drawn.title, drawn.note, numbers, kind="tall")
-
-
-def _figure(drawn: ReportPlot) -> dict[str, Any]:
-    return {
-        "kind": "plugin",
-        "x": [number(x) for x in drawn.x],
-        "lines": [{"name": plain(name, 120), "y": [number(y) for y in ys]} for name, ys in drawn.lines.items()],
-        "thin": [[number(y) for y in ys] for ys in drawn.thin_lines],
-        "points": [number(y) for y in drawn.points],
-        "labels": [plain(label, 200) for label in drawn.labels],
-        "x_title": plain(drawn.x_title, 120),
-        "y_title": plain(drawn.y_title, 120),
-        "x_mark": number(drawn.x_mark),
-        "y_mark": number(drawn.y_mark),
-        "log": drawn.is_log_x,
-        "share": drawn.is_share,
-    }

@@ -1,17 +1,35 @@
-"""Settings of the runs: those common to all, and those that differ between conditions."""
+"""What differs between runs: settings by condition; inputs, code and versions, which should not differ."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retrain.records.identity.changes import Change, changes_between, input_digests
+from retrain.records.identity.copies import stored_identity
 from retrain.records.reading import Record
 from retrain.records.runs.settings_key import FREE_KEYS, FREE_TABLES
+from retrain.report.gather import Material, ReportRun
+from retrain.report.parts import Box, Code, Piece, Section, Table, note
 
 ABSENT = "—"
 MOST_VALUES = 3  # shown per key and condition
+MOST_COLUMNS = 10
+MOST_ROWS = 50
+MOST_GROUPS = 8  # of runs with the same inputs, compared with the first
+VALUE_CHARS = 120
+
+
+def settings_section(material: Material) -> Section | None:
+    """Differing settings by condition; code and packages if runs used several versions."""
+    if len(material.runs) < 2:
+        return None
+    found = differences({label: [run.record for run in material.of(label)] for label in material.source.conditions})
+    same = note("No setting differs except for seeds, paths and settings that do not affect training.")
+    parts = (_settings_table(found) if found.keys else same, _differing_inputs(material), _mixed(material))
+    return Section("settings", "What differs", parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +77,73 @@ def versions(records: Iterable[Record]) -> dict[str, list[str]]:
             if isinstance(version, str):
                 found.setdefault(name, {})[version] = None
     return {name: list(each) for name, each in found.items()}
+
+
+def _settings_table(found: Differences) -> Table:
+    """The longer of both dimensions runs down."""
+    labels = list(found.values)
+    title = "Settings that differ"
+    if len(found.keys) <= len(labels) or len(labels) > MOST_COLUMNS:
+        rows: list[tuple[Piece, ...]] = [
+            (label, *(_cell(found.values[label][key]) for key in found.keys)) for label in labels
+        ]
+        return Table(title, ("condition", *found.keys), rows, num_names=99)
+    by_key: list[tuple[Piece, ...]] = [
+        (Code([key]), *(_cell(found.values[label][key]) for label in labels)) for key in found.keys
+    ]
+    return Table(title, ("setting", *labels), by_key, num_names=99)
+
+
+def _cell(value: str) -> Code:
+    return Code([value[:VALUE_CHARS] + ("…" if len(value) > VALUE_CHARS else "")])
+
+
+def _mixed(material: Material) -> Box | None:
+    """A warning if runs used different code or packages, which makes a comparison unfair."""
+    records = [run.record for run in material.runs]
+    named = {
+        **versions(records),
+        "git commit": [commit[:12] for commit in common(records, "git.commit")],
+        "system": common(records, "hardware.system"),
+    }
+    rows = [(name, ", ".join(each[:20])) for name, each in named.items() if len(each) > 1]
+    if not rows:
+        return None
+    warning = note("Runs were not all made with the same code and packages: differences may come from that.")
+    return Box("alert", "", (warning, Table("Mixed", ("what", "values"), rows, num_names=2, is_caption_shown=False)))
+
+
+def _differing_inputs(material: Material) -> Box | None:
+    """A warning if runs had different code, data, model files or plugins, with the files by which they differ."""
+    groups: dict[tuple[Any, ...], list[ReportRun]] = {}
+    for run in material.runs:
+        if digests := input_digests(_table(run.record, "identity")):
+            groups.setdefault(digests, []).append(run)
+    if len(groups) < 2:
+        return None
+    rows = list(_input_rows(list(groups.values())[:MOST_GROUPS]))[:MOST_ROWS]
+    warning = note("Runs had different code, data, model files or plugins: differences may come from that.")
+    heads = ("differs from the first run", "file", "first differing line", "runs")
+    return Box("alert", "", (warning, Table("Inputs", heads, rows, num_names=4, is_caption_shown=False)))
+
+
+def _input_rows(groups: list[list[ReportRun]]) -> Iterator[tuple[Piece, ...]]:
+    first = _inputs_of(groups[0][0])
+    for group in groups[1:]:
+        names = [run.candidate.name for run in group]
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+        for change in changes_between(first, _inputs_of(group[0])):
+            lines = [f"{change.line}: {each}" for each in (change.before, change.now)] if change.line else []
+            yield f"{change.kind}: {change.what}", _place(change), Code(lines), shown
+
+
+def _place(change: Change) -> str:
+    return f"{change.name} of {change.owner}" if change.owner and change.owner != change.name else change.name
+
+
+def _inputs_of(run: ReportRun) -> Mapping[str, Any]:
+    folder = run.candidate.folder
+    return stored_identity(folder, run.record) if folder else {}
 
 
 def _varies(key: str, seen: Mapping[str, Mapping[str, Mapping[str, None]]]) -> bool:

@@ -1,28 +1,33 @@
-"""The first section of the page: failures, runs, hardware and versions."""
+"""The sections about the runs themselves: summary with failures and facts, health findings, files."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
+from retrain.records.identity.acceptance import accepted_changes
+from retrain.records.record_names import CAMPAIGN_FILE, GENERATIONS, METRICS, RUN_FILE
+from retrain.report.chart_specs import Unit, value_text
 from retrain.report.gather import Material, ReportRun
-from retrain.report.inputs import accepted_alert
-from retrain.report.markup import Links, facts, note, section, table
+from retrain.report.parts import Box, Facts, Fold, Links, Paragraph, Part, Piece, Section, Table, Words, lede, note
 from retrain.report.settings import common, versions
-from retrain.report.text import amount, joined, plural, text
+from retrain.report.text import amount, plural
 from retrain.text.terminal_text import duration
 
 MOST_FAILED = 50
 MOST_LISTED = 12
+MOST_ACCEPTED = 50
+MOST_EPISODES = 200
+MOST_RUNS = 2000
 
 
-def summary_section(material: Material, links: Links, lede: str, findings_html: str = "") -> str:
-    """What was found in plain words, failed runs, then the facts."""
-    alerts = (_failed(material, links), accepted_alert(material))
-    return section(
-        "summary", "Summary", f'<p class="lede">{text(lede, 1000)}</p>', findings_html, *alerts, _facts(material)
-    )
+def summary_section(material: Material, links: Links, findings: Part | None) -> Section:
+    """The findings in plain words, failed runs, then the facts."""
+    parts = (lede(lede_of(material)), findings, _failed(material, links), _accepted(material), _facts(material))
+    return Section("summary", "Summary", parts)
 
 
 def title_of(material: Material) -> str:
@@ -43,53 +48,61 @@ def lede_of(material: Material) -> str:
     return f"{shape}{plural(len(material.runs), 'run')}: {ended}."
 
 
-def _failed(material: Material, links: Links) -> str:
+def _failed(material: Material, links: Links) -> Box | None:
     runs = material.unfinished
     if not runs:
-        return ""
+        return None
     rows = [
         (
             _named(run, links),
-            text(run.candidate.condition),
-            text(run.candidate.state),
-            text(run.error or "nothing was recorded", 600),
+            run.candidate.condition,
+            run.candidate.state,
+            run.error or "nothing was recorded",
             f"{run.num_steps:,}",
         )
         for run in runs[:MOST_FAILED]
     ]
-    head = f"{plural(len(runs), 'run')} of {len(material.runs):,} did not finish"
-    more = note(f"and {len(runs) - MOST_FAILED:,} more: see Files") if len(runs) > MOST_FAILED else ""
-    body = table(
-        "Unfinished runs",
-        ("run", "condition", "state", "last error", "steps"),
-        rows,
-        num_names=4,
-        is_caption_shown=False,
+    heads = ("run", "condition", "state", "last error", "steps")
+    warning = "The remaining runs of a condition that lost some may be the luckier ones."
+    parts = (
+        note(warning) if len(material.runs) > 1 else None,
+        Table("Unfinished runs", heads, rows, num_names=4, is_caption_shown=False),
+        note(f"and {len(runs) - MOST_FAILED:,} more: see Files") if len(runs) > MOST_FAILED else None,
     )
-    warning = (
-        "The remaining runs of a condition that lost some may be the luckier ones." if len(material.runs) > 1 else ""
-    )
-    return f'<div class="alert"><h3>{head}</h3>{note(warning) if warning else ""}{body}{more}</div>'
+    return Box("alert", f"{plural(len(runs), 'run')} of {len(material.runs):,} did not finish", parts)
 
 
-def _named(run: ReportRun, links: Links) -> str:
+def _accepted(material: Material) -> Box | None:
+    """A warning about runs that `--resume-anyway` continued: their numbers are not those of one run."""
+    found = [(run, change) for run in material.runs for change in accepted_changes(run.record)]
+    if not found:
+        return None
+    rows = [(run.candidate.name, change) for run, change in found[:MOST_ACCEPTED]]
+    runs = len({id(run) for run, _ in found})
+    head = f"{plural(runs, 'run')} continued with --resume-anyway although something had changed"
+    more = note(f"and {len(found) - MOST_ACCEPTED:,} more: see run.json") if len(found) > MOST_ACCEPTED else None
+    table = Table("Accepted changes", ("run", "change"), rows, num_names=2, is_caption_shown=False)
+    return Box("alert", head, (table, more))
+
+
+def _named(run: ReportRun, links: Links) -> Piece:
     folder = run.candidate.folder
-    return links.to(folder, run.candidate.name) if folder else text(run.candidate.name)
+    return links.to(folder, run.candidate.name) if folder else run.candidate.name
 
 
-def _facts(material: Material) -> str:
+def _facts(material: Material) -> Facts:
     records = [run.record for run in material.runs if run.record]
-    pairs = [(name, joined(_few(common(records, path)))) for name, path in _PATHS]
-    pairs += [
-        ("Steps", text(_steps(material))),
-        ("Sampled tokens", text(_tokens(material))),
-        ("Time", text(_times(material))),
-        ("Hardware", _hardware(material)),
-        ("Seeds", joined(_few([str(seed) for seed in _seeds(material)]))),
-        ("Code", _code(material)),
-        ("Versions", joined(f"{name} {' / '.join(each)}" for name, each in versions(records).items())),
-    ]
-    return facts(((name, value) for name, value in pairs if value), wide=frozenset({"Code", "Versions"}))
+    seeds = dict.fromkeys(str(run.candidate.seed) for run in material.runs if run.candidate.seed is not None)
+    pairs = {name: _few(common(records, path)) for name, path in _PATHS} | {
+        "Steps": _steps(material),
+        "Sampled tokens": _tokens(material),
+        "Time": _times(material),
+        "Hardware": _distinct(material, "hardware", _hardware),
+        "Seeds": _few(list(seeds)),
+        "Code": _distinct(material, "git", _commit),
+        "Versions": ", ".join(f"{name} {' / '.join(each)}" for name, each in versions(records).items()),
+    }
+    return Facts([(name, value) for name, value in pairs.items() if value], wide=frozenset({"Code", "Versions"}))
 
 
 _PATHS = (
@@ -105,13 +118,9 @@ _PATHS = (
 )
 
 
-def _few(values: list[str]) -> Iterable[str]:
+def _few(values: list[str], separator: str = ", ") -> str:
     more = [f"and {len(values) - MOST_LISTED} more"] if len(values) > MOST_LISTED else []
-    return [*values[:MOST_LISTED], *more]
-
-
-def _seeds(material: Material) -> list[int]:
-    return list(dict.fromkeys(run.candidate.seed for run in material.runs if run.candidate.seed is not None))
+    return separator.join([*values[:MOST_LISTED], *more])
 
 
 def _steps(material: Material) -> str:
@@ -147,20 +156,69 @@ def _time(value: object) -> datetime | None:
     return found if found and found.tzinfo else None
 
 
-def _code(material: Material) -> str:
-    found: dict[str, None] = {}
-    for run in material.runs:
-        git = run.record.get("git")
-        if isinstance(git, dict) and git.get("commit"):
-            found[f"{str(git['commit'])[:12]}{', uncommitted changes' if git.get('dirty') else ''}"] = None
-    return joined(_few(list(found)), "; ")
+def _distinct(material: Material, table: str, shown: Callable[[Mapping[str, Any]], str]) -> str:
+    found = (shown(run.record[table]) for run in material.runs if isinstance(run.record.get(table), dict))
+    return _few(list(dict.fromkeys(filter(None, found))), "; ")
 
 
-def _hardware(material: Material) -> str:
-    found: dict[str, None] = {}
-    for run in material.runs:
-        hardware = run.record.get("hardware")
-        if isinstance(hardware, dict):
-            cores = f", {hardware['cores']} cores" if hardware.get("cores") else ""
-            found[f"{hardware.get('system', '')} {hardware.get('machine', '')}{cores}".strip()] = None
-    return joined(_few(list(found)), "; ")
+def _commit(git: Mapping[str, Any]) -> str:
+    return (
+        f"{str(git['commit'])[:12]}{', uncommitted changes' if git.get('dirty') else ''}" if git.get("commit") else ""
+    )
+
+
+def _hardware(hardware: Mapping[str, Any]) -> str:
+    cores = f", {hardware['cores']} cores" if hardware.get("cores") else ""
+    return f"{hardware.get('system', '')} {hardware.get('machine', '')}{cores}".strip()
+
+
+def health_section(material: Material) -> Section:
+    """Every episode of every run, the longest first."""
+    found = [(run, each) for run in material.runs for each in run.lines.episodes]
+    if not found:
+        return Section("health", "Health", [note("No health finding in any run.")])
+    found.sort(key=lambda pair: pair[1].first_step - pair[1].last_step)
+    rows = [
+        (
+            each.state,
+            run.candidate.name,
+            f"{each.first_step:,}" + (f" to {each.last_step:,}" if each.last_step != each.first_step else ""),
+            f"{each.last_step - each.first_step + 1:,}",
+        )
+        for run, each in found[:MOST_EPISODES]
+    ]
+    runs = len({id(run) for run, _ in found})
+    meaning = "docs/pages/health.md explains each state and what to change."
+    heads = ("state", "run", "steps", "how many")
+    parts = (
+        note(f"{plural(len(found), 'episode')} in {plural(runs, 'run')}; {meaning}"),
+        Table("Health findings", heads, rows, num_names=2, is_caption_shown=False),
+        note(f"The longest {MOST_EPISODES} are listed.") if len(found) > MOST_EPISODES else None,
+    )
+    return Section("health", "Health", parts)
+
+
+def files_section(material: Material, links: Links, made: str) -> Section:
+    """Every run with its state and records, by relative path."""
+    rows = [_files_row(run, links) for run in material.runs[:MOST_RUNS]]
+    heads = ("run", "condition", "seed", "state", "files", "steps", "correct", "time")
+    listed = Table("Runs", heads, rows, num_names=5, is_caption_shown=False)
+    campaign = material.source.campaign
+    left_out = len(material.runs) - MOST_RUNS
+    parts = (
+        note(made),
+        Paragraph(("Campaign: ", links.to(campaign / CAMPAIGN_FILE, CAMPAIGN_FILE))) if campaign else None,
+        Fold(plural(len(rows), "run"), [listed]),
+        note(f"and {left_out:,} more: `retrain status` lists them all") if left_out > 0 else None,
+    )
+    return Section("files", "Files", parts)
+
+
+def _files_row(run: ReportRun, links: Links) -> tuple[Piece, ...]:
+    folder = run.candidate.folder or Path()
+    rate = next((float(v) for v in run.lines.column("correct_rate")[::-1] if v == v), None)
+    names = (RUN_FILE, METRICS, GENERATIONS) if run.candidate.folder else ()
+    files = Words([links.to(folder / name, name.rpartition("/")[2]) for name in names])
+    seed = "—" if run.candidate.seed is None else str(run.candidate.seed)
+    numbers = (f"{run.num_steps:,}", value_text(rate, Unit.SHARE), duration(run.wall_time_s))
+    return (_named(run, links), run.candidate.condition, seed, run.candidate.state, files, *numbers)

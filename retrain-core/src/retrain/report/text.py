@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
-from html import escape
+from dataclasses import dataclass
+from typing import Any
 
-from retrain.report.sample import Excerpt
+from markupsafe import Markup, escape
 
 JOINERS = frozenset("\u200c\u200d")  # part of letters in many languages, and of emoji
 LOST = "\N{REPLACEMENT CHARACTER}"
 
 
-def text(value: object, most_chars: int = 400) -> str:
-    """A name or a short text; the rest of a longer one is dropped, and an ellipsis says so."""
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A text, or its beginning and end and the number of characters left out between them."""
+
+    head: str
+    tail: str = ""
+    left_out: int = 0
+
+
+def text(value: Any, most_chars: int = 400) -> Markup:
+    """A name or a short text; the rest of a longer one is dropped, and an ellipsis says so. A part stays a part."""
+    if hasattr(value, "__html__"):
+        return escape(value)
     shown = str(value)
     return _marked(shown[:most_chars]) + ("…" if len(shown) > most_chars else "")
 
 
-def long_text(value: Excerpt) -> str:
+def long_text(value: Excerpt) -> Markup:
     """Beginning and end, and the number of characters left out between them."""
     if not value.left_out:
         return _marked(value.head)
-    gap = f'<span class="cut">[{value.left_out:,} characters left out]</span>'
-    return f"{_marked(value.head)}\n{gap}\n{_marked(value.tail)}"
+    gap = Markup('\n<span class="cut">[{:,} characters left out]</span>\n').format(value.left_out)
+    return _marked(value.head) + gap + _marked(value.tail)
 
 
 def plain(value: object, most_chars: int = 400, *, kept: str = "") -> str:
     """Text without markup, for a script to insert as text; control characters are made visible, except those `kept`."""
     shown = str(value)[:most_chars]
     return "".join(c if _is_harmless(c) or c in kept else _name(c) for c in shown)
-
-
-def joined(parts: Iterable[object], separator: str = ", ") -> str:
-    """Several names, escaped and joined."""
-    return separator.join(text(part) for part in parts)
 
 
 def amount(value: float) -> str:
@@ -50,14 +56,13 @@ def plural(count: int, name: str) -> str:
     return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
-def _marked(shown: str) -> str:
+def _marked(shown: str) -> Markup:
     if shown.isprintable():
-        return escape(shown, quote=True)
-    escaped = (
-        escape(c, quote=True) if _is_harmless(c) or c in "\n\t" else f'<span class="ctl">{_name(c)}</span>'
-        for c in shown.replace("\r\n", "\n")
+        return escape(shown)
+    span = Markup('<span class="ctl">{}</span>')
+    return Markup("").join(
+        c if _is_harmless(c) or c in "\n\t" else span.format(_name(c)) for c in shown.replace("\r\n", "\n")
     )
-    return "".join(escaped)
 
 
 def _is_harmless(char: str) -> bool:

@@ -1,15 +1,32 @@
-"""The comparison of `retrain compare`, with the same sentences, and in plain language at the top of the page."""
+"""The comparison of `retrain compare`, with the same sentences, in plain language at the top of the page, and drawn."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from retrain.records.runs.metric import Metric
+from retrain.records.runs.metric import Metric, shown
 from retrain.report.gather import Material
-from retrain.report.markup import details, note, plot, section, table
-from retrain.report.text import text
-from retrain.report.verdict_figures import KINDS, forest, profile, seed_plots
+from retrain.report.parts import (
+    Box,
+    Fold,
+    Grid,
+    Heading,
+    Items,
+    Paragraph,
+    Part,
+    Piece,
+    Pill,
+    Plot,
+    Section,
+    Table,
+    lede,
+    note,
+)
+from retrain.report.text import plain
 from retrain.verdicts.study.comparison import Comparison, Verdict
+from retrain.verdicts.study.sets import SetsView
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording import plainly
 from retrain.verdicts.wording.answer import NOTHING, answer
@@ -30,111 +47,174 @@ from retrain.verdicts.wording.verdict_line import alarms, further_lines, verdict
 from retrain.verdicts.wording.words import level_words
 
 MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.PRACTICALLY_SAME: "≈", Verdict.CANNOT_TELL: "●"}
+KINDS: Mapping[Verdict, str] = {
+    Verdict.BETTER: "better",
+    Verdict.WORSE: "worse",
+    Verdict.PRACTICALLY_SAME: "same",
+    Verdict.CANNOT_TELL: "open",
+}
 MOST_EXPLAINED = 12
+MOST_PAIRS = 12  # comparisons whose seeds are drawn
+NAME_CHARS = 80
 
 
-def findings(material: Material) -> str:
-    """What was found, for what and how sure, in words that need no statistics; empty if nothing is compared."""
+def findings(material: Material) -> Box | None:
+    """What was found, for what and how sure, in words that need no statistics; None if nothing is compared."""
     study = material.study
     if study is None or not study.comparisons:
-        return ""
-    lines = "".join(f"<p>{text(line, 2000)}</p>" for line in plainly.summary(study))
-    return f'<div class="findings"><h3>In plain words</h3>{lines}</div>'
+        return None
+    return Box("findings", "In plain words", [Paragraph([line]) for line in plainly.summary(study)])
 
 
-def verdict_section(material: Material, first_number: int) -> tuple[str, list[dict[str, Any]]]:
-    """The section and its figures, numbered from `first_number`."""
+def verdict_section(material: Material) -> Section:
+    """The verdicts with their reasons and figures, or why there is none."""
     study = material.study
     if study is None:
-        return section("verdict", "Verdict", note(f"Nothing can be compared: {material.no_study}.")), []
+        return Section("verdict", "Verdict", [note(f"Nothing can be compared: {material.no_study}.")])
     if not study.comparisons:
-        body = note(NOTHING) if len(material.runs) > 1 else ""
-        return section("verdict", "Results", body, *_estimates(study)), []
-    differences = forest(study)
-    figures = [differences] if differences else []
-    pairs, more = seed_plots(study, first_number + len(figures))
-    sets, profiles = _sets(study, first_number + len(figures) + len(more))
-    parts = [
+        nothing = note(NOTHING) if len(material.runs) > 1 else None
+        return Section("verdict", "Results", [nothing, *_estimates(study)])
+    lines = [*differing(study), *on_record(study), *survivors(study)[:MOST_EXPLAINED]]
+    lines += [metric_sentence(study), runs_sentence(study), budget_sentence(study)]
+    parts: list[Part | None] = [
         _ledger_alert(study),
-        f'<p class="lede">{text(answer(study), 2000)}</p>',
-        f'<p class="note strong">{text(standing(study), 2000)}</p>',
-        *(note(line) for line in [*differing(study), *on_record(study), *survivors(study)[:MOST_EXPLAINED]]),
-        *(note(line) for line in (metric_sentence(study), runs_sentence(study), budget_sentence(study))),
+        lede(answer(study)),
+        Paragraph([standing(study)], "note strong"),
+        *map(note, lines),
         _comparisons(study),
         _explanations(study),
         *(note(line) for line in [*collapse_sentences(study), next_step(study)] if line),
-        _forest_plot(study, first_number) if differences else "",
-        _pairs_part(pairs),
-        sets,
+        _forest_plot(study),
+        *_seed_by_seed(study),
+        *_sets(study),
         *_estimates(study),
     ]
-    return section("verdict", "Verdict", *parts), [*figures, *more, *profiles]
+    return Section("verdict", "Verdict", parts)
 
 
-def pill(verdict: Verdict) -> str:
-    """A verdict as text, symbol and colour."""
-    return f'<span class="pill {KINDS[verdict]}"><span aria-hidden="true">{MARKS[verdict]}</span> {verdict}</span>'
-
-
-def _ledger_alert(study: Study) -> str:
+def _ledger_alert(study: Study) -> Box | None:
     """What the ledger names against these runs, in front of every verdict on them."""
     named = alarms(study)
     if not named:
-        return ""
-    lines = "".join(f"<li>{text(line, 2000)}</li>" for line in named[:MOST_EXPLAINED])
-    more = note(f"and {len(named) - MOST_EXPLAINED:,} more") if len(named) > MOST_EXPLAINED else ""
-    head = "The ledger does not agree with these records"
-    told = note("Read the verdicts below as exploratory; `retrain compare --ledger` says what can be done.")
-    return f'<div class="alert"><h3>{head}</h3><ul class="why">{lines}</ul>{more}{told}</div>'
+        return None
+    parts = (
+        Items([("", [line]) for line in named[:MOST_EXPLAINED]]),
+        note(f"and {len(named) - MOST_EXPLAINED:,} more") if len(named) > MOST_EXPLAINED else None,
+        note("Read the verdicts below as exploratory; `retrain compare --ledger` says what can be done."),
+    )
+    return Box("alert", "The ledger does not agree with these records", parts)
 
 
-def _comparisons(study: Study) -> str:
+def _comparisons(study: Study) -> Table:
     found = comparison_table(study)
-    rows = [
-        (*(text(cell) for cell in row[:-1]), pill(each.verdict))
+    rows: list[tuple[Piece, ...]] = [
+        (*row[:-1], Pill(each.verdict, KINDS[each.verdict], MARKS[each.verdict]))
         for row, each in zip(found.rows, study.comparisons, strict=True)
     ]
-    return table(f"Comparisons on {found.title}", found.heads, rows, num_names=found.num_names)
+    return Table(f"Comparisons on {found.title}", found.heads, rows, num_names=found.num_names)
 
 
-def _explanations(study: Study) -> str:
-    def line(each: Comparison) -> str:
-        why = "".join(f"<br>{text(line, 2000)}" for line in further_lines(each, study))
-        return f"<li><b>{text(each.condition)}</b>: {text(verdict_line(each, study), 2000)}{why}</li>"
-
-    lines = [line(each) for each in study.comparisons]
-    if len(lines) <= MOST_EXPLAINED:
-        return f'<ul class="why">{"".join(lines)}</ul>'
-    return details("Why, comparison by comparison", f'<ul class="why">{"".join(lines)}</ul>')
+def _explanations(study: Study) -> Items | Fold:
+    items = [(each.condition, (verdict_line(each, study), *further_lines(each, study))) for each in study.comparisons]
+    if len(items) <= MOST_EXPLAINED:
+        return Items(items)
+    return Fold("Why, comparison by comparison", [Items(items)])
 
 
-def _forest_plot(study: Study, number: int) -> str:
+def _forest_plot(study: Study) -> Plot | None:
     caption = (
         f"dots: single seeds; large dot: their mean; line: its {level_words(study)} interval, and where it ends in an "
         "arrow, these seeds set no limit"
     )
-    return plot(number, "Difference to the baseline", caption, "", kind="forest")
+    figure = forest(study)
+    return Plot("Difference to the baseline", caption, figure, kind="forest") if figure else None
 
 
-def _pairs_part(pairs_html: str) -> str:
-    if not pairs_html:
-        return ""
+def forest(study: Study) -> dict[str, Any] | None:
+    """Differences with their intervals and those of single seeds, the largest at the top; an open end is null."""
+    known = [each for each in study.comparisons if each.difference is not None and each.interval is not None]
+    if not known:
+        return None
+    known.sort(key=lambda each: each.difference or 0.0)
+    scale = 100.0 if study.metric.is_rate else 1.0
+    several = len({each.baseline for each in known}) > 1
+    names = [f"{each.condition} − {each.baseline}" if several else each.condition for each in known]
+    return {
+        "kind": "forest",
+        "unit": _axis(study.metric),
+        "labels": [plain(name, NAME_CHARS) for name in names],
+        "values": [scale * (each.difference or 0.0) for each in known],
+        "low": [_end(each.interval[0], scale) for each in known if each.interval],
+        "high": [_end(each.interval[1], scale) for each in known if each.interval],
+        "seeds": [[scale * (right - left) for _, left, right in _sides(each)] for each in known],
+        "verdicts": [KINDS[each.verdict] for each in known],
+    }
+
+
+def _seed_by_seed(study: Study) -> list[Part]:
+    plots = seed_plots(study)
     told = "Each line is a seed: on the left the baseline, on the right the condition, both trained from the same seed."
-    return f"<h3>Seed by seed</h3>{note(told)}{pairs_html}"
+    return [Heading("Seed by seed"), note(told), Grid("pairs", plots)] if plots else []
 
 
-def _sets(study: Study, number: int) -> tuple[str, list[dict[str, Any]]]:
+def seed_plots(study: Study) -> list[Plot]:
+    """A small figure per comparison: each seed as a line from the baseline to the condition."""
+    order = {verdict: place for place, verdict in enumerate(KINDS)}
+    chosen = sorted((each for each in study.comparisons if each.per_seed), key=lambda each: order[each.verdict])
+    chosen = chosen[:MOST_PAIRS]
+    scale = 100.0 if study.metric.is_rate else 1.0
+    ends = [scale * value for each in chosen for _, *values in _sides(each) for value in values]
+    plots = []
+    for each in chosen:
+        room = 0.06 * ((max(ends) - min(ends)) or 1.0)
+        figure = {
+            "kind": "pair",
+            "share": study.metric.is_rate,
+            "lines": [{"seed": seed, "y": [scale * left, scale * right]} for seed, left, right in _sides(each)],
+            "verdict": KINDS[each.verdict],
+            "range": [min(ends) - room, max(ends) + room],
+        }
+        rising = sum(right > left for _, left, right in _sides(each))
+        title = f"{each.condition} against {each.baseline}"
+        rows = [(str(seed), shown(x, study.metric), shown(y, study.metric)) for seed, x, y in _sides(each)]
+        numbers = Table(title, ("seed", each.baseline, each.condition), rows, is_caption_shown=False)
+        remark = f"higher in {rising} of {len(each.seeds)} seeds"
+        plots.append(Plot(title, remark, figure, numbers, kind="pair", level=4))
+    return plots
+
+
+def _sets(study: Study) -> list[Part]:
     """Every condition over all evaluation sets, with its performance profile; empty unless there are several."""
     if study.sets is None:
-        return "", []
-    tables = [
-        table(found.title, found.heads, [tuple(map(text, row)) for row in found.rows], num_names=found.num_names)
-        for found in sets_tables(study)
-    ]
+        return []
     caption = "how often a result is above a value: a curve further to the right is that of better results"
-    drawn = plot(number, "Performance profile", caption, "")
-    notes = "".join(note(line.removeprefix("--sets: ")) for line in sets_notes(study))
-    return f"<h3>All evaluation sets together</h3>{notes}{''.join(tables)}{drawn}", [profile(study.sets)]
+    return [
+        Heading("All evaluation sets together"),
+        *(note(line.removeprefix("--sets: ")) for line in sets_notes(study)),
+        *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in sets_tables(study)),
+        Plot("Performance profile", caption, _profile(study.sets)),
+    ]
+
+
+def _profile(view: SetsView) -> dict[str, Any]:
+    """The performance profiles: the share of seeds and sets whose result is above each threshold."""
+    is_rate = all(metric.is_rate for metric in view.metrics)
+    return {
+        "kind": "plugin",
+        "x": list(view.thresholds),
+        "lines": [{"name": plain(each.condition, NAME_CHARS), "y": list(each.profile)} for each in view.conditions],
+        "thin": [],
+        "points": [],
+        "labels": [],
+        "kinds": [],
+        "x_title": "rate" if is_rate else plain(view.metrics[0], 40),
+        "y_title": "share of seeds and sets above it",
+        "x_mark": None,
+        "y_mark": 0.5,
+        "log": False,
+        "share": True,
+        "is_line": True,
+    }
 
 
 def _estimated_for(title: str) -> str:
@@ -144,13 +224,23 @@ def _estimated_for(title: str) -> str:
     return ", for other seeds and other examples like these" if is_held_out_rate else " over seeds"
 
 
-def _estimates(study: Study) -> list[str]:
+def _estimates(study: Study) -> list[Part]:
     tables = [
-        table(
-            f"{found.title}: mean and 95 % interval{_estimated_for(found.title)}",
-            found.heads,
-            [tuple(map(text, row)) for row in found.rows],
-        )
-        for found in condition_tables(study)
+        Table(f"{each.title}: mean and 95 % interval{_estimated_for(each.title)}", each.heads, each.rows)
+        for each in condition_tables(study)
     ]
-    return tables[:1] + ([details("More metrics", "\n".join(tables[1:]))] if tables[1:] else [])
+    return [*tables[:1], *([Fold("More metrics", tables[1:])] if tables[1:] else [])]
+
+
+def _sides(comparison: Comparison) -> list[tuple[int, float, float]]:
+    """Seed, value of the baseline, value of the condition."""
+    found = comparison.per_seed
+    return list(zip(comparison.seeds, found.baseline, found.condition, strict=True)) if found else []
+
+
+def _end(limit: float, scale: float) -> float | None:
+    return scale * limit if math.isfinite(limit) else None
+
+
+def _axis(metric: Metric) -> str:
+    return "difference in percentage points" if metric.is_rate else f"difference in {plain(metric, 40)}"

@@ -140,8 +140,14 @@ def _without(text: str, forms: Sequence[str]) -> str:
 @lru_cache(maxsize=8)
 def _forms(values: frozenset[str]) -> tuple[str, ...]:
     """As it is, and inside JSON, HTML, a URL and Python's `repr`."""
-    ways = (str, _in_json, _in_ascii, html.escape, lambda value: quote(value, safe=""), lambda value: repr(value)[1:-1])
+    others = (lambda value: quote(value, safe=""), lambda value: repr(value)[1:-1])
+    ways = (str, _in_json, _in_ascii, html.escape, _in_template, *others)
     return tuple(sorted({way(value) for value in values for way in ways}, key=lambda form: (-len(form), form)))
+
+
+def _in_template(value: str) -> str:
+    """As jinja2 escapes it."""
+    return html.escape(value).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
 
 
 def _in_json(value: str) -> str:

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from retrain.cli.manual import command as man_command
-from retrain.cli.manual.html_page import html_page
-from retrain.cli.manual.man_page import man_page
 from retrain.cli.manual.pages import MANUAL
+from retrain.cli.manual.renderings import html_page, man_page
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import HOOK_OF_KIND
 from retrain.kernel.types import Kind
@@ -269,7 +268,7 @@ def test_the_html_page_is_escaped_and_stands_alone(source: str, command: Command
         assert "&lt;script&gt;" in page
         assert "&lt;img" in page
     else:
-        assert len(tags.targets) == 24
+        assert len(tags.targets) == 25
 
 
 def test_on_a_terminal_it_is_rendered(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.cli.manual import markdown
-from retrain.cli.manual.html_page import html_page
-from retrain.cli.manual.man_page import man_page
+from retrain.cli.manual.renderings import html_page, man_page
 
 MACROS = {".TH", ".SH", ".SS", ".PP", ".RS", ".RE", ".EX", ".EE", ".IP", ".TP"}
 HOSTILE = st.lists(

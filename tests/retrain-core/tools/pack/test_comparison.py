@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
 from retrain.tools.pack.causes import LOOKED_AT, Difference, ranked
-from retrain.tools.pack.curves import Curve, figure
 from retrain.tools.pack.equivalence import equivalence, expected_half_width, final_rates
 from retrain.tools.pack.lines import EVALUATED, RunLines, divergence, encoded
 from retrain.tools.pack.packages import extras_of, installed_digests, pinned, required
+from retrain.tools.pack.page import Curve, drawn_curves
 from retrain.tools.pack.rerunning import cause_lines
 from retrain.tools.pack.wheels import wheel_of
 
@@ -118,6 +118,6 @@ FINITE = st.floats(-1e12, 1e12)
 def test_any_curve_is_drawn_inside_its_figure_and_any_label_is_escaped(
     points: list[tuple[int, float]], label: str
 ) -> None:
-    html = figure("t", [Curve(label=f"<b>{label}", points=points)])
+    html = drawn_curves("t", [Curve(f"<b>{label}", points)]).__html__()
     assert "nan" not in html
     assert "<b>" not in html

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from retrain.squeeze import analyze_adapter
-from retrain.tools.squeeze.plot import spectrum_figure, write_plot
+from retrain.tools.squeeze.plot import spectrum_plots, write_plot
 from tests.browser import dom_of, needs_chromium
 
-pytest.importorskip("plotly")
 Make = Callable[..., Path]
 Random = Callable[..., tuple[np.ndarray, np.ndarray]]
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>.q_proj"
@@ -22,11 +21,14 @@ EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert
 def test_the_figure_has_every_layer_and_the_means(make_adapter: Make, random_factors: Random) -> None:
     layers = {f"layers.{i}.{kind}_proj": random_factors(i, rank=16) for i in range(3) for kind in "qv"}
     analysis = analyze_adapter(make_adapter(layers))
-    traces = {trace.name: trace for trace in spectrum_figure(analysis).data}
-    assert set(traces) == {"each layer", "mean of layers", "weighted by energy", "least", "q_proj", "v_proj"}
-    assert list(traces["mean of layers"].y) == [row.mean_variance for row in analysis.rows]
-    assert set(traces["each layer"].text) == {*layers, ""}
-    assert list(traces["q_proj"].y) == [layer.rank_needed for layer in analysis.layers if "q_proj" in layer.module]
+    kept, needed = (plot.figure for plot in spectrum_plots(analysis))
+    lines = {line["name"]: line["y"] for line in kept["lines"]}
+    assert set(lines) == {"mean of layers", "weighted by energy", "least"}
+    assert lines["mean of layers"] == [row.mean_variance for row in analysis.rows]
+    assert len(kept["thin"]) == len(layers)
+    assert needed["labels"] == [layer.module for layer in analysis.layers]
+    assert needed["points"] == [layer.rank_needed for layer in analysis.layers]
+    assert set(needed["kinds"]) == {"q_proj", "v_proj"}
 
 
 def test_the_page_is_self_contained_and_names_are_text(
@@ -56,5 +58,5 @@ def test_without_a_recommendation(targets: list[int], make_adapter: Make, random
 def test_a_browser_draws_it(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
     write_plot(analyze_adapter(make_adapter({EVIL: random_factors(0)})), tmp_path / "page.html")
     dom = dom_of((tmp_path / "page.html").read_text("utf-8"))
-    assert dom.count('class="subplot ') >= 2
-    assert "<title>Spectrum of adapter</title>" in dom
+    assert "<title>Spectrum of adapter · retrain squeeze</title>" in dom
+    assert 'data-plots="ready"' in dom

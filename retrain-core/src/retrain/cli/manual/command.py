@@ -124,11 +124,11 @@ def _print(text: str, generate: Generate, *, topic: str | None, form: str) -> No
             content |= {"topics": [topic.name for topic in topics(text)], "manual": shown}
         click.echo(json.dumps(content, indent=2, ensure_ascii=False))
     elif form == "troff":
-        from retrain.cli.manual.man_page import man_page
+        from retrain.cli.manual.renderings import man_page
 
         click.echo(man_page(shown), nl=False)
     elif form == "html":
-        from retrain.cli.manual.html_page import html_page
+        from retrain.cli.manual.renderings import html_page
 
         click.echo(html_page(shown, title=f"retrain: {chosen.heading}" if chosen else TITLE), nl=False)
     elif sys.stdout.isatty():

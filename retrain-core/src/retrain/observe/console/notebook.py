@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import html
 import logging
 import sys
 import time
 from collections import deque
 
+from markupsafe import Markup
+
 LAST_LINES, LAST_WARNINGS = 15, 10
 PAUSE_S = 0.2  # between two updates
-STYLE = "white-space: pre-wrap; line-height: 1.3; margin: 0"
+SHOWN = Markup('<pre style="white-space: pre-wrap; line-height: 1.3; margin: 0">{}</pre>')  # escapes what it formats
 
 
 def is_notebook() -> bool:
@@ -46,6 +47,6 @@ class NotebookLines(logging.Handler):
 
     def _show(self) -> None:
         text = "\n".join([*self._warnings, *self._lines])
-        bundle = {"text/plain": text, "text/html": f'<pre style="{STYLE}">{html.escape(text)}</pre>'}
+        bundle = {"text/plain": text, "text/html": SHOWN.format(text)}
         (self._display.update if self._shown_at else self._display.display)(bundle, raw=True)
         self._shown_at = time.monotonic()

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.toml_file import open_regular
-from retrain.report.sample import Excerpt, Sample, sample_of
-from retrain.report.samples import STEP_BYTES, record_of
+from retrain.report.samples import STEP_BYTES, Sample, record_of, sample_of
 from retrain.report.step_offsets import last_step, lines_of
-from retrain.report.text import plain
+from retrain.report.text import Excerpt, plain
 
 AT_A_TIME = 12
 SHOWN = ("all", "right", "wrong", "not trained")

@@ -2,13 +2,6 @@
 (() => {
   const setup = JSON.parse(document.getElementById("page-setup").textContent), trouble = document.getElementById("trouble");
   let last = "";
-  // The report's style sheet stacks the cells of a row in a narrow window, each behind the head of its column.
-  const stackable = (runs) => {
-    for (const table of runs.querySelectorAll("table")) {
-      table.classList.add("stacked");
-      for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.head = table.tHead.rows[0].cells[i].textContent; });
-    }
-  };
   const look = async () => {
     try {
       const answer = await fetch(location.href, { cache: "no-store" });
@@ -17,7 +10,6 @@
       const shown = document.getElementById("runs"), focused = document.activeElement.getAttribute("href");
       if (found.innerHTML !== last) {
         last = found.innerHTML;
-        stackable(found);
         shown.replaceWith(found);
         if (focused) [...found.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
       }

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from retrain.records.record_names import RUN_FILE
 from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
-from retrain.report.watch.campaign_page import render_campaign
-from retrain.report.watch.page import Page, render
+from retrain.report.shell import Page
+from retrain.report.watch.page import render, render_campaign
 from retrain.report.watch.watched import WatchedRun
 
 LOOPBACK = "127.0.0.1"

@@ -5,18 +5,15 @@ Everything in it is untrusted text, escaped; curves are drawn as SVG.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from importlib.resources import files
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from retrain.kernel.version import __version__
 from retrain.records.reading import Record, number
-from retrain.text.terminal_text import printable
-from retrain.tools.pack.curves import Curve, figure
+from retrain.report.parts import Facts, Grid, Paragraph, Part, Pre, Section, Table
+from retrain.report.shell import sections_page
 from retrain.tools.pack.equivalence import parsed
 from retrain.tools.pack.verdict import verdict_lines
 
@@ -26,47 +23,29 @@ CURVES = (
     ("mean_reward", "Training, mean reward"),
     ("loss", "Loss"),
 )
-MOST_CURVES, MOST_CHARS = 24, 400
+MOST_CURVES, MOST_POINTS = 24, 300
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 220, 52, 12, 10, 28
+Runs = Sequence[tuple[Mapping[str, Any], list[Record]]]
 
 
 def page_of(manifest: Mapping[str, Any], members: Mapping[str, bytes], file_name: str) -> str:
     """The page about a pack in a file of this name, from what was written into it."""
     runs = [(run, list(parsed(members[f"{run['place']}/metrics.jsonl"]))) for run in manifest["runs"]]
-    style = files("retrain.tools.pack").joinpath("page.css").read_text(encoding="utf-8")
-    policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_hash(style)}"
+    packages = [(name, each["version"], each["digest"]) for name, each in manifest["packages"].items()]
+    config = members["config.toml"].decode("utf-8", "replace")
     sections = [
-        _section("What ran", _facts(manifest, members)),
-        _section("What came out", _results(manifest, runs)),
-        _section("Curves", _curves(runs)),
-        _section("Run it again", _again(manifest, file_name)),
-        _section("What it was made of", _hashes(manifest)),
-        _section("Packages", _table(("package", "version", "files"), _packages(manifest))),
-        _section("Configuration", f"<pre>{_text(members['config.toml'].decode('utf-8', 'replace'), 200_000)}</pre>"),
+        Section("ran", "What ran", [_facts(manifest, members)]),
+        Section("results", "What came out", _results(manifest, runs)),
+        Section("curves", "Curves", _curves(runs)),
+        Section("again", "Run it again", _again(manifest, file_name)),
+        Section("inputs", "What it was made of", [_hashes(manifest)]),
+        Section("packages", "Packages", [_table("Packages", ("package", "version", "files"), packages)]),
+        Section("configuration", "Configuration", [Pre(config)]),
     ]
-    title = _text(manifest["name"])
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<meta name="generator" content="retrain {__version__}">
-<title>{title} · retrain pack</title>
-<style>{style}</style>
-</head>
-<body>
-<header><p class="kicker">retrain pack</p><h1>{title}</h1></header>
-<main>
-{chr(10).join(sections)}
-</main>
-</body>
-</html>
-"""
+    return sections_page("retrain pack", manifest["name"], sections)
 
 
-def _facts(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> str:
+def _facts(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> Facts:
     record: Record = json.loads(members[f"{manifest['runs'][0]['place']}/run.json"])
     hardware, config = manifest["hardware"], record.get("config") or {}
     data, training = config.get("data") or {}, config.get("training") or {}
@@ -87,11 +66,10 @@ def _facts(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> str:
         "devices": str((record.get("devices") or {}).get("used", "")),
         "commit of the folder": f"{git.get('commit', '')}{dirty}" if git else "no repository",
     }
-    cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in rows.items())
-    return f"<dl>{cells}</dl>"
+    return Facts([(name, str(value)) for name, value in rows.items()])
 
 
-def _results(manifest: Mapping[str, Any], runs: Sequence[tuple[Mapping[str, Any], list[Record]]]) -> str:
+def _results(manifest: Mapping[str, Any], runs: Runs) -> list[Part]:
     rows = []
     for run, lines in runs:
         held_out = [line for line in lines if number(line.get("eval_correct_rate")) is not None]
@@ -99,9 +77,11 @@ def _results(manifest: Mapping[str, Any], runs: Sequence[tuple[Mapping[str, Any]
         name = run["name"] or manifest["name"]
         rows.append((name, run["condition"], str(run["seed"]), str(run["steps"]), first, last, run["digest"][:16]))
     heads = ("run", "condition", "seed", "steps", "held out, first", "held out, last", "digest of its lines")
-    verdict = "".join(f"<p>{_text(line)}</p>" for line in verdict_lines(manifest["verdict"] or {}))
-    standing = f"<p>The verdict is {_text(manifest['verdict'].get('standing', 'none'))}.</p>" if verdict else ""
-    return _table(heads, rows) + standing + verdict
+    parts: list[Part] = [_table("Results", heads, rows)]
+    if told := verdict_lines(manifest["verdict"] or {}):
+        standing = f"The verdict is {manifest['verdict'].get('standing', 'none')}."
+        parts += [Paragraph([line]) for line in (standing, *told)]
+    return parts
 
 
 def _rate(line: Record) -> str:
@@ -110,31 +90,90 @@ def _rate(line: Record) -> str:
     return f"{100 * line['eval_correct_rate']:.1f} %{interval}"
 
 
-def _curves(runs: Sequence[tuple[Mapping[str, Any], list[Record]]]) -> str:
+def _curves(runs: Runs) -> list[Part]:
     figures = []
     for name, title in CURVES:
         curves = []
         for run, lines in runs[:MOST_CURVES]:
             points = [(line["step"] + 1, value) for line in lines if (value := number(line.get(name))) is not None]
-            label = f"{run['condition']}, seed {run['seed']}"
-            curves += [Curve(label=printable(label), points=points)] if points else []
+            curves += [Curve(f"{run['condition']}, seed {run['seed']}", points)] if points else []
         if any(len(curve.points) > 1 for curve in curves):
-            figures.append(figure(title, curves))
-    more = f"<p>The first {MOST_CURVES} of {len(runs)} runs are drawn.</p>" if len(runs) > MOST_CURVES else ""
-    return f'<div class="figures">{"".join(figures)}</div>{more}' if figures else "<p>Too few steps to draw.</p>"
+            figures.append(drawn_curves(title, curves))
+    if not figures:
+        return [Paragraph(["Too few steps to draw."])]
+    more = f"The first {MOST_CURVES} of {len(runs)} runs are drawn."
+    return [Grid("plots", figures), *([Paragraph([more])] if len(runs) > MOST_CURVES else [])]
 
 
-def _again(manifest: Mapping[str, Any], file_name: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line: its name, and points (step, value)."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curves(Part):
+    """Curves in the coordinates of the drawing; `ticks` have their height and label."""
+
+    template: ClassVar[str] = "tools/pack/curves.html.jinja"
+    width: ClassVar[int] = WIDTH
+    height: ClassVar[int] = HEIGHT
+    left: ClassVar[int] = LEFT
+    right: ClassVar[int] = WIDTH - RIGHT
+
+    title: str
+    curves: Sequence[Curve]
+    ticks: Sequence[tuple[float, str]]
+    first: str
+    last: str
+
+
+def drawn_curves(title: str, curves: Sequence[Curve]) -> Curves:
+    """The curves as a figure; at least one has a point."""
+    xs = [x for curve in curves for x, _ in curve.points]
+    ys = [y for curve in curves for _, y in curve.points]
+    x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
+    ticks = _ticks(min(ys), max(ys))
+    low, high = min(*ys, ticks[0]), max(*ys, ticks[-1])
+
+    def x_of(x: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * (x - x_low) / (x_high - x_low), 1)
+
+    def y_of(y: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (high - y) / (high - low), 1)
+
+    placed = [Curve(each.label, [(x_of(x), y_of(y)) for x, y in _thinned(each.points)]) for each in curves]
+    marks = [(y_of(y), f"{y:g}") for y in ticks]
+    return Curves(title, placed, marks, first=f"{x_low:g}", last=f"{x_high:g}")
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    stride = math.ceil(len(points) / MOST_POINTS)
+    return [*points[::stride], *([points[-1]] if (len(points) - 1) % stride else [])]
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Three to six round numbers from at or below the lowest to at or above the highest value."""
+    span = max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-9)
+    size = 10.0 ** math.floor(math.log10(span / 3))
+    step = next(size * each for each in (1, 2, 2.5, 5, 10) if span / (size * each) <= 4.0)
+    first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
+    return [float(f"{step * number:.9g}") for number in range(first, last + 1)]
+
+
+def _again(manifest: Mapping[str, Any], file_name: str) -> list[Part]:
     margin = manifest["equivalence"]
     rule = "Bit-identical on the same machine and versions"
     if margin is not None:
         rule += f"; else equivalent if the final held-out rate is shown to be within {100 * margin:g} points"
     rule += ". The first difference is named with its cause."
     lines = f"pip install retrain-core=={manifest['retrain']} retrain-local\nretrain rerun {file_name}"
-    return f"<pre>{_text(lines)}</pre><p>{_text(rule)} It lists what it would run and install, and asks.</p>"
+    return [Pre(lines), Paragraph([f"{rule} It lists what it would run and install, and asks."])]
 
 
-def _hashes(manifest: Mapping[str, Any]) -> str:
+def _hashes(manifest: Mapping[str, Any]) -> Table:
     rows = [
         (each["kind"], each["name"], f"{each['size']} bytes", each["hash"], how)
         for listed, how in (("placed", "packed"), ("left_out", "by hash"))
@@ -142,28 +181,8 @@ def _hashes(manifest: Mapping[str, Any]) -> str:
     ]
     wheels = manifest["wheels"].items()
     rows += [("plugin", name, each["version"], each["sha256"], "packed") for name, each in wheels]
-    return _table(("kind", "name", "size or version", "hash (BLAKE2b; wheels SHA-256)", ""), rows)
+    return _table("Inputs", ("kind", "name", "size or version", "hash (BLAKE2b; wheels SHA-256)", ""), rows)
 
 
-def _packages(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
-    return ((name, each["version"], each["digest"]) for name, each in manifest["packages"].items())
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
-    return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _section(title: str, body_html: str) -> str:
-    return f"<section><h2>{_text(title)}</h2>{body_html}</section>"
-
-
-def _text(value: object, most_chars: int = MOST_CHARS) -> str:
-    """Untrusted text: of bounded length, control characters replaced, escaped."""
-    shown = str(value)[:most_chars]
-    return escape("\n".join(map(printable, shown.split("\n"))), quote=True)
-
-
-def _hash(source: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(caption, heads, rows, num_names=len(heads), is_caption_shown=False)

@@ -29,7 +29,7 @@ def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
     if not rows:
         return ReportSection(name="squeeze", text="The adapter learned no update.", files=files)
     layers = _dicts(content.get("layers"))[:MAX_LAYERS]
-    plots = [_kept(rows, layers, content), *_needed(layers)]
+    plots = [kept(rows, layers, content), *needed(layers)]
     return ReportSection(name="squeeze", text=_recommendation(content), plots=plots, files=files)
 
 
@@ -74,7 +74,8 @@ def _recommendation(content: Record) -> str:
     return f"Rank {rank:g}{of} keeps {share}, averaged over layers. A spectrum does not measure quality: evaluate."
 
 
-def _kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> ReportPlot:
+def kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> ReportPlot:
+    """Variance kept by rank, on average and of each layer."""
     ranks = [int(number(row.get("rank")) or 0) for row in rows]
     lines = {name: [number(row.get(field)) for row in rows] for name, field in CURVES}
     thin = [[_variance_at(each.get("variance"), rank) for rank in ranks] for each in layers]
@@ -94,7 +95,8 @@ def _kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> 
     )
 
 
-def _needed(layers: Sequence[Record]) -> list[ReportPlot]:
+def needed(layers: Sequence[Record]) -> list[ReportPlot]:
+    """The rank that each layer needs; empty if no layer has any update."""
     needed = [(str(each.get("module", "")), number(each.get("rank_needed"))) for each in layers]
     known = [(module, rank) for module, rank in needed if rank is not None]
     if not known:

@@ -1,14 +1,20 @@
-"""Markdown as a man page: macros of man(7) in plain ASCII, which groff and mandoc read in any locale.
+"""Markdown as a page: macros of man(7) in plain ASCII, which groff and mandoc read in any locale, or HTML.
 
 markdown-it parses; the roff is written here because no maintained Python library does it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from markdown_it.tree import SyntaxTreeNode
+from markupsafe import Markup
+
+from retrain.report.shell import page
 
 TITLE = '.TH RETRAIN 1 "" "retrain" "User Commands"'
 NAME = ".SH NAME\nretrain \\- train a language model with verifiable rewards"
@@ -18,6 +24,33 @@ FONTS = {"strong": "\\fB", "em": "\\fI", "code_inline": "\\fB"}
 def man_page(text: str) -> str:
     """The text as man(7) source; headings of levels 1 and 2 become sections, deeper ones subsections."""
     return "\n".join([TITLE, NAME, *_blocks(SyntaxTreeNode(parser().parse(text)))]) + "\n"
+
+
+def html_page(text: str, *, title: str) -> str:
+    """The text as a page without a script; every heading is a link target, those of level 2 are the contents."""
+    markdown = parser()
+    tokens = markdown.parse(text)
+    if tokens and tokens[0].tag == "h1":  # the page has its title
+        del tokens[:3]
+    contents = [(anchor, heading) for anchor, level, heading in _with_anchors(tokens) if level == "h2"]
+    body = Markup(markdown.renderer.render(tokens, markdown.options, {}))
+    found = page("cli/manual/manual.html.jinja", kicker="retrain man", title=title, contents=contents, body=body)
+    return found.html
+
+
+def _with_anchors(tokens: list[Token]) -> list[tuple[str, str, str]]:
+    """Give every heading a unique id; returns (id, tag, text)."""
+    found: list[tuple[str, str, str]] = []
+    seen: dict[str, int] = {}
+    for opening, inline in pairwise(tokens):
+        if opening.type != "heading_open":
+            continue
+        slug = re.sub(r"[^\w-]+", "-", inline.content.lower()).strip("-") or "section"
+        seen[slug] = seen.get(slug, 0) + 1
+        anchor = slug if seen[slug] == 1 else f"{slug}-{seen[slug]}"
+        opening.attrSet("id", anchor)
+        found.append((anchor, opening.tag, inline.content))
+    return found
 
 
 def parser() -> MarkdownIt:

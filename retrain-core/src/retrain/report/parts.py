@@ -1,0 +1,238 @@
+"""The parts that pages are made of. Each renders the macro of its name in its template; all its text is untrusted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from retrain.kernel.contracts.report import ReportPlot
+from retrain.records.reading import number
+from retrain.report.text import long_text, plain, text
+
+
+@cache
+def environment() -> Environment:
+    """The templates of all packages. They escape everything, and show control characters in attributes as well."""
+    found = Environment(
+        loader=PackageLoader("retrain", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: plain(value, len(value), kept="\n\t") if type(value) is str else value,
+    )
+    found.filters |= {"text": text, "long_text": long_text}
+    return found
+
+
+class Part:
+    """A piece of a page, which a template prints like a text."""
+
+    __slots__ = ()
+    template: ClassVar[str] = "report/parts.html.jinja"
+
+    def __html__(self) -> str:
+        """The part as HTML."""
+        module = environment().get_template(self.template).module
+        return str(getattr(module, type(self).__name__.lower())(self))
+
+
+Piece = str | Part
+Parts = Sequence[Part | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Link(Part):
+    """A link to a file or page, in a line of text or a cell."""
+
+    label: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Links to files, relative to the folder of the page so that both can be moved together."""
+
+    folder: Path
+
+    def to(self, target: Path, label: object) -> Link:
+        """A link to a path, never another scheme. `os.fsencode` preserves names that are not UTF-8."""
+        try:
+            path = Path(os.path.relpath(target.resolve(), self.folder.resolve())).as_posix()
+        except ValueError:  # on another drive
+            path = target.as_posix()
+        return Link(str(label), ("" if path.startswith(("../", "/")) else "./") + quote(os.fsencode(path)))
+
+
+@dataclass(frozen=True, slots=True)
+class Words(Part):
+    """Texts and links in one cell."""
+
+    pieces: Sequence[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class Code(Part):
+    """Short text in the typeface of code; several lines stand below each other."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pill(Part):
+    """A state or verdict as text and colour, with an optional symbol."""
+
+    label: str
+    kind: str
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph(Part):
+    """A line of text; `kind` is a class of the style sheet."""
+
+    pieces: Sequence[Piece]
+    kind: str = ""
+
+
+def note(*pieces: Piece) -> Paragraph:
+    """A paragraph in small print."""
+    return Paragraph(pieces, "note")
+
+
+def lede(*pieces: Piece) -> Paragraph:
+    """A paragraph in large print."""
+    return Paragraph(pieces, "lede")
+
+
+@dataclass(frozen=True, slots=True)
+class Heading(Part):
+    """A heading inside a section, with an optional remark."""
+
+    text: str
+    level: int = 3
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pre(Part):
+    """Text whose line breaks stay."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Items(Part):
+    """A list; each item has an emphasised beginning, which may be empty, and lines."""
+
+    items: Sequence[tuple[str, Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts(Part):
+    """Names and values; `wide` ones have a separate line."""
+
+    pairs: Sequence[tuple[str, str]]
+    wide: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Part):
+    """A table whose first `num_names` columns are names, the first one the head of its row.
+
+    The row with the index `strong` is emphasised.
+    """
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Piece]]
+    num_names: int = 1
+    is_caption_shown: bool = True
+    strong: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Box(Part):
+    """Parts in a frame: `kind` is `alert` or `findings`."""
+
+    kind: str
+    title: str
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Fold(Part):
+    """A foldable part; with a `level`, its title is a heading."""
+
+    title: str
+    parts: Parts
+    kind: str = ""
+    level: int = 0
+    remark: str = ""
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grid(Part):
+    """Parts next to each other as far as the window is wide enough: `kind` is `plots`, `pairs` or `cards`."""
+
+    kind: str
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Plot(Part):
+    """A figure that the page's script draws from the plain data in `figure`; `table` has the same numbers."""
+
+    title: str
+    note: str
+    figure: Mapping[str, Any]
+    table: Table | None = None
+    kind: str = ""
+    level: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Section(Part):
+    """A part of the page with its heading; `name` is its anchor."""
+
+    name: str
+    title: str
+    parts: Parts
+
+
+def figures_of(parts: Parts) -> Iterator[Mapping[str, Any]]:
+    """The figures of all plots in the order of the page, which is how its script assigns them."""
+    for part in parts:
+        if isinstance(part, Plot):
+            yield part.figure
+        else:
+            yield from figures_of(getattr(part, "parts", ()))
+
+
+def drawn(given: ReportPlot, *, level: int = 3, kinds: Sequence[str] = ()) -> Plot:
+    """A plugin's plot; `kinds` names the kind of each point, and kinds differ in colour."""
+    figure = {
+        "kind": "plugin",
+        "x": [number(x) for x in given.x],
+        "lines": [{"name": plain(name, 120), "y": [number(y) for y in ys]} for name, ys in given.lines.items()],
+        "thin": [[number(y) for y in ys] for ys in given.thin_lines],
+        "points": [number(y) for y in given.points],
+        "labels": [plain(label, 200) for label in given.labels],
+        "kinds": [plain(kind, 120) for kind in kinds],
+        "x_title": plain(given.x_title, 120),
+        "y_title": plain(given.y_title, 120),
+        "x_mark": number(given.x_mark),
+        "y_mark": number(given.y_mark),
+        "log": given.is_log_x,
+        "share": given.is_share,
+    }
+    table = Table(given.title, given.heads, given.rows) if given.rows else None
+    return Plot(given.title, given.note, figure, table, kind="tall", level=level)
