@@ -21,7 +21,9 @@ def test_a_merged_folder_trains_on_and_is_evaluated_as_the_run_was(tmp_path: Pat
     rate = ("--lr", "1e-3") if rank == "0" else ()
     first = retrain(*SMALL, "--lora-rank", rank, *rate, "--max-steps", "2", "--log-dir", "first", cwd=tmp_path)
     assert first.code == 0, first.err
-    merged = retrain("merge", "first", "--out", "merged", "--dtype", "fp32", "--json", cwd=tmp_path)
+    merged = retrain(
+        *("export", "first", "--format", "transformers", "--out", "merged", "--dtype", "fp32", "--json"), cwd=tmp_path
+    )
     assert merged.code == 0, merged.err
     assert json.loads(merged.out)["logit_gap"] < 1e-4
     second = retrain(
@@ -41,7 +43,7 @@ def test_a_merged_folder_trains_on_and_is_evaluated_as_the_run_was(tmp_path: Pat
 def test_mlx_reads_what_its_converter_made(tmp_path: Path) -> None:
     pytest.importorskip("mlx_lm")
     out = tmp_path / "mlx"
-    done = retrain("export", "builtin:tiny", "--to", "mlx", "--out", str(out), "--dtype", "fp32", cwd=tmp_path)
+    done = retrain("export", "builtin:tiny", "--format", "mlx", "--out", str(out), "--dtype", "fp32", cwd=tmp_path)
     assert done.code == 0, done.err
     assert f"mlx_lm.chat --model {out}" in done.out
     import mlx.core as mx

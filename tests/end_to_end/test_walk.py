@@ -17,7 +17,7 @@ WALK: tuple[tuple[str, tuple[tuple[str, str], ...], str], ...] = (
     ("retrain --max-steps 8 --batch-size 4", (), "Adapter saved to logs/tasks/adapter/final"),
     ("retrain eval logs/tasks --data other.jsonl", (), "logs/tasks (final)"),
     ("retrain chat logs/tasks --greedy", (("> ", "What is 12 + 30?\n"), ("> ", "/quit\n")), "boxed{"),
-    ("retrain merge logs/tasks --out merged --dtype fp32", (), "logits differ by at most"),
+    ("retrain export logs/tasks --format transformers --out merged --dtype fp32", (), "logits differ by at most"),
 )
 
 
@@ -47,7 +47,7 @@ def test_from_a_file_of_tasks_to_a_model_that_transformers_loads(tmp_path: Path)
         if arguments[0] == "init":
             as_written = (tmp_path / "retrain.toml").read_text(encoding="utf-8")
     assert (tmp_path / "retrain.toml").read_text(encoding="utf-8") == as_written  # nothing was edited
-    for following in ("retrain chat logs/tasks", "retrain eval logs/tasks", "retrain merge logs/tasks"):
+    for following in ("retrain chat logs/tasks", "retrain eval logs/tasks", "retrain export logs/tasks"):
         assert following in written  # the run itself said how to go on
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("ex",), ["explain", "export", "exp.toml"]),
         (("py",), [""]),  # a file, for the shell to find
         (("chat", "lo"), [""]),
-        (("merge", "lo"), [""]),
+        (("export", "lo"), [""]),
         (("help", "dif"), ["diff"]),
         (("explain", ""), ["exp.toml", "retrain.toml"]),
         (("--transform-m",), ["--transform-mode"]),

@@ -1,4 +1,4 @@
-"""`retrain merge`, `export` and `push`: what appears, what is told, and that nothing is left of a failure."""
+"""`retrain export`: what appears, what is told, and that nothing is left of a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retrain.api import ExportedModel, ModelExport, Plugins, load_plugins
 from retrain.records.checkpoints import save_checkpoint
 from retrain.run.subject import find_subject
 from retrain.text import secrets
-from retrain.use import export_command, merge_command, push_command
+from retrain.use import export_command
 from retrain.use.model_card import repeating_config
 from retrain.use.whole_model import lines
 from retrain_local.model.adapter import PREFIX, adapter_config
@@ -111,7 +111,19 @@ def told(result: Result) -> str:
 
 def test_merge_writes_a_new_folder_and_nothing_else(run: Path, plugins: Plugins, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "merged"
-    result = ask(merge_command.command, plugins, run, "--out", out, "--dtype", "fp32", "--no-check", "--json")
+    result = ask(
+        export_command.command,
+        plugins,
+        run,
+        "--format",
+        "transformers",
+        "--out",
+        out,
+        "--dtype",
+        "fp32",
+        "--no-check",
+        "--json",
+    )
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
     assert (data["checkpoint"], data["dtype"], data["logit_gap"], data["is_unchanged"]) == (
@@ -125,9 +137,13 @@ def test_merge_writes_a_new_folder_and_nothing_else(run: Path, plugins: Plugins,
     torch.testing.assert_close(added, torch.full_like(added, 2 * 2 * 0.02 * 0.02), atol=1e-6, rtol=1e-3)
     assert not (out / "optimizer.safetensors").exists()
     assert [path.name for path in out.parent.iterdir()] == ["merged"]
-    assert "exists and is not empty" in told(ask(merge_command.command, plugins, run, "--out", out))
+    assert "exists and is not empty" in told(
+        ask(export_command.command, plugins, run, "--format", "transformers", "--out", out)
+    )
     (tmp_path / "file").write_text("mine")
-    assert "is no folder" in told(ask(merge_command.command, plugins, run, "--out", tmp_path / "file"))
+    assert "is no folder" in told(
+        ask(export_command.command, plugins, run, "--format", "transformers", "--out", tmp_path / "file")
+    )
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -161,7 +177,7 @@ def test_a_merge_that_ends_early_leaves_nothing(
         raise KeyboardInterrupt
 
     exported_by(monkeypatch, plugins, stopped)
-    result = ask(merge_command.command, plugins, run, "--out", empty)
+    result = ask(export_command.command, plugins, run, "--format", "transformers", "--out", empty)
     assert "Aborted" in result.output
     assert list(empty.parent.rglob("*")) == [empty]
 
@@ -170,27 +186,27 @@ def test_without_a_plugin_that_writes_models_the_install_line_is_told(
     run: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported_by(monkeypatch, plugins, lambda export: None)
-    message = told(ask(merge_command.command, plugins, run, "--out", tmp_path / "out"))
+    message = told(ask(export_command.command, plugins, run, "--format", "transformers", "--out", tmp_path / "out"))
     assert "no installed plugin can merge" in message
     assert "retrain-local" in message
     assert not (tmp_path / "out").exists()
 
 
 def test_vllm_serves_an_adapter_as_it_is(run: Path, plugins: Plugins, tmp_path: Path) -> None:
-    result = ask(export_command.command, plugins, run, "--to", "vllm", "--json")
+    result = ask(export_command.command, plugins, run, "--format", "vllm", "--json")
     assert json.loads(result.stdout)["run"].split() == [
         *("vllm", "serve", str(TINY), "--enable-lora", "--max-lora-rank", "8"),
         *("--lora-modules", f"sums={run / 'adapter/final'}"),
     ]
     for form, flags, words in (
-        ("gguf", (), "--to gguf needs --out"),
+        ("gguf", (), "--format gguf needs --out"),
         ("vllm", ("--dtype", "q8_0"), "--dtype q8_0 is none of vllm's"),
         ("gguf", ("--out", str(run / "run.json")), "exists"),
     ):
-        assert words in told(ask(export_command.command, plugins, run, "--to", form, *flags))
+        assert words in told(ask(export_command.command, plugins, run, "--format", form, *flags))
     file = run / "adapter/final/adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"use_dora": True}))
-    adapter = ask(export_command.command, plugins, file.parent.rename(tmp_path / "adapter"), "--to", "vllm")
+    adapter = ask(export_command.command, plugins, file.parent.rename(tmp_path / "adapter"), "--format", "vllm")
     assert "vLLM does not serve DoRA" in told(adapter)
 
 
@@ -206,7 +222,7 @@ def test_a_gguf_export_is_one_file(
     out = tmp_path / "deep" / "sums.gguf"
     (out.parent / ".sums.gguf.folder").mkdir(parents=True)  # of an export that was killed
     (out.parent / ".sums.gguf.folder" / "model.gguf").write_bytes(b"half")
-    result = ask(export_command.command, plugins, run, "--to", "gguf", "--dtype", "q8_0", "--out", out)
+    result = ask(export_command.command, plugins, run, "--format", "gguf", "--dtype", "q8_0", "--out", out)
     assert result.exit_code == 0, result.output
     assert f"llama-cli -m {out}" in result.output
     assert out.read_bytes() == b"GGUF"
@@ -221,7 +237,7 @@ def test_a_pushed_folder_tells_what_the_run_was_and_nothing_of_this_machine(
     manifest["config"]["data"]["source"] = f"files-{SECRET}"
     (run / "run.json").write_text(json.dumps(manifest))
     out = tmp_path / "folder"
-    result = ask(push_command.command, plugins, run, "--repo", "me/sums", "--dry-run", "--out", out)
+    result = ask(export_command.command, plugins, run, "--push", "me/sums", "--dry-run", "--out", out)
     assert result.exit_code == 0, result.output
     names = ["README.md", "adapter_config.json", "adapter_model.safetensors", "retrain.toml"]
     assert sorted(path.name for path in out.iterdir()) == names
@@ -246,12 +262,12 @@ def test_a_pushed_folder_tells_what_the_run_was_and_nothing_of_this_machine(
         assert words in card
     assert (out / "retrain.toml").read_text() == repeating_config(manifest).replace(SECRET, secrets.HIDDEN)
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "builtin:tiny"
-    refused = ask(push_command.command, plugins, "builtin:tiny", "--repo", "me/sums", "--dry-run")
+    refused = ask(export_command.command, plugins, "builtin:tiny", "--push", "me/sums", "--dry-run")
     assert "there is nothing to push" in told(refused)
     (tmp_path / "file").write_text("mine")
     nowhere = ("--dry-run", "--out", tmp_path / "file" / "folder")
-    assert "cannot be written" in told(ask(push_command.command, plugins, run, "--repo", "me/sums", *nowhere))
-    assert "is no name of a repository" in told(ask(push_command.command, plugins, run, "--repo", "a/b/c"))
+    assert "cannot be written" in told(ask(export_command.command, plugins, run, "--push", "me/sums", *nowhere))
+    assert "is no name of a repository" in told(ask(export_command.command, plugins, run, "--push", "a/b/c"))
 
 
 def test_a_push_uploads_the_folder_with_the_stored_token(
@@ -263,7 +279,7 @@ def test_a_push_uploads_the_folder_with_the_stored_token(
     monkeypatch.setenv("HF_TOKEN", "hf_planted_token_0123456789")
     with hub_server() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        result = ask(push_command.command, plugins, run, "--repo", "me/sums", "--private", "--json")
+        result = ask(export_command.command, plugins, run, "--push", "me/sums", "--private", "--json")
         assert result.exit_code == 0, f"{result.output}{result.exception}"
         assert json.loads(result.stdout)["url"] == f"{hub.url}/me/sums"
         assert hub.made[0].get("private") is True or hub.made[0].get("visibility") == "private"  # by version
@@ -273,11 +289,11 @@ def test_a_push_uploads_the_folder_with_the_stored_token(
         assert hub.files["adapter_model.safetensors"] == trained
         assert not any(b"hf_planted" in content for content in hub.files.values())
         hub.status = 403
-        message = told(ask(push_command.command, plugins, run, "--repo", "me/sums"))
+        message = told(ask(export_command.command, plugins, run, "--push", "me/sums"))
         assert "the upload failed" in message
         assert "hf_planted" not in message
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    assert "hf auth login" in told(ask(push_command.command, plugins, run, "--repo", "me/sums"))
+    assert "hf auth login" in told(ask(export_command.command, plugins, run, "--push", "me/sums"))
 
 
 def test_only_what_was_set_is_in_the_configuration_that_repeats_a_run() -> None:

@@ -33,6 +33,8 @@ FORMER_NAMES = PUBLIC_NAMES | {
     "completion": COMPLETION,
     "forecast": "status RUN --forecast",
     "ledger": "compare --ledger",
+    "merge": "export RUN --format transformers",
+    "push": "export RUN --push REPO",
     "resume-check": "status RUN --resume",
     "schema": "explain --schema",
     "score": "audit --replay PATH",

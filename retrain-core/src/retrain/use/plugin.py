@@ -8,12 +8,10 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import PluginSpec
 
 COMMANDS = (
-    ("merge", "Write a trained model as a folder that transformers loads, adapter included."),
     ("chat", "Talk to a run, an adapter or a model."),
     ("sample", "Sample completions of prompts from a file."),
-    ("export", "Write a trained model for llama.cpp (GGUF), MLX or vLLM."),
+    ("export", "Write a trained model for transformers, GGUF, MLX or vLLM, or push it to the hub."),
     ("serve", "Serve a run, an adapter or a model to any client of the OpenAI API."),
-    ("push", "Write the folder of a trained model with its card, and upload it to the Hugging Face hub."),
 )
 
 

@@ -33,7 +33,7 @@ WIDTHS = {
     "q8_0": torch.float16,
 }  # for sizes: upper bounds
 FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
-CONVERTER = "convert_hf_to_gguf.py of llama.cpp, given the folder of `retrain merge`, may know it"
+CONVERTER = "convert_hf_to_gguf.py of llama.cpp, given a folder of --format transformers, may know it"
 
 
 def write_gguf(weights: MergedWeights, folder: Folder, out: Path, kind: str) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def add_tokenizer(writer: Any, folder: Folder, vocabulary: int) -> tuple[str, ..
     document = json.loads(backend.to_str()) if backend is not None else {}
     model = document.get("model", {})
     if model.get("type") != "BPE":
-        fix = "convert_hf_to_gguf.py of llama.cpp, given the folder of `retrain merge`, may know it"
+        fix = "convert_hf_to_gguf.py of llama.cpp, given a folder of --format transformers, may know it"
         raise refusal(folder.name, "GGUF is not written for its tokenizer", why="it is no BPE", fix=fix)
     tokens, types = _tokens(model, document.get("added_tokens", []), vocabulary, folder)
     is_bytes = not model.get("byte_fallback")

@@ -132,7 +132,9 @@ def _written_by_peft(export: ModelExport, folder: Folder, adapter: AdapterFile |
     """Merged by PEFT, in memory: for what is more than factors of matrices that stand in the base's files."""
     if export.form == "gguf" or adapter is None:
         what = f"the adapter in {export.adapter} changes more than matrices of {export.base}"
-        raise ConfigError(Problem(where=export.base, what=what, fix="merge it into a folder first: retrain merge"))
+        raise ConfigError(
+            Problem(where=export.base, what=what, fix="merge it into a folder first: --format transformers")
+        )
     with without_advice():
         from peft import PeftModel
 

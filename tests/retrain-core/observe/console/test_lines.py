@@ -352,9 +352,9 @@ def test_the_end_says_what_was_learnt_and_what_to_do_next(
 @pytest.mark.parametrize(
     ("files", "is_evaluated", "verbs"),
     [
-        (("adapter_model.safetensors",), True, ["chat", "eval", "merge"]),
-        (("adapter_model.safetensors",), False, ["chat", "merge", "report"]),
-        (("config.json", "model.safetensors"), True, ["chat", "eval", "merge"]),
+        (("adapter_model.safetensors",), True, ["chat", "eval", "export"]),
+        (("adapter_model.safetensors",), False, ["chat", "export", "report"]),
+        (("config.json", "model.safetensors"), True, ["chat", "eval", "export"]),
         (("own_state.safetensors",), True, ["chat", "eval", "report"]),
         (("state.json",), True, ["report", "credit", "status"]),
     ],
@@ -380,11 +380,11 @@ def test_what_was_measured_once_or_by_somebody_else_is_told_without_a_before(tmp
 
 
 def test_advice_names_only_commands_that_something_provides(tmp_path: Path) -> None:
-    offered = {"merge", "report", "status", "chat"}
+    offered = {"export", "report", "status", "chat"}
     plugins: Any = SimpleNamespace(find=lambda kind, name: [name] if name in offered else [])
     (tmp_path / "adapter_model.safetensors").touch()
     shown = next_commands(Path("logs/a"), plugins, tmp_path, is_evaluated=True)
-    assert [line.split()[1] for line in shown] == ["chat", "merge", "report"]
+    assert [line.split()[1] for line in shown] == ["chat", "export", "report"]
     assert next_commands(Path("a"), SimpleNamespace(find=lambda *_: []), None, is_evaluated=False) == []  # type: ignore[arg-type]
 
 

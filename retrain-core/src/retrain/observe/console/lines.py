@@ -40,7 +40,7 @@ MOST_NEXT = 3
 NEXT = {
     "chat": "chat {run}",
     "eval": "eval {run}",
-    "merge": "merge {run} --out {merged}",
+    "export": "export {run} --format transformers --out {merged}",
     "report": "report {run}",
     "credit": "credit {run}",
     "status": "status {run}",
@@ -49,7 +49,7 @@ NEXT = {
 NEEDED = {
     "chat": ("*.safetensors",),
     "eval": ("*.safetensors",),
-    "merge": ("adapter_model.safetensors", "config.json"),
+    "export": ("adapter_model.safetensors", "config.json"),
 }
 
 

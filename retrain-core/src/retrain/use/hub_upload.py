@@ -1,95 +1,75 @@
-"""`retrain push SUBJECT --repo NAME`: the folder that goes to the Hugging Face hub, and its upload."""
+"""`retrain export SUBJECT --push REPO`: the folder that goes to the Hugging Face hub, and its upload."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-
-import click
+from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import ADAPTER_CONFIG
 from retrain.records.reading import read_object
-from retrain.run.opened import subject_config
-from retrain.run.subject import HUB_ID, Subject, find_subject
+from retrain.run.subject import HUB_ID, Subject
 from retrain.text.secrets import hide_text
-from retrain.text.terminal_text import printable
 from retrain.use import whole_model
 from retrain.use.model_card import RUN_FILE, make_card, public_name
 
 ADAPTER_FILE = "adapter_model.safetensors"
-EPILOG = """\b
-Examples:
-  retrain push logs/train --repo me/sums --dry-run          writes the folder ./sums, without a network
-  retrain push logs/train --repo me/sums --private
-  retrain push logs/train --checkpoint best --repo me/sums --merged
-
-\b
-Exit codes: 0 done; 1 the upload failed; 2 usage or configuration error.
-"""
 
 
-@click.command("push", epilog=EPILOG)
-@click.argument("subject", metavar="RUN|ADAPTER|MODEL", type=click.Path())
-@click.option("--repo", required=True, metavar="NAME", help="Repository on the hub: NAME, or OWNER/NAME.")
-@click.option("--merged", is_flag=True, help="Whole weights, the adapter merged in, instead of the adapter.")
-@click.option("--private", is_flag=True, help="A repository that is made is private.")
-@click.option("--dry-run", is_flag=True, help="Write the folder, and upload nothing.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="With --dry-run: the folder; by default the repository's name."
-)
-@click.option("--dtype", type=click.Choice(["bf16", "fp32"]), help="Of merged weights; by default that of the base.")
-@click.option("--checkpoint", default="", metavar="WHICH", help="Of a run: best, final, or a number of steps.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.pass_obj
-def command(
+def push(
+    found: Subject,
+    config: Config,
     plugins: Plugins,
-    subject: str,
+    *,
     repo: str,
     merged: bool,
+    dtype: str,
+    with_check: bool,
     private: bool,
     dry_run: bool,
     out: Path | None,
-    dtype: str | None,
-    checkpoint: str,
-    as_json: bool,
-) -> None:
-    """Write the folder of a trained model and upload it: adapter or merged weights, a model card with data, reward,
-    curves and held-out figures, and the configuration that repeats the run. It holds no secret and no path of this
-    machine. The token is the one that `hf auth login` stored."""
+) -> tuple[Mapping[str, Any], list[str]]:
+    """Write the folder and upload it, or write it only; returns the result as data and as lines."""
     if not HUB_ID.fullmatch(repo):
         raise _usage(f"{repo!r} is no name of a repository", "give NAME or OWNER/NAME")
     if out and not dry_run:
-        raise _usage("--out belongs to --dry-run", "add --dry-run, or leave --out away")
-    found = find_subject(subject, checkpoint)
-    config = subject_config(found, plugins).config
+        raise _usage("--push with --out needs --dry-run", "add --dry-run, or leave --out away")
+
+    def write(folder: Path) -> list[str]:
+        return write_hub_folder(
+            found, config, plugins, folder, repo=repo, merged=merged, dtype=dtype, with_check=with_check
+        )
+
     if dry_run:
         folder = out or Path(repo.rpartition("/")[2])
-        notes = write_hub_folder(found, config, plugins, folder, repo=repo, merged=merged, dtype=dtype or "")
-        url = ""
+        notes, url = write(folder), ""
+        line = f"{found.label}: the folder for {repo} is {folder}; nothing was uploaded"
     else:
         with tempfile.TemporaryDirectory(prefix="retrain-push-") as scratch:
             folder = Path(scratch) / "folder"
-            notes = write_hub_folder(found, config, plugins, folder, repo=repo, merged=merged, dtype=dtype or "")
+            notes = write(folder)
             url = upload(folder, repo, private=private)
-    if as_json:
-        answer = {"subject": found.named, "repo": repo, "folder": str(folder) if dry_run else None, "url": url or None}
-        click.echo(json.dumps({**answer, "notes": notes}, indent=2))
-        return
-    told = (
-        f"{found.label} is at {url}"
-        if url
-        else f"{found.label}: the folder for {repo} is {folder}; nothing was uploaded"
-    )
-    click.echo("\n".join(map(printable, [told, *(f"  {note}" for note in notes)])))
+        line = f"{found.label} is at {url}"
+    data = {"subject": found.named, "repo": repo, "folder": str(folder) if dry_run else None, "url": url or None}
+    return {**data, "notes": notes}, [line, *(f"  {note}" for note in notes)]
 
 
 def write_hub_folder(
-    found: Subject, config: Config, plugins: Plugins, out: Path, *, repo: str, merged: bool, dtype: str
+    found: Subject,
+    config: Config,
+    plugins: Plugins,
+    out: Path,
+    *,
+    repo: str,
+    merged: bool,
+    dtype: str,
+    with_check: bool,
 ) -> list[str]:
     """Write all that belongs into the repository into the new folder `out`; returns remarks for the user."""
     adapter = whole_model.base_of(found)[1]
@@ -100,9 +80,8 @@ def write_hub_folder(
     is_adapter, notes = adapter is not None and not merged, []
     is_local = "/" not in public_name(found.model)
     if is_adapter and is_local:
-        notes.append(
-            f"The base, {public_name(found.model)}, is no repository of the hub: --merged pushes whole weights."
-        )
+        what = f"The base, {public_name(found.model)}, is no repository of the hub"
+        notes.append(f"{what}: --format transformers pushes whole weights.")
 
     def fill(folder: Path) -> None:
         if is_adapter and adapter is not None:
@@ -112,7 +91,7 @@ def write_hub_folder(
             )
             shutil.copyfile(adapter / ADAPTER_FILE, folder / ADAPTER_FILE)
         else:
-            whole_model.write_whole(found, config, plugins, folder, form="folder", dtype=dtype, with_check=True)
+            whole_model.write_whole(found, config, plugins, folder, form="folder", dtype=dtype, with_check=with_check)
         card = make_card(found, repo=repo, is_adapter=is_adapter, notes=notes)
         (folder / "README.md").write_text(card.readme, encoding="utf-8")
         if card.config:
@@ -131,7 +110,7 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
 
     if not get_token():
         what, fix = "there is no token for the hub", "run `hf auth login`, or set HF_TOKEN; --dry-run needs none"
-        raise ConfigError(Problem(where="retrain push", what=what, fix=fix))
+        raise ConfigError(Problem(where="retrain export --push", what=what, fix=fix))
     api = HfApi()
     try:
         made = api.create_repo(repo, private=private or None, exist_ok=True)
