@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from retrain.api import BackendFunctions, Determinism, EngineTraits, LossTraits, PluginSpec, TableTraits, hookimpl
 from retrain_local.capabilities import CAPABILITIES
-from retrain_local.options import ModelKeys
 
 if TYPE_CHECKING:
     from retrain.api import Config, Diagnosis, MetricSpec, Plugins, Problem
@@ -147,6 +146,7 @@ def retrain_explain(config: Config) -> dict[str, str]:
     """The dtype of weights and activations."""
     if config.backend.backend != "local":
         return {}
+    from retrain_local.options import ModelKeys  # imports pydantic, as `retrain --help` must not
     from retrain_local.sizes import AUTO_DTYPE
 
     dtype = config.table("model", ModelKeys).dtype

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
+    from retrain.kernel.config.plugin_tables import ShadowKeys
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.report import ReportSection
@@ -52,10 +52,16 @@ def retrain_describe_metrics() -> list[MetricSpec]:
     return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in named]
 
 
+def _keys(config: Config) -> ShadowKeys:
+    from retrain.kernel.config.plugin_tables import ShadowKeys  # imports pydantic, as `retrain --help` must not
+
+    return config.table("reward", ShadowKeys)
+
+
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     """Problems with `[reward] shadow`."""
-    keys = config.table("reward", ShadowKeys)
+    keys = _keys(config)
     if not keys.shadow and not keys.shadow_params:
         return ()
     from retrain.observe.gaming.shadow_check import shadow_problems
@@ -84,7 +90,7 @@ def retrain_extra_metrics(groups: GroupsView | None, evaluation: EvalView | None
 @hookimpl
 def retrain_report_sections(run: RunView) -> Mapping[str, str | ReportSection] | None:
     """The curves of reward and shadow, and the alarms."""
-    if not run.config.table("reward", ShadowKeys).shadow:
+    if not _keys(run.config).shadow:
         return None
     from retrain.observe.gaming.alarm_report import alarm_text
     from retrain.observe.gaming.shadow_report import report_section  # only a report needs them

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.config.plugin_tables import SetsKeys
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
@@ -62,6 +61,8 @@ def retrain_explain(config: Config) -> Mapping[str, Any] | None:
 
 
 def _has_sets(config: Config) -> bool:
+    from retrain.kernel.config.plugin_tables import SetsKeys  # imports pydantic, as `retrain --help` must not
+
     return bool(config.table("eval", SetsKeys).sets)
 
 
