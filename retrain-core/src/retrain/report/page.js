@@ -260,19 +260,7 @@
     if (data.figures.some((f) => f.kind === "curves" && f.x.length >= 40)) legend.append(option("smooth", "smooth"));
   };
 
-  const themes = ["system", "light", "dark"], button = document.getElementById("theme");
-  const remembered = () => { try { return localStorage.getItem("retrain-theme"); } catch { return null; } };
-  const setTheme = (theme, keep) => {
-    if (theme === "system") delete root.dataset.theme;
-    else root.dataset.theme = theme;
-    button.textContent = `Theme: ${theme === "system" ? "as the system" : theme}`;
-    button.dataset.now = theme;
-    if (keep) try { localStorage.setItem("retrain-theme", theme); } catch { /* no storage for files here */ }
-    if (plotly) { redraw(); paintChips(); }
-  };
-  button.addEventListener("click", () => setTheme(themes[(themes.indexOf(button.dataset.now) + 1) % 3], true));
-  setTheme(themes.includes(remembered()) ? remembered() : "system", false);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(button.dataset.now, false));
+  document.addEventListener("retheme", () => { if (plotly) { redraw(); paintChips(); } });
 
   const MOST_SEED_LINES = 16;
   const start = async () => {
@@ -297,7 +285,6 @@
       places.forEach(draw);
       document.querySelectorAll("details.condition").forEach((fold) => { fold.open = true; });
     });
-    addEventListener("afterprint", () => setTheme(button.dataset.now, false));
     root.dataset.plots = "ready";
   };
   start().catch((error) => {

@@ -32,17 +32,23 @@ class Page:
 
 
 def page(
-    template: str, *, script: str = "", policy: str = CLOSED, styles: str = "", libraries: str = "", **values: Any
+    template: str,
+    *,
+    scripts: Sequence[str] = (),
+    policy: str = CLOSED,
+    styles: str = "",
+    libraries: str = "",
+    **values: Any,
 ) -> Page:
-    """The page of a template that extends `report/base.html.jinja`, with a script from a file of this package.
+    """The page of a template that extends `report/base.html.jinja`, with scripts from files of this package.
 
-    On top of `policy` it may use the style sheet (or `styles`), the script, and `libraries`: sources as policies name
+    On top of `policy` it may use the style sheet (or `styles`), the scripts, and `libraries`: sources as policies name
     them.
     """
-    style, source = own("style.css"), own(script) if script else ""
+    style, script = own("style.css"), "".join(map(own, scripts))
     policy += f"; style-src {styles or source_hash(style)}"
-    policy += f"; script-src {source_hash(source)} {libraries}".rstrip() if source else ""
-    values |= {"style": Markup(style), "script": Markup(source), "policy": Markup(policy), "version": __version__}
+    policy += f"; script-src {source_hash(script)} {libraries}".rstrip() if script else ""
+    values |= {"style": Markup(style), "script": Markup(script), "policy": Markup(policy), "version": __version__}
     return Page(html=environment().get_template(template).render(values), policy=f"{policy}; frame-ancestors 'none'")
 
 
@@ -55,7 +61,7 @@ def sections_page(kicker: str, title: str, sections: Sequence[Section], **data: 
             "data": inert({"conditions": [], "shown": [], "baseline": -1, **data, "figures": figures}),
             "bundle": bundle,
             "plotly_style": Markup(PLOTLY_STYLE),
-            "script": "page.js",
+            "scripts": ("theme.js", "page.js"),
             "styles": f"{source_hash(own('style.css'))} {source_hash(PLOTLY_STYLE)}",
             "libraries": bundle.hash,
         }

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, progress_text
-from retrain.report.chart_specs import CHARTS, ChartSpec, Unit, value_text
+from retrain.report.chart_specs import CHARTS, Unit, value_text
 from retrain.report.lines import PASS_PREFIX
 from retrain.report.parts import Link, Paragraph, Part, Piece, Pill, Table, Words, lede
 from retrain.report.shell import CLOSED, Page, inert, page
-from retrain.report.text import plain
-from retrain.report.watch.browse import AT_A_TIME, SHOWN
+from retrain.report.watch.watched import AT_A_TIME, SHOWN, chart_data
 from retrain.text.terminal_text import ABSENT, duration
 
 POLICY = f"{CLOSED}; connect-src 'self'"  # its script asks only this server
 HEADS = ("run", "state", "step", "correct", "held out", "left")
 KINDS = {"running": "live", "stale": "live", "done": "ended", "not started": "open", "not needed": "open"}
-
-
-def chart_data(spec: ChartSpec, group: str) -> dict[str, Any]:
-    """A chart as the script draws it; names of parts and sets are a plugin's."""
-    texts = {"group": group, "title": plain(spec.title), "note": spec.note, "unit": spec.unit.value}
-    return texts | {"fields": spec.fields, **{name: getattr(spec, name) for name in ("is_graded", "is_pooling")}}
 
 
 def render(run: Path, every_s: float, *, campaign: str = "") -> Page:
@@ -34,7 +28,8 @@ def render(run: Path, every_s: float, *, campaign: str = "") -> Page:
     """
     charts = [chart_data(spec, group) for group, specs in CHARTS.items() for spec in specs]
     setup = {"charts": charts, "pass_prefix": PASS_PREFIX, "at_a_time": AT_A_TIME, "every_ms": 1000 * every_s}
-    return _page("run.html.jinja", run, "watch.js", setup, campaign=campaign, shown=SHOWN)
+    scripts = ("theme.js", "watch/watch.js")
+    return _page("run.html.jinja", run, scripts, setup, campaign=campaign, shown=SHOWN)
 
 
 def render_campaign(folder: Path, campaign: CampaignStatus | None, every_s: float) -> Page:
@@ -47,13 +42,14 @@ def render_campaign(folder: Path, campaign: CampaignStatus | None, every_s: floa
         rows = [_row(run) for run in campaign.runs]
         state = Words([_pill(campaign.state), progress_text(campaign)])
         parts = [lede(state), Table("Runs", HEADS, rows, num_names=2, is_caption_shown=False)]
-    return _page("campaign.html.jinja", folder, "campaign.js", {"every_ms": 1000 * every_s}, parts=parts)
+    setup = {"every_ms": 1000 * every_s}
+    return _page("campaign.html.jinja", folder, ("watch/campaign.js",), setup, parts=parts)
 
 
-def _page(template: str, folder: Path, script: str, setup: dict[str, Any], **values: Any) -> Page:
+def _page(template: str, folder: Path, scripts: Sequence[str], setup: dict[str, Any], **values: Any) -> Page:
     return page(
         f"report/watch/{template}",
-        script=f"watch/{script}",
+        scripts=scripts,
         policy=POLICY,
         kicker="retrain watch",
         title=folder.name or str(folder),

@@ -228,15 +228,6 @@
     setTimeout(look, document.hidden ? LATER_MS : wait);
   };
 
-  const themes = ["system", "light", "dark"], button = byId("theme");
-  const setTheme = (theme) => {
-    if (theme === "system") delete root.dataset.theme;
-    else root.dataset.theme = theme;
-    button.textContent = `Theme: ${theme === "system" ? "as the system" : theme}`;
-    button.dataset.now = theme;
-  };
-  button.addEventListener("click", () => setTheme(themes[(themes.indexOf(button.dataset.now) + 1) % 3]));
-  setTheme("system");
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; showCurves(); } });
   look();
