@@ -67,7 +67,7 @@ PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-bina
 
 HERE = "not gpu and not server and not client"  # needs nothing that other sessions install or lend
 QUICK = f"not slow and not long and {HERE}"
-HEAVY_MODULES = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify")
+HEAVY_MODULES = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify", "starlette", "uvicorn")
 STAYS_LIGHT = f"""
 import sys
 {{statement}}

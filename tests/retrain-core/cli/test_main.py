@@ -25,7 +25,7 @@ from tests.shared import first_or_long
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 MOST = 29  # commands in the help
-HEAVY = ("torch", "transformers", "datasets", "peft", "tokenizers", "reasoning_gym")
+HEAVY = ("torch", "transformers", "datasets", "peft", "tokenizers", "reasoning_gym", "starlette", "uvicorn")
 SLOW = (
     *HEAVY,
     "numpy",

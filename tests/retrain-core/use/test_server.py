@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -23,29 +24,32 @@ from retrain.kernel.types import SampleRequest, SamplingParams
 from retrain.run.opened import Opened
 from retrain.run.seed_sources import sample_seed
 from retrain.use.serve_command import _stopped_by_signals
-from retrain.use.serving.batcher import Batcher
-from retrain.use.serving.http import ApiServer
+from retrain.use.serving.batcher import Batcher, Inbox
+from retrain.use.serving.http import ApiServer, with_token
 from retrain.use.serving.parse import RequestError, parse
-from retrain.use.serving.service import Service
+from retrain.use.serving.service import Answer, Service
 
 TOKEN, QUESTION = "secret", "What is 2 + 2?"
 Post = Callable[..., httpx.Response]
 
 
 @pytest.fixture(scope="module")
-def server(tiny: Opened, other: Path) -> Iterator[ApiServer]:
+def batcher(tiny: Opened, other: Path) -> Iterator[Batcher]:
     models = {"tiny": None, "other": other}
-    batcher = Batcher(tiny.backend, lambda model: tiny.use(models[model]))
-    with ApiServer(("127.0.0.1", 0), Service(tiny, models, batcher), TOKEN) as running:
-        threads = [threading.Thread(target=work) for work in (batcher.run, running.serve_forever)]
-        for thread in threads:
-            thread.start()
-        yield running
-        batcher.close()
-        running.shutdown()
-        for thread in threads:
-            thread.join()
+    running = Batcher(tiny.backend, lambda model: tiny.use(models[model]))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    yield running
+    running.close()
+    thread.join()
     tiny.use(None)
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Opened, other: Path, batcher: Batcher) -> Iterator[ApiServer]:
+    service = Service(tiny, {"tiny": None, "other": other}, batcher)
+    with ApiServer("127.0.0.1", 0, with_token(service, TOKEN)) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +71,18 @@ def chunks(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(event) for event in events]
 
 
-def idle(server: ApiServer) -> None:
+def idle(batcher: Batcher) -> None:
     deadline = time.monotonic() + 20
-    while server.service._batcher._rows and time.monotonic() < deadline:
+    while batcher._rows and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not server.service._batcher._rows, "work goes on that nobody waits for"
+    assert not batcher._rows, "work goes on that nobody waits for"
 
 
-def test_completions_are_those_of_the_engine(tiny: Opened, server: ApiServer, post: Post) -> None:
+def test_completions_are_those_of_the_engine(tiny: Opened, batcher: Batcher, post: Post) -> None:
     ids = tiny.tokenizer(QUESTION)["input_ids"]
     body = {"prompt": [QUESTION, QUESTION], "n": 2, "max_tokens": 12, "temperature": 0.7, "seed": 5, "logprobs": 0}
     found = answer(post("/completions", **body))
-    idle(server)
+    idle(batcher)
     tiny.use(None)
     requests = [
         SampleRequest(prompt_T=np.array(ids), seeds_G=tuple(sample_seed(5, number, k) for k in range(2)))
@@ -127,7 +131,7 @@ def test_a_stream_joins_to_the_answer(post: Post, extra: dict[str, Any]) -> None
             assert " = " not in choice["message"]["content"]
 
 
-def test_an_echo_gives_the_log_probabilities_of_the_prompt(tiny: Opened, server: ApiServer, post: Post) -> None:
+def test_an_echo_gives_the_log_probabilities_of_the_prompt(tiny: Opened, batcher: Batcher, post: Post) -> None:
     """As lm-eval asks: the prompt's own tokens, and whether each was the likeliest."""
     body = {"prompt": f"{QUESTION} 4", "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
     (choice,) = answer(post("/completions", **body))["choices"]
@@ -138,7 +142,7 @@ def test_an_echo_gives_the_log_probabilities_of_the_prompt(tiny: Opened, server:
     assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:n])) for n in range(len(ids) + 1)]
     assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
     assert logprobs["token_logprobs"][-1] == max(logprobs["top_logprobs"][-1].values()), "greedy, to the bit"
-    idle(server)
+    idle(batcher)
     tiny.use(None)
     row = next(iter(_rows(np.array(ids))))
     wanted = tiny.backend.logprobs([row], 1.0)[0]
@@ -155,7 +159,7 @@ def _rows(tokens_T: np.ndarray) -> Iterator[Any]:
 
 
 def test_clients_share_batches_and_each_gets_its_own_model(
-    tiny: Opened, server: ApiServer, post: Post, monkeypatch: pytest.MonkeyPatch
+    tiny: Opened, batcher: Batcher, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [
         {"prompt": f"What is {n} + {n}?", "model": ("tiny", "other")[n % 2], "seed": n, "max_tokens": 24}
@@ -168,7 +172,7 @@ def test_clients_share_batches_and_each_gets_its_own_model(
     stream, use, deadline = tiny.backend.stream, Opened.use, time.monotonic() + 20  # type: ignore[attr-defined]
 
     def use_when_all_are_here(source: Opened, folder: Path | None) -> None:
-        while server.service._batcher._rows < len(asked) and not batches and time.monotonic() < deadline:
+        while batcher._rows < len(asked) and not batches and time.monotonic() < deadline:
             time.sleep(0.01)
         use(source, folder)
 
@@ -290,11 +294,12 @@ JSON_HEAD = f"{HEAD}Content-Type: application/json\r\n"
     ("sent", "status"),
     [
         (f"{JSON_HEAD}\r\n", 411),
-        (f"{JSON_HEAD}Content-Length: many\r\n\r\n", 411),
-        (f"{JSON_HEAD}Content-Length: -5\r\n\r\n", 411),
+        (f"{JSON_HEAD}Content-Length: many\r\n\r\n", 400),
+        (f"{JSON_HEAD}Content-Length: -5\r\n\r\n", 400),
+        (f"{JSON_HEAD}Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
         (f"{JSON_HEAD}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
         (f"{JSON_HEAD}Content-Length: 99999999999\r\n\r\n", 413),
-        ("POST /v1/completions HTTP/1.1\r\nContent-Length: 5000000\r\n\r\n", 401),
+        ("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n", 401),
         (f"{JSON_HEAD}Content-Length: 5\r\n\r\n{{nope", 400),
         (f"{JSON_HEAD}Content-Length: 3\r\n\r\nNaN", 400),
         (f"{JSON_HEAD}Content-Length: 2\r\n\r\n[]", 400),
@@ -302,8 +307,9 @@ JSON_HEAD = f"{HEAD}Content-Type: application/json\r\n"
         (f"{JSON_HEAD}Content-Length: 4\r\n\r\n\xff\xfe\xfd\xfc", 400),
         (f"{HEAD}Content-Type: text/plain\r\nContent-Length: 14\r\n\r\n" + '{"prompt":"a"}', 415),
         ("NONSENSE\r\n\r\n", 400),
-        ("DELETE /v1/models HTTP/1.1\r\n\r\n", 501),
-        (HEAD + "X: y\r\n" * 150 + "\r\n", 431),
+        ("GET /v1/models HTTP/1.1\r\n\r\n", 400),
+        ("DELETE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 501),
+        (HEAD + "X: y\r\n" * 20_000, 431),
         (f"{JSON_HEAD}Content-Length: 500\r\n\r\nhalf", None),
         ("", None),
     ],
@@ -311,7 +317,7 @@ JSON_HEAD = f"{HEAD}Content-Type: application/json\r\n"
 def test_a_connection_that_sends_nonsense_gets_an_error_or_nothing(
     server: ApiServer, sent: str, status: int | None
 ) -> None:
-    with socket.create_connection(server.server_address[:2], timeout=20) as connection:
+    with socket.create_connection((server.host, server.port), timeout=20) as connection:
         connection.sendall(sent.encode("latin-1"))
         connection.shutdown(socket.SHUT_WR)
         received = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -321,14 +327,14 @@ def test_a_connection_that_sends_nonsense_gets_an_error_or_nothing(
         head, _, body = received.partition(b"\r\n\r\n")
         assert int(head.split()[1]) == status
         assert json.loads(body)["error"]["message"]
-    with socket.create_connection(server.server_address[:2], timeout=20) as another:
+    with socket.create_connection((server.host, server.port), timeout=20) as another:
         another.sendall(b"GET /health HTTP/1.0\r\n\r\n")
         assert b" 200 " in another.recv(65536)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_place(
-    tiny: Opened, server: ApiServer, stream: bool, monkeypatch: pytest.MonkeyPatch
+    tiny: Opened, batcher: Batcher, server: ApiServer, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
     take = tiny.backend.stream  # type: ignore[attr-defined]
@@ -349,13 +355,12 @@ def test_a_client_that_goes_away_frees_its_place(
             tiny.backend._policies[0].stop_ids = before  # type: ignore[attr-defined]
 
     monkeypatch.setattr(tiny.backend, "stream", slowly)
-    monkeypatch.setattr("retrain.use.serving.service.POLL_S", 0.02)
     body = json.dumps({"prompt": QUESTION, "max_tokens": 1000, "stream": stream})
-    with socket.create_connection(server.server_address[:2], timeout=20) as connection:
+    with socket.create_connection((server.host, server.port), timeout=20) as connection:
         connection.sendall(f"{JSON_HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         while not taken:
             time.sleep(0.005)
-    idle(server)
+    idle(batcher)
     assert 0 < sum(taken) < 900, "it would have been about 1000"
 
 
@@ -381,16 +386,19 @@ def test_too_much_work_is_refused_and_what_waits_at_the_end_is_told(
     monkeypatch.setattr("retrain.use.serving.batcher.MOST_ROWS", 4)
     models = {"tiny": None}
     batcher = Batcher(tiny.backend, lambda model: tiny.use(models[model]))
-    with ApiServer(("127.0.0.1", 0), Service(tiny, models, batcher), "") as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with ThreadPoolExecutor(3) as pool, httpx.Client() as client:
-            body = {"prompt": QUESTION, "n": 2}
-            asked = [pool.submit(client.post, f"{server.url}/completions", json=body) for _ in range(3)]
-            while sum(each.done() for each in asked) < 1:
-                time.sleep(0.01)
-            batcher.close()
-            assert sorted(each.result().status_code for each in asked) == [429, 503, 503]
-        server.shutdown()
+    server = ApiServer("127.0.0.1", 0, with_token(Service(tiny, models, batcher), ""))
+    with server, ThreadPoolExecutor(3) as pool, httpx.Client() as client:
+        body = {"prompt": QUESTION, "n": 2}
+        asked = [pool.submit(client.post, f"{server.url}/completions", json=body) for _ in range(3)]
+        while sum(each.done() for each in asked) < 1:
+            time.sleep(0.01)
+        batcher.close()
+        assert sorted(each.result().status_code for each in asked) == [429, 503, 503]
+
+
+async def followed(service: Service, answer: Answer) -> None:
+    async for _ in service.follow(answer):
+        pass
 
 
 def test_a_signal_ends_serving_quietly(tiny: Opened, capsys: pytest.CaptureFixture[str]) -> None:
@@ -401,14 +409,16 @@ def test_a_signal_ends_serving_quietly(tiny: Opened, capsys: pytest.CaptureFixtu
             pytest.fail("while nobody looks it interrupts at once")
         batcher = Batcher(tiny.backend)
         service = Service(tiny, {"tiny": None}, batcher)
-        answer = service.start(parse({"prompt": QUESTION, "max_tokens": 900, "n": 64}, is_chat=False), is_chat=False)
+        asked, loop = parse({"prompt": QUESTION, "max_tokens": 900, "n": 64}, is_chat=False), asyncio.new_event_loop()
+        answer = service.start(asked, Inbox(loop), is_chat=False)
         with _stopped_by_signals() as stop:
             stop.take_over()
             threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
             batcher.run(stop.is_set)
             assert stop.is_set()
         with pytest.raises(RequestError, match="stopping"):
-            list(service.follow(answer, lambda: True))
+            loop.run_until_complete(followed(service, answer))
+        loop.close()
         assert sum(len(choice.tokens) for choice in answer.choices) < 64 * 900
     assert signal.getsignal(signal.SIGTERM) == before
     assert capsys.readouterr().err.count("stopped") == 4

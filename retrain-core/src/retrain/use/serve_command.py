@@ -82,14 +82,14 @@ def _serve(
     no_token: bool,
 ) -> None:
     from retrain.use.serving.batcher import Batcher
-    from retrain.use.serving.http import ApiServer
+    from retrain.use.serving.http import ApiServer, with_token
     from retrain.use.serving.service import Service
 
     _try_all(source, models)
     key = "" if no_token else token or secrets.token_urlsafe(24)
     batcher = Batcher(source.backend, lambda model: source.use(models[model]))
     try:
-        server = ApiServer((host, port), Service(source, models, batcher), key)
+        server = ApiServer(host, port, with_token(Service(source, models, batcher), key))
     except OSError as error:
         what, fix = f"cannot listen there: {error.strerror or error}", "free the port, or give another: --port 0"
         raise ConfigError(Problem(where=f"{host}:{port}", what=what, fix=fix)) from error
@@ -97,13 +97,11 @@ def _serve(
         _announce(server.url, key, models, given=bool(token))
         if no_token and not _is_loopback(host):
             click.echo("warning: everybody who can reach this address may use it", err=True)
-        threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
         stop.take_over()
         try:
             batcher.run(stop.is_set)
         finally:
             batcher.close()
-            server.shutdown()
 
 
 def _announce(url: str, key: str, models: Mapping[str, Path | None], *, given: bool) -> None:

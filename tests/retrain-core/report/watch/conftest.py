@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,8 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def watch() -> Iterator[Callable[[Path], WatchServer]]:
     """`watch(folder)`: a server at work, closed afterwards."""
-    started: list[tuple[WatchServer, threading.Thread]] = []
-
-    def start(folder: Path) -> WatchServer:
-        server = WatchServer(folder, every_s=0.05)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        started.append((server, thread))
-        return server
-
-    yield start
-    for server, thread in started:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with ExitStack() as stack:
+        yield lambda folder: stack.enter_context(WatchServer(folder, every_s=0.05))
 
 
 @pytest.fixture

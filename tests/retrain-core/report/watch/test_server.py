@@ -24,13 +24,15 @@ Watch = Callable[[Path], WatchServer]
 MakeRun = Callable[..., Path]
 
 
-def answer(server: WatchServer, path: str, *, method: str = "GET", host: str = "") -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+def answer(
+    server: WatchServer, path: str, *, method: str = "GET", host: str = ""
+) -> tuple[int, http.client.HTTPMessage, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     connection.request(method, path, headers={"Host": host or server.hosts[0]})
     response = connection.getresponse()
     content = response.read().decode()
     connection.close()
-    return response.status, dict(response.getheaders()), content
+    return response.status, response.headers, content
 
 
 def asked(server: WatchServer, what: str) -> Any:
@@ -41,16 +43,16 @@ def asked(server: WatchServer, what: str) -> Any:
 
 def test_only_who_knows_the_address_gets_anything_and_nothing_can_be_changed(make_run: MakeRun, watch: Watch) -> None:
     server = watch(make_run())
-    assert server.server_address[0] == "127.0.0.1"
+    assert server.host == "127.0.0.1"
     assert len(server.token) >= 24
     page = f"/{server.token}/"
     assert answer(server, page)[0] == 200
     assert answer(server, page, host=server.hosts[1])[0] == 200
     for host in (
         "evil.example",
-        f"evil.example:{server.server_port}",
+        f"evil.example:{server.port}",
         "127.0.0.1",
-        f"127.0.0.1.evil:{server.server_port}",
+        f"127.0.0.1.evil:{server.port}",
     ):
         assert answer(server, page, host=host)[::2] == (404, "Not found.\n"), host
     for path in (
@@ -67,7 +69,7 @@ def test_only_who_knows_the_address_gets_anything_and_nothing_can_be_changed(mak
         assert answer(server, page, method=method)[0] == 501
     status, headers, content = answer(server, page, method="HEAD")
     assert (status, content) == (200, "")
-    assert HEADERS.items() <= headers.items()
+    assert {name: headers[name] for name in HEADERS} == HEADERS
     assert "connect-src 'self'" in headers["Content-Security-Policy"]
     assert "unsafe" not in headers["Content-Security-Policy"]
 
@@ -164,7 +166,7 @@ def test_each_look_at_an_unfinished_campaign_is_recorded_once(tmp_path: Path, wa
     server = WatchServer(folder, looked=InterimLooks("watch", said.append).of)
     server.answer("", {})
     server.answer("", {})
-    server.server_close()
+    server.close()
     looks = [line for line in (tmp_path / "ledger.jsonl").read_text().splitlines() if '"watch"' in line]
     assert (len(looks), said) == (1, [])
 

@@ -248,10 +248,7 @@ def sorted_ids(policy: Any) -> list[int]:
     return [int(t) for sample in wrote for t in sample.tokens_T]
 
 
-def test_a_call_whose_client_has_gone_leaves_nothing_and_is_drawn_again_the_same(
-    play: Play, scripted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("retrain.use.serving.service.POLL_S", 0.02)
+def test_a_call_whose_client_has_gone_leaves_nothing_and_is_drawn_again_the_same(play: Play, scripted: Any) -> None:
     gone, seeds = threading.Event(), []
 
     def say(prompt: str, seed: int) -> str:
@@ -263,8 +260,8 @@ def test_a_call_whose_client_has_gone_leaves_nothing_and_is_drawn_again_the_same
     played = play(scripted(say))
     episode = played.episodes[0]
     body = json.dumps({"messages": [{"role": "user", "content": "x"}]})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {episode.token}\r\n"
-    with socket.create_connection(played.gateway.server_address[:2], timeout=20) as connection:
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {episode.token}\r\n"
+    with socket.create_connection((played.gateway.host, played.gateway.port), timeout=20) as connection:
         connection.sendall(
             f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
         )

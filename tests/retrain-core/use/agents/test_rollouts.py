@@ -22,12 +22,11 @@ from retrain.use.agents.gateway import Gateway
 from retrain.use.agents.programs import FunctionAgent
 from retrain.use.agents.rollouts import AgentRollouts
 from retrain.use.agents.stage import Stage
-from retrain.use.serving.batcher import Generation
-from retrain.use.serving.http import Handler
+from retrain.use.serving.batcher import Generation, Inbox
 from retrain.use.serving.service import Answer
 
 PROGRAMS = Path(__file__).parent / "programs"
-KEPT = (Episode, Generation, Answer, Handler, Sample, threading.Thread)
+KEPT = (Episode, Generation, Answer, Inbox, Sample, threading.Thread)
 
 
 def alive() -> Counter[str]:

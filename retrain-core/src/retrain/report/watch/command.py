@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import webbrowser
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,6 @@ def command(run: Path, port: int, opens: bool) -> None:
             click.echo(f"{server.url}\nThe page follows {run} until Ctrl-C.")
             if opens:
                 webbrowser.open(server.url)
-            server.serve_forever(poll_interval=0.2)
+            threading.Event().wait()
     except KeyboardInterrupt:
         click.echo("No longer watched.")

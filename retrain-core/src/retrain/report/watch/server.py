@@ -6,21 +6,25 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from retrain.records.record_names import RUN_FILE
 from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
 from retrain.report.shell import Page
 from retrain.report.watch.page import render, render_campaign
 from retrain.report.watch.watched import WatchedRun
+from retrain.web import Server
 
 LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 18
 EVERY_S = 2.0  # between two looks of the page at a run that goes on
-CLIENT_TIMEOUT_S = 30.0
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -30,13 +34,11 @@ HEADERS = {
 }
 
 
-class WatchServer(ThreadingHTTPServer):
+class WatchServer(Server):
     """Serves a run's page below `/TOKEN/`; of a campaign the list of its runs, and theirs below `/TOKEN/run/NAME/`.
 
-    Reads files when asked, and keeps no thread of its own. `looked` is called with the campaign that a list shows.
+    Reads files when asked. `looked` is called with the campaign that a list shows.
     """
-
-    daemon_threads = True
 
     def __init__(
         self,
@@ -50,12 +52,11 @@ class WatchServer(ThreadingHTTPServer):
         self.folder, self.every_s, self.token = folder, every_s, secrets.token_urlsafe(TOKEN_BYTES)
         self._run = WatchedRun(folder) if (folder / RUN_FILE).is_file() else None
         self._runs: dict[str, tuple[Path, WatchedRun]] = {}  # of a campaign, by name: those whose pages were opened
-        super().__init__((LOOPBACK, port), _Handler)
-        self.hosts = tuple(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
-        self.url = f"http://{self.hosts[0]}/{self.token}/"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is nothing to report."""
+        routes = [Route("/{path:path}", self._respond)]
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+        super().__init__(app, LOOPBACK, port, name="watch")
+        self.hosts = tuple(f"{name}:{self.port}" for name in (LOOPBACK, "localhost"))
+        self.url = f"{self.origin}/{self.token}/"
 
     def answer(self, path: str, query: Mapping[str, str]) -> Page | Mapping[str, Any] | None:
         """The page or data at a path below the token; None if there is nothing."""
@@ -67,7 +68,7 @@ class WatchServer(ThreadingHTTPServer):
             return render_campaign(self.folder, campaign, self.every_s)
         head, _, rest = path.partition("/")
         name, slash, what = rest.partition("/")
-        found = self._run_of(unquote(name)) if head == "run" and slash else None
+        found = self._run_of(name) if head == "run" and slash else None
         return self._of_run(*found, what, query) if found else None
 
     def _of_run(self, folder: Path, run: WatchedRun, what: str, query: Mapping[str, str]) -> Page | Any:
@@ -83,48 +84,27 @@ class WatchServer(ThreadingHTTPServer):
                     self._runs.setdefault(name, (run.status.path, WatchedRun(run.status.path)))
         return self._runs.get(name)
 
-
-class _Handler(BaseHTTPRequestHandler):
-    server: WatchServer
-    timeout = CLIENT_TIMEOUT_S
-    server_version, sys_version = "retrain", ""
-
-    def do_GET(self) -> None:
-        """The page, its data, or nothing at all for anybody else."""
-        self._answer(has_body=True)
-
-    def do_HEAD(self) -> None:
-        """The same without content."""
-        self._answer(has_body=False)
-
-    def log_message(self, *_: Any) -> None:
-        """Requests are not logged: the token is part of the address."""
-
-    def _answer(self, *, has_body: bool) -> None:
-        address = urlsplit(self.path)
-        token, _, what = address.path.removeprefix("/").partition("/")
-        is_ours = self.headers.get("Host", "") in self.server.hosts  # a name of somebody's that points here is not
+    def _respond(self, request: Request) -> Response:
+        """The page, its data, or nothing at all for anybody else; in a thread, since it reads files."""
+        token, _, what = request.path_params["path"].partition("/")
+        is_ours = request.headers.get("host") in self.hosts  # another site's name may point here
         found: Page | Mapping[str, Any] | None = None
-        if is_ours and secrets.compare_digest(token.encode(), self.server.token.encode()):
-            query = {name: values[-1] for name, values in parse_qs(address.query, max_num_fields=8).items()}
-            found = self.server.answer(what, query)
+        if is_ours and secrets.compare_digest(token.encode(), self.token.encode()):
+            found = self.answer(what, dict(request.query_params))
+        if found is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
         if isinstance(found, Page):
             policy = {"Content-Security-Policy": found.policy}
-            self._send(HTTPStatus.OK, "text/html", found.html, policy, has_body=has_body)
-        elif found is None:
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", "Not found.\n", has_body=has_body)
-        else:
-            written = json.dumps(found, allow_nan=False, separators=(",", ":"))
-            self._send(HTTPStatus.OK, "application/json", written, has_body=has_body)
+            return _response(HTTPStatus.OK, "text/html", found.html, policy)
+        return _response(HTTPStatus.OK, "application/json", json.dumps(found, allow_nan=False, separators=(",", ":")))
 
-    def _send(
-        self, status: HTTPStatus, kind: str, text: str, more: Mapping[str, str] | None = None, *, has_body: bool
-    ) -> None:
-        content = text.encode("utf-8", errors="replace")
-        self.send_response(status)
-        for name, value in {"Content-Type": f"{kind}; charset=utf-8", **HEADERS, **(more or {})}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if has_body:
-            self.wfile.write(content)
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    is_method = isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+    status = HTTPStatus.NOT_IMPLEMENTED if is_method else HTTPStatus.NOT_FOUND
+    return _response(status, "text/plain", f"{status.phrase.capitalize()}.\n")
+
+
+def _response(status: HTTPStatus, kind: str, text: str, more: Mapping[str, str] | None = None) -> Response:
+    headers = {"Content-Type": f"{kind}; charset=utf-8", **HEADERS, **(more or {})}
+    return Response(text.encode("utf-8", errors="replace"), status, headers)

@@ -7,9 +7,8 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.types import Completion, Message, Sample, SampleRequest, SamplingParams, Score, StopReason, Tokens
 from retrain.tasks.prompts import chat_of
 from retrain.use.agents.calls import Call, Calls
-from retrain.use.serving.batcher import Batcher, Failure, Generation, first_tokens
+from retrain.use.serving.batcher import Batcher, Failure, Generation, Inbox, first_tokens
 from retrain.use.serving.parse import Asked, RequestError
 from retrain.use.serving.service import Answer, Answers, Choice
 from retrain.use.serving.tools import plain_message
@@ -134,7 +133,7 @@ class Episode(Answers):
         reason = StopReason.TURNS if self.hit_call_limit else StopReason.LENGTH if cut else StopReason.EOS
         return self.calls.completion(reason, self.prompt.tokens_T)
 
-    def start(self, asked: Asked, *, is_chat: bool, is_retry: bool = False) -> Answer:
+    def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
         """See `Answers.start`."""
         if not is_chat:
             raise RequestError("an agent's policy answers chats alone: POST /v1/chat/completions", status=404)
@@ -142,7 +141,7 @@ class Episode(Answers):
             self._refuse(asked)
             if is_retry and (given := self._given(asked)):
                 return given
-            asking = self._asking(asked)
+            asking = self._asking(asked, events)
             self._asked.append(asking)
             self._pause()
         try:
@@ -152,13 +151,14 @@ class Episode(Answers):
             raise
         return asking.answer
 
-    def follow(self, answer: Answer, is_alive: Callable[[], bool]) -> Iterator[tuple[Choice, str, slice]]:
+    async def follow(self, answer: Answer) -> AsyncIterator[tuple[Choice, str, slice]]:
         """See `Answers.follow`; an answer that is given again comes whole."""
         if all(choice.reason for choice in answer.choices):
             for choice in answer.choices:
                 yield choice, choice.text, slice(0, len(choice.tokens))
             return
-        yield from super().follow(answer, is_alive)
+        async for grown in super().follow(answer):
+            yield grown
 
     def finish(self, answer: Answer) -> None:
         """Keep the tokens, before the agent can go on from them."""
@@ -218,7 +218,7 @@ class Episode(Answers):
                 return None
         return None
 
-    def _asking(self, asked: Asked) -> _Asking:
+    def _asking(self, asked: Asked, events: Inbox) -> _Asking:
         messages = [self._plain(message) for message in asked.messages]
         with self._tokenizer_lock:
             text = self._rendered(messages, asked, self._rules.template_args)
@@ -229,13 +229,13 @@ class Episode(Answers):
         key = prompt_T.tobytes()
         taken = {each.number for each in self._asked if each.prompt_T.tobytes() == key}
         number = next(n for n in range(len(taken) + 1) if n not in taken)
-        params, place = self._rules.params, SimpleQueue[Any]()
+        params = self._rules.params
         draw = str(number) if asked.seed is None else f"seed {asked.seed}"
         seeds = tuple(self._seed(key, draw, index) for index in range(asked.n))
         work = Generation(
             model=MODEL,
             temperature=params.temperature,
-            events=place,
+            events=events,
             request=SampleRequest(prompt_T=prompt_T, seeds_G=seeds),
             max_tokens=min(asked.max_tokens or params.max_tokens, params.max_tokens),
             greedy=params.greedy,
@@ -248,7 +248,7 @@ class Episode(Answers):
             temperature=params.temperature,
             choices=choices,
             works=[work],
-            events=place,
+            events=events,
         )
         return _Asking(answer=answer, text=text, parent=parent, prompt_T=prompt_T, number=number)
 

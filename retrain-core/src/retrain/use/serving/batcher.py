@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from queue import SimpleQueue
 
 import numpy as np
 
@@ -48,18 +49,35 @@ class Failure:
 Event = Piece | list[TopLogprobs] | Failure
 
 
+class Inbox:
+    """Events from the thread that samples, for one coroutine of `loop`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._events: asyncio.Queue[tuple[Work, Event]] = asyncio.Queue()
+
+    def put(self, work: Work, event: Event) -> None:
+        """Pass an event on, from any thread."""
+        with suppress(RuntimeError):  # the loop is closed: the server has stopped
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (work, event))
+
+    async def next(self) -> tuple[Work, Event]:
+        """Wait for an event."""
+        return await self._events.get()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
-    """What a client waits for: `events` go to the thread that answers it, which may cancel it at any time."""
+    """What a client waits for: `events` go to the coroutine that answers it, which may cancel it at any time."""
 
     model: str
     temperature: float
-    events: SimpleQueue[tuple[Work, Event]]
+    events: Inbox
     is_cancelled: bool = False
 
     def tell(self, event: Event) -> None:
         """Pass an event on."""
-        self.events.put((self, event))
+        self.events.put(self, event)
 
     @property
     def num_rows(self) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -22,26 +21,20 @@ from retrain.text.token_text import token_texts
 from retrain.use.serving.batcher import (
     Batcher,
     BusyError,
-    Event,
     Failure,
     Generation,
+    Inbox,
     Piece,
     Ranking,
-    Work,
     ranked_row,
 )
 from retrain.use.serving.parse import CALL_END, Asked, RequestError
 from retrain.use.serving.text_stream import TextStream
 from retrain.use.serving.tools import read_calls, wire_calls
 
-POLL_S = 0.5
 Json = dict[str, Any]
 LEAST = -9999.0  # what vLLM writes for minus infinity, which JSON does not have
 GREEDY_TEMPERATURE = 1.0  # of the log-probabilities where the request says 0
-
-
-class DisconnectedError(Exception):
-    """The client has gone: nobody reads the answer."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -80,7 +73,7 @@ class Answer:
     temperature: float
     choices: list[Choice]
     works: list[Generation]
-    events: SimpleQueue[tuple[Work, Event]]
+    events: Inbox
 
     @property
     def usage(self) -> dict[str, int]:
@@ -91,7 +84,7 @@ class Answer:
 
 
 class Answers:
-    """Answers requests from any number of threads with what one batcher samples; `start` says what that is.
+    """Answers any number of clients with what one batcher samples; `start` says what that is.
 
     `models` are the names that requests may give, `limit` the length of a context.
     """
@@ -104,10 +97,11 @@ class Answers:
         self._special = frozenset(tokenizer.all_special_ids)
         self._tokenizer_lock = lock  # of the Rust library, which refuses two threads at once
 
-    def start(self, asked: Asked, *, is_chat: bool, is_retry: bool = False) -> Answer:
+    def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
         """Encode the prompts and queue their completions; RequestError where that is not possible.
 
-        `is_retry`: the client says that it has sent the same request before, and got no answer.
+        `events` is where the tokens arrive. `is_retry`: the client says that it has sent the same request before, and
+        got no answer.
         """
         raise NotImplementedError
 
@@ -117,15 +111,15 @@ class Answers:
     def delivered(self, answer: Answer) -> None:
         """All of it has been sent."""
 
-    def follow(self, answer: Answer, is_alive: Callable[[], bool]) -> Iterator[tuple[Choice, str, slice]]:
+    async def follow(self, answer: Answer) -> AsyncIterator[tuple[Choice, str, slice]]:
         """Each choice that has grown, with its new text and new tokens; its `reason` is set by its last one.
 
-        Where alternatives are asked for, they are there when this has ended. DisconnectedError when `is_alive` says no.
+        Where alternatives are asked for, they are there when this has ended.
         """
         of_work = {id(work): number * answer.asked.n for number, work in enumerate(answer.works)}
         left = len(answer.works) * answer.asked.n
         while left:
-            work, event = self._next(answer, is_alive)
+            work, event = await answer.events.next()
             if isinstance(event, Failure):
                 raise RequestError(event.message, status=503 if event.is_stopping else 500)
             assert isinstance(work, Generation)
@@ -137,7 +131,7 @@ class Answers:
         for choice in answer.choices:
             choice.reason = choice.reason or "length"  # nothing was to be sampled
         if answer.asked.top or (answer.asked.echo and answer.asked.top is not None):
-            self._rank(answer, is_alive)
+            await self._rank(answer)
 
     def cancel(self, answer: Answer) -> None:
         """Save the work that nobody waits for any more."""
@@ -217,7 +211,7 @@ class Answers:
                 choice.reason = "stop" if is_stop else "length"
         return choice, text, slice(before, len(choice.tokens))
 
-    def _rank(self, answer: Answer, is_alive: Callable[[], bool]) -> None:
+    async def _rank(self, answer: Answer) -> None:
         rows = [ranked_row(c.prompt_T, np.asarray(c.tokens, dtype=np.int64)) for c in answer.choices]
         work = Ranking(
             model=answer.model,
@@ -229,7 +223,7 @@ class Answers:
         self._batcher.submit(work)
         try:
             while True:
-                source, event = self._next(answer, is_alive)
+                source, event = await answer.events.next()
                 if isinstance(event, Failure):
                     raise RequestError(event.message, status=503 if event.is_stopping else 500)
                 if source is work and isinstance(event, list):
@@ -238,14 +232,6 @@ class Answers:
             work.is_cancelled = True
         for choice, tops in zip(answer.choices, event, strict=True):
             choice.tops = tops
-
-    def _next(self, answer: Answer, is_alive: Callable[[], bool]) -> tuple[Work, Event]:
-        while True:
-            try:
-                return answer.events.get(timeout=POLL_S)
-            except Empty:
-                if not is_alive():
-                    raise DisconnectedError from None
 
     def _checked(self, ids: Sequence[int], param: str) -> Tokens:
         if not ids or (self.limit is not None and len(ids) >= self.limit):
@@ -266,7 +252,7 @@ class Service(Answers):
         super().__init__(source.tokenizer, batcher, models=models, limit=limit, lock=threading.Lock())
         self._source = source
 
-    def start(self, asked: Asked, *, is_chat: bool, is_retry: bool = False) -> Answer:
+    def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
         """See `Answers.start`; what is asked for again is sampled again."""
         model = asked.model or next(iter(self.models))
         if model not in self.models:
@@ -278,7 +264,6 @@ class Service(Answers):
             prompts = [self._chat(asked)] if is_chat else [self._prompt(prompt) for prompt in asked.prompts]
         training = self._source.config.training
         wanted = training.temperature if asked.temperature is None else asked.temperature
-        events: SimpleQueue[tuple[Work, Event]] = SimpleQueue()
         answer = Answer(
             asked=asked,
             is_chat=is_chat,

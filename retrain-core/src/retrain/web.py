@@ -1,0 +1,137 @@
+"""The web server of every API and page: a Starlette application on uvicorn, in a thread of this process.
+
+It stands right above the kernel, since both `use` and `report` serve something. Nothing else may import it: a training
+run that serves nothing loads neither uvicorn nor Starlette.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import sys
+import threading
+from http import HTTPStatus
+from typing import Any, Self
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+IDLE_S = 60.0  # without a byte, in either direction
+MOST_CONNECTIONS = 256  # a flood of them must leave this process its files
+GRACE_S = 1.0  # for answers under way when the server closes
+LOG = logging.getLogger("retrain.web")
+LOG.setLevel(logging.ERROR)  # uvicorn warns of clients that send nonsense, which no user can mend
+
+
+class Server:
+    """Serves `app` while the block runs. It listens from its first line, so that no client comes too early."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int, *, name: str = "web") -> None:
+        is_ipv6 = ":" in host
+        self._socket = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+            dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
+        )
+        self.host, self.port = self._socket.getsockname()[:2]
+        self.origin = f"http://[{self.host}]:{self.port}" if is_ipv6 else f"http://{self.host}:{self.port}"
+        config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            proxy_headers=False,
+            headers=[("server", "retrain")],
+            workers=1,  # or WEB_CONCURRENCY would be read
+            timeout_keep_alive=int(IDLE_S),
+            timeout_graceful_shutdown=int(5 * GRACE_S),
+        )
+        self._server = uvicorn.Server(config)
+        sockets = {"sockets": [self._socket]}
+        self._thread = threading.Thread(target=self._server.run, kwargs=sockets, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, and end every connection."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's, with three things that it lacks.
+
+    Connections are limited in number; one whose client owes bytes, or takes none, for `IDLE_S` ends; and a request that
+    is not HTTP is refused with an error object as those of the API are.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.logger, self.access_log = LOG, False  # an address may hold a token
+        self._last_progress = self.loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+        else:
+            self._end_if_idle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._last_progress = self.loop.time()
+        super().data_received(data)
+
+    def pause_writing(self) -> None:
+        self._last_progress = self.loop.time()
+        super().pause_writing()
+
+    def on_response_complete(self) -> None:
+        self._last_progress = self.loop.time()
+        super().on_response_complete()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.loop.call_later(GRACE_S, self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+            return
+        status = HTTPStatus(getattr(sys.exception(), "error_status_hint", 400))
+        error = {"message": msg, "type": "invalid_request_error", "param": None, "code": None}
+        body = json.dumps({"error": error})
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        self.transport.close()
+
+    def _end_if_idle(self) -> None:
+        """End the connection if the client is the one to act and has not for too long; otherwise look again later."""
+        is_answering = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
+        waits = self.flow.write_paused or self.transport.is_closing() or not is_answering
+        if waits and self.loop.time() - self._last_progress >= IDLE_S:
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(IDLE_S / 4, self._end_if_idle)
