@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from retrain.api import BackendError, ConfigError
-from retrain_prime_rl.publisher import Publisher
+from retrain_prime_rl.zmq_transport import Publisher
 
 GENEROUS_S = 20.0
 

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from retrain.api import BackendError, ConfigError
-from retrain_prime_rl.pusher import Pusher
+from retrain_prime_rl.zmq_transport import Pusher
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrain.api import BackendError, NonFiniteError, TrainBatch, TrainRow
-from retrain_prime_rl.scalar import scalar_batch
+from retrain_prime_rl.packing import scalar_batch
 
 
 def test_prompt_and_completion_are_cut_before_the_first_action(make_batch):

@@ -11,16 +11,19 @@ from pydantic import ValidationError
 
 from retrain.advantages import StepAdvantageContext
 from retrain.api import CreditError
-from retrain_sepa.advantages import DR_GRPO, RLOO, grpo_advantages, rloo_advantages
-from retrain_sepa.step_advantages import (
+from retrain_sepa.advantages import (
+    DR_GRPO,
     GDPO,
     REINFORCE_PP,
     REINFORCE_PP_BASELINE,
+    RLOO,
     BaselineParams,
     GdpoParams,
     gdpo_advantages,
+    grpo_advantages,
     reinforce_pp_advantages,
     reinforce_pp_baseline_advantages,
+    rloo_advantages,
 )
 
 STEP = [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from retrain.api import CreditError
-from retrain_sepa.weights import amplify_planning, gtpo_weights, top_rho_threshold
+from retrain_sepa.transforms import amplify_planning, gtpo_weights, top_rho_threshold
 
 U = np.array([0.2, 0.3, 1.8, 0.1, 0.9, 0.2, 2.1, 0.3, 0.1, 0.2])
 PLANNING = np.array([t in (2, 6) for t in range(10)])

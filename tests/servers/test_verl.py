@@ -27,8 +27,12 @@ from retrain.run.steps.learning_rate import Course
 from retrain_local.training.covariances import mark
 from retrain_local.training.loss import Mismatch, PolicyLoss
 from retrain_local.training.regularisers import Columns, kl_terms
-from retrain_sepa.advantages import grpo_advantages, rloo_advantages
-from retrain_sepa.step_advantages import reinforce_pp_advantages, reinforce_pp_baseline_advantages
+from retrain_sepa.advantages import (
+    grpo_advantages,
+    reinforce_pp_advantages,
+    reinforce_pp_baseline_advantages,
+    rloo_advantages,
+)
 from tests.scored_tokens import Scored, scored
 from tests.servers.verl_functions import VARIABLE, actor_config, loaded
 

@@ -26,11 +26,18 @@ from retrain.api import (
     TrainReport,
 )
 from retrain_prime_rl import steps
-from retrain_prime_rl.broadcasts import Broadcast, BroadcastStatus, wait_for
-from retrain_prime_rl.missing_weights import missing_weights
+from retrain_prime_rl.broadcasts import (
+    BROADCASTS,
+    COMPLETE,
+    Broadcast,
+    BroadcastStatus,
+    put_back,
+    put_back_fix,
+    wait_for,
+)
 from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.policy import RemotePolicy
-from retrain_prime_rl.transport import Transport
+from retrain_prime_rl.transport import ROLLOUTS, Transport
 
 LOG = logging.getLogger("retrain")
 STATE = "prime_rl_backend_state.json"
@@ -231,3 +238,39 @@ class PrimeRlBackend:
             LOG.warning("%s: %s. Sampling continues with version %d.", what, why, has)
             return
         raise BackendError(Problem(where=str(self._output_dir / "broadcasts"), what=what, why=why, fix=fix))
+
+
+SLOW = "raise sync_wait_s if it is only slow, then resume the run"
+
+
+def missing_weights(output_dir: Path, sent: int, options: PrimeRlOptions, status: BroadcastStatus) -> tuple[str, str]:
+    """The reason and the smallest fix, for weights with `sent` steps in them that did not come in time."""
+    if status.faults:
+        return "; ".join(status.faults), f"check that disk; {SLOW}"
+    if (output_dir / BROADCASTS / f"step_{sent}").is_dir():
+        why = f"step_{sent} is there, but neither {' nor '.join(COMPLETE)} is: it is still being written"
+        return why, SLOW
+    if status.newest is None:
+        why = "nothing is there, and a trainer that has this output_dir writes step_0 before it reads a batch"
+        return why, (
+            "start the trainer, of PRIME-RL v0.8.1.dev3 or later, with this output_dir and "
+            '[weight_broadcast] type = "filesystem"'
+        )
+    if (step := put_back(output_dir)) is not None:
+        return f"the trainer was put back to step {step}, which was written after all others", put_back_fix(step)
+    has = status.newest.step
+    waits_for = options.counts_from + has
+    if options.transport == "zmq":
+        why = f"the newest complete ones have {has}: step {waits_for} was sent to every data rank, and is not done"
+        fix = f"check the trainer's log; {SLOW} (with first_step = {waits_for} if it has lost that step)"
+        return why, fix
+    file = output_dir / ROLLOUTS / f"step_{waits_for}"
+    if not file.is_dir():
+        why = f"the newest complete ones have {has}, so the trainer waits for {file}, which is not there"
+        return why, f"resume the run with first_step = {waits_for}"
+    why = f"the newest complete ones have {has}: the trainer should be at work on {file}, which is there"
+    fix = (
+        'check its log; if it waits for a batch, set [rollout_transport] type = "filesystem" in its TOML (its own '
+        f"default is zmq); {SLOW}"
+    )
+    return why, fix

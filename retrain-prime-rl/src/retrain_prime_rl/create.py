@@ -12,14 +12,12 @@ from retrain_prime_rl import checks, steps
 from retrain_prime_rl.backend import Encode, PrimeRlBackend
 from retrain_prime_rl.broadcasts import answer_offers
 from retrain_prime_rl.options import PrimeRlOptions
-from retrain_prime_rl.packing import Layout, pack
+from retrain_prime_rl.packing import Layout, pack, scalar_batch
 from retrain_prime_rl.plugin import CAPABILITIES
 from retrain_prime_rl.policy import RemotePolicy, model_path, stop_ids
-from retrain_prime_rl.publisher import Publisher
-from retrain_prime_rl.pusher import Pusher
-from retrain_prime_rl.scalar import scalar_batch
 from retrain_prime_rl.transport import SCALAR_FILE, FileTransport, Transport, rank_files
 from retrain_prime_rl.wire import encode
+from retrain_prime_rl.zmq_transport import Publisher, Pusher
 
 LOG = logging.getLogger("retrain")
 

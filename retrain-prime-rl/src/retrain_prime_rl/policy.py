@@ -1,15 +1,22 @@
-"""The policy as this backend shares it with the engine that samples for it: its weights are on another machine."""
+"""The trainer's adapter as engines and PEFT read it: the same tensors, under vLLM's names or PEFT's.
+
+PRIME-RL writes `model.layers.0.self_attn.q_proj.lora_A.weight`, which vLLM reads. PEFT expects its prefix before that,
+and otherwise loads the base model with a warning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from retrain.api import ActionRow, BackendError, Floats, PluginContext, Problem
-from retrain_prime_rl.adapter_files import copy_adapter
-from retrain_prime_rl.broadcasts import Broadcast
+from retrain_prime_rl.broadcasts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Broadcast, safetensors_header
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -61,3 +68,70 @@ def stop_ids(path: str, tokenizer: Any) -> frozenset[int]:
         configured = None
     ids = configured if isinstance(configured, list | tuple) else [configured]
     return frozenset(int(id_) for id_ in [*ids, tokenizer.eos_token_id] if id_ is not None)
+
+
+PREFIX = "base_model.model."
+FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+# From its layer on, a module is called the same in a checkpoint and in memory; what stands before may be renamed.
+LAYER = re.compile(r".*?\b(?=(?:layers|blocks|h)\.\d+\.)")
+ALIGNMENT = 8  # of the tensors in a safetensors file
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def copy_adapter(source: Path, target: Path, model_path: str) -> None:
+    """Write the adapter in `source` into the existing folder `target` under PEFT's names.
+
+    OSError or ValueError when a file cannot be read or written. BackendError when no factor belongs to a module of the
+    base model (where its files are on this machine) although B is no longer 0: PEFT would load it and change nothing.
+    """
+    file = source / ADAPTER_WEIGHTS
+    header, start = safetensors_header(file)
+    _refuse_without_effect(file, header, start, model_path)
+    named = {f"{PREFIX}{name.removeprefix(PREFIX)}": entry for name, entry in header.items()}
+    content = json.dumps({"__metadata__": {"format": "pt"}, **named}, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % ALIGNMENT)
+    with file.open("rb") as old, (target / ADAPTER_WEIGHTS).open("wb") as new:
+        new.write(len(content).to_bytes(8, "little") + content)
+        old.seek(start)
+        shutil.copyfileobj(old, new)
+    shutil.copyfile(source / ADAPTER_CONFIG, target / ADAPTER_CONFIG)
+
+
+def _refuse_without_effect(file: Path, header: Mapping[str, Any], start: int, model_path: str) -> None:
+    factors = {name: found for name in header if (found := FACTOR.fullmatch(name.removeprefix(PREFIX)))}
+    modules = {LAYER.sub("", found["module"]) for found in factors.values()}
+    base = {LAYER.sub("", name).removesuffix(".weight") for name in base_names(model_path)}
+    if modules and (not base or modules & base):
+        return
+    with file.open("rb") as stream:
+        if factors and not any(_has_values(stream, start, header[name]) for name in factors if "lora_B" in name):
+            return  # as it was created: it changes nothing anyway
+    what = "the adapter would change nothing in PEFT: none of its tensors belongs to a module of the base model"
+    why = f"it holds {next(iter(header), 'no tensor')}; the base model is {model_path}"
+    fix = "train the model of [model] model, with [model.lora] target_modules that PEFT knows"
+    raise BackendError(Problem(where=str(file), what=what, why=why, fix=fix))
+
+
+def _has_values(stream: BinaryIO, start: int, entry: Mapping[str, Any]) -> bool:
+    first, end = entry["data_offsets"]
+    stream.seek(start + first)
+    return bool(stream.read(end - first).strip(b"\0"))
+
+
+def base_names(model_path: str) -> list[str]:
+    """Names of the base model's tensors, from its folder or the hub's cache; empty when they are not here."""
+    for name in (INDEX, WEIGHTS):
+        with suppress(OSError, ValueError, KeyError):
+            file = _local(model_path, name)
+            if name == INDEX:
+                return list(json.loads(file.read_text(encoding="utf-8"))["weight_map"])
+            return list(safetensors_header(file)[0])
+    return []
+
+
+def _local(model_path: str, name: str) -> Path:
+    if Path(model_path).is_dir():
+        return Path(model_path) / name
+    from transformers.utils import cached_file  # slow to import
+
+    return Path(cached_file(model_path, name, local_files_only=True))

@@ -1,14 +1,18 @@
-"""Episode advantages: one number per completion, from the rewards of its group alone."""
+"""Episode advantages: one number per completion, from the rewards of its group or of the whole step.
+
+`_PG` one array per group, with one entry per completion; `_N` one entry per completion of the step.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
-from retrain.advantages import AdvantageContext, AdvantageSpec
-from retrain.api import Floats, Table, key
+from retrain.advantages import AdvantageContext, AdvantageSpec, StepAdvantageContext
+from retrain.api import CreditError, Floats, Problem, Table, Tokens, key
 
 STD_EPS = 1e-4
 MAXRL_EPS = 1e-6
@@ -90,3 +94,124 @@ def _grpo(ctx: AdvantageContext) -> Floats:
 GRPO = AdvantageSpec(name="grpo", compute=_grpo, needs_group=True)
 RLOO = AdvantageSpec(name="rloo", compute=lambda ctx: rloo_advantages(ctx.rewards_G), needs_group=True)
 DR_GRPO = AdvantageSpec(name="dr_grpo", compute=lambda ctx: grpo_advantages(ctx.rewards_G), needs_group=True)
+
+
+REINFORCE_EPS = 1e-8
+
+
+class BaselineParams(Table):
+    """`[algorithm.advantage_params]` of reinforce_pp_baseline."""
+
+    weight: Literal["completions", "tokens"] = key(
+        "completions", "Mean and deviation over completions, or over their tokens, as verl does."
+    )
+
+
+class GdpoParams(Table):
+    """`[algorithm.advantage_params]` of gdpo."""
+
+    weights: dict[str, float] = key(
+        {}, "Rewards by name with their weights; empty = those of [reward.weights], else their sum as the only reward."
+    )
+    ddof: Literal[0, 1] = key(1, "1 = Bessel's correction of the standard deviations, as TRL does.")
+
+
+def reinforce_pp_advantages(rewards_PG: Sequence[Floats]) -> list[Floats]:
+    """REINFORCE++: A = (r - mean) / (std + 1e-8), over all completions of the step, ddof 0 (arXiv:2501.03262).
+
+    No group baseline: a group whose rewards are all equal has an advantage, unless all of the step are equal.
+    """
+    return [_scaled(rewards_G, *_moments(rewards_PG), REINFORCE_EPS) for rewards_G in rewards_PG]
+
+
+def reinforce_pp_baseline_advantages(
+    rewards_PG: Sequence[Floats], lengths_PG: Sequence[Tokens], *, weight: str = "completions"
+) -> list[Floats]:
+    """REINFORCE++ with the group's mean as baseline: c = r - mean_group, A = (c - mean(c)) / (std(c) + 1e-8).
+
+    The deviation has ddof 0. Over completions mean(c) is 0: a group whose rewards are all equal gets exact zeros.
+    `weight="tokens"` takes both over the step's tokens, each carrying the c of its completion, as verl (with ddof 1)
+    and the public retrain package do. Then mean(c) is not 0 where right and wrong answers differ in length, and every
+    completion, of whatever group, gets its share of it.
+    """
+    centred_PG = [grpo_advantages(rewards_G) for rewards_G in rewards_PG]
+    if weight == "completions":
+        _, std = _moments(centred_PG)
+        return [_scaled(centred_G, 0.0, std, REINFORCE_EPS) for centred_G in centred_PG]
+    lengths_N, centred_N = _flat(lengths_PG), _flat(centred_PG)
+    if not centred_N.any():
+        return centred_PG
+    shares_N = lengths_N / max(lengths_N.sum(), 1.0)
+    mean = float((shares_N * centred_N).sum())
+    std = float(np.sqrt((shares_N * (centred_N - mean) ** 2).sum()))
+    return [_scaled(centred_G, mean, std, REINFORCE_EPS) for centred_G in centred_PG]
+
+
+def gdpo_advantages(
+    rewards_PG: Sequence[Floats],
+    named_PG: Sequence[Mapping[str, Floats]],
+    shaping_PG: Sequence[Floats] = (),
+    *,
+    weights: Mapping[str, float],
+    ddof: int = 1,
+) -> list[Floats]:
+    """Group-decoupled normalisation (GDPO): x = sum_k w_k (r_k - mean_group) / (std_group + 1e-4) over the rewards k.
+
+    Then A = (x - mean) / (std + 1e-4) over the step: a reward with a large spread does not drown the others, as it does
+    in a plain sum. What shapers added to the rewards, `shaping_PG`, is added to x less its mean in the group, as it is.
+    Without `weights` the sum `rewards_PG` is the only reward. CreditError for a name that a completion lacks.
+    """
+    summed_PG = []
+    for number, (rewards_G, named) in enumerate(zip(rewards_PG, named_PG, strict=True)):
+        total_G = np.zeros(rewards_G.shape)
+        missing = [name for name in weights if name not in named]
+        if missing and rewards_G.size:
+            what = f"gdpo: group {number} has completions without a reward {missing[0]!r}; all have {sorted(named)}"
+            raise CreditError(Problem(what=what, fix="name other rewards in [algorithm.advantage_params] weights"))
+        if rewards_G.size:
+            parts = [(weight, named[name]) for name, weight in weights.items()] or [(1.0, rewards_G)]
+            for weight, part_G in parts:
+                total_G += weight * grpo_advantages(part_G, scale="std", ddof=ddof)
+            if weights and shaping_PG:
+                total_G += grpo_advantages(shaping_PG[number])
+        summed_PG.append(total_G)
+    _, std = _moments(summed_PG, ddof=ddof)  # each group sums to 0, and so does the step
+    return [_scaled(total_G, 0.0, std, STD_EPS) for total_G in summed_PG]
+
+
+def _flat(values_PG: Sequence[Floats] | Sequence[Tokens]) -> Floats:
+    return np.concatenate([np.zeros(0), *values_PG])
+
+
+def _moments(values_PG: Sequence[Floats], *, ddof: int = 0) -> tuple[float, float]:
+    """Mean and standard deviation over the step; the latter is exactly 0 when all values are equal."""
+    flat_N = _flat(values_PG)
+    if flat_N.size < 2 or flat_N.min() == flat_N.max():
+        return (float(flat_N[0]) if flat_N.size else 0.0), 0.0
+    return float(flat_N.mean()), float(flat_N.std(ddof=ddof))
+
+
+def _scaled(values_G: Floats, mean: float, std: float, eps: float) -> Floats:
+    return (values_G - mean) / (std + eps) if std > 0.0 else np.zeros(values_G.shape)
+
+
+def _reinforce_pp(step: StepAdvantageContext) -> list[Floats]:
+    return reinforce_pp_advantages(step.rewards_PG)
+
+
+def _baseline(step: StepAdvantageContext) -> list[Floats]:
+    weight = str(step.params.get("weight", "completions"))
+    return reinforce_pp_baseline_advantages(step.rewards_PG, step.lengths_PG, weight=weight)
+
+
+def _gdpo(step: StepAdvantageContext) -> list[Floats]:
+    """Where no completion of the step has named rewards, their sum is the only one."""
+    several = step.reward_weights if len(step.reward_weights) > 1 else {}
+    weights = (step.params.get("weights") or several) if any(step.named_rewards_PG) else {}
+    ddof = int(step.params.get("ddof", 1))
+    return gdpo_advantages(step.rewards_PG, step.named_rewards_PG, step.shaping_PG, weights=weights, ddof=ddof)
+
+
+REINFORCE_PP = AdvantageSpec(name="reinforce_pp", compute_step=_reinforce_pp)
+REINFORCE_PP_BASELINE = AdvantageSpec(name="reinforce_pp_baseline", compute_step=_baseline, needs_group=True)
+GDPO = AdvantageSpec(name="gdpo", compute_step=_gdpo, needs_group=True)

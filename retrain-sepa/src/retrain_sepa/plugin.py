@@ -38,20 +38,20 @@ ADVANTAGES = (
     (
         "reinforce_pp",
         "Reward normalised over the step, without a group baseline (REINFORCE++).",
-        "step_advantages:REINFORCE_PP",
+        "advantages:REINFORCE_PP",
         "",
     ),
     (
         "reinforce_pp_baseline",
         "Reward minus the group's mean, normalised over the step.",
-        "step_advantages:REINFORCE_PP_BASELINE",
-        "step_advantages:BaselineParams",
+        "advantages:REINFORCE_PP_BASELINE",
+        "advantages:BaselineParams",
     ),
     (
         "gdpo",
         "Several rewards, each normalised within its group before they are summed (GDPO).",
-        "step_advantages:GDPO",
-        "step_advantages:GdpoParams",
+        "advantages:GDPO",
+        "advantages:GdpoParams",
     ),
     (
         "distillation",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +31,9 @@ from retrain_tinker.adapter import download, repair
 from retrain_tinker.datums import Datum, check_rows
 from retrain_tinker.handshake import Dialect, check_model, check_reference, check_service
 from retrain_tinker.losses import PolicyLoss
-from retrain_tinker.model_files import context_limit, stop_ids
 from retrain_tinker.options import TinkerOptions, base_url_of, problems_of
 from retrain_tinker.plugin import CAPABILITIES
-from retrain_tinker.reference import Reference
-from retrain_tinker.sampling import Sampler
+from retrain_tinker.sampling import Reference, Sampler
 from retrain_tinker.service import Service
 from retrain_tinker.step import Step
 
@@ -251,3 +250,35 @@ def _read_state(folder: Path, config: Config) -> dict[str, object]:
         what = f"cannot be used: {type(error).__name__}: {error}"
         raise BackendError(Problem(where=str(path), what=what, fix=fix)) from error
     return state
+
+
+def stop_ids(located: str, tokenizer: Any) -> frozenset[int]:
+    """Every end-of-sequence id of the model's generation config, and the tokenizer's."""
+    configured = _document(located, "generation_config.json").get("eos_token_id")
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(int(id_) for id_ in [*ids, getattr(tokenizer, "eos_token_id", None)] if isinstance(id_, int))
+
+
+def context_limit(located: str) -> int | None:
+    """Longest row, prompt and completion together; None if the model's config does not say."""
+    document = _document(located, "config.json")
+    text = document.get("text_config")
+    limit = (text if isinstance(text, dict) else document).get("max_position_embeddings")
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _document(located: str, name: str) -> Mapping[str, Any]:
+    """A JSON file of a folder or of a model on the hub; empty if it does not exist."""
+    folder = Path(located).expanduser()
+    try:
+        if folder.is_dir():
+            path = folder / name
+        else:
+            from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+            cached = try_to_load_from_cache(located, name)  # first, so that a missing network costs nothing
+            path = Path(cached if isinstance(cached, str) else hf_hub_download(located, name))
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except Exception:  # the hub's client raises many types; the tokenizer's own id and no limit are fine
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -29,8 +29,7 @@ from retrain_tinker.datums import Datum, Reduction
 from retrain_tinker.faults import safe_url
 from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, PolicyLoss
 from retrain_tinker.options import TinkerOptions
-from retrain_tinker.reference import Reference
-from retrain_tinker.sampling import Sampler
+from retrain_tinker.sampling import Reference, Sampler
 from retrain_tinker.service import Service
 
 LOG = logging.getLogger("retrain")

@@ -33,7 +33,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             factory="retrain_tinker.backend:create_backend",
             params="retrain_tinker.options:TinkerOptions",
             traits=CAPABILITIES,
-            functions=BackendFunctions(fetch_adapter="retrain_tinker.fetch:fetch_adapter"),
+            functions=BackendFunctions(fetch_adapter="retrain_tinker.adapter:fetch_adapter"),
         )
     )
 

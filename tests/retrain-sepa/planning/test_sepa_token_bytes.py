@@ -4,8 +4,14 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from retrain_sepa.planning.offsets import IncrementalDecoder, TableDecoder, token_decoder
-from retrain_sepa.planning.token_bytes import decoder_steps, token_bytes, vocabulary_bytes
+from retrain_sepa.planning.offsets import (
+    IncrementalDecoder,
+    TableDecoder,
+    decoder_steps,
+    token_bytes,
+    token_decoder,
+    vocabulary_bytes,
+)
 
 LLAMA = {
     "type": "Sequence",

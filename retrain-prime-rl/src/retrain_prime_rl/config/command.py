@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from retrain.api import ConfigError, Plugins, Problem, load_checked
-from retrain_prime_rl.config.files import inference_toml, trainer_toml
+from retrain_prime_rl.config.files import INFERENCE, TRAINER, inference_toml, start_md, trainer_toml
 from retrain_prime_rl.config.layout import Machines, layout_of
-from retrain_prime_rl.config.start import INFERENCE, TRAINER, start_md
 
 START = "start.md"
 EPILOG = """\b

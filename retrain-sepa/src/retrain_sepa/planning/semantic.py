@@ -11,9 +11,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.api import ConfigError, Mask, PlanningDetector, PluginContext, Problem, Tokens, install_line
-from retrain_sepa.planning.anchors import EXECUTION, PLANNING
 from retrain_sepa.planning.offsets import TokenDecoder, token_decoder
 from retrain_sepa.tables import PlanningTable
+
+PLANNING = (
+    "Wait, let me think about this again.",
+    "Let me check whether this is right.",
+    "I should verify the result before going on.",
+    "Hmm, that does not look correct.",
+    "On second thought, there may be a better way.",
+    "Let me try a different approach.",
+    "Let's go back to the beginning of the problem.",
+    "I made a mistake somewhere, so let me start over.",
+    "What if we look at it from another angle?",
+    "The key idea is to use symmetry.",
+    "First I need to understand what is being asked.",
+    "Let me make a plan before computing anything.",
+    "We can break the problem into smaller parts.",
+    "Is there a pattern that I am missing?",
+    "Notice that this is the same as the earlier case.",
+    "Alternatively, we could work backwards from the answer.",
+    "This approach does not work, so I need another one.",
+    "Let me double-check the assumption I made.",
+    "Suppose instead that the opposite were true.",
+    "I am not sure about this step, let me reconsider it.",
+)
+EXECUTION = (
+    "Two plus three equals five.",
+    "Multiply both sides by four.",
+    "Substituting x equals two gives seven.",
+    "The sum is twelve and the product is thirty-five.",
+    "So x squared minus one equals zero.",
+    "Dividing by three we get nine.",
+    "The area is base times height over two.",
+    "Adding the numbers gives forty-two.",
+    "Therefore y equals minus six.",
+    "The derivative of x squared is two x.",
+    "Expanding the bracket gives a squared plus two a b.",
+    "There are ten choose three ways to pick them.",
+    "The remainder of seventeen divided by five is two.",
+    "The angle is sixty degrees.",
+    "The final answer is twenty-four.",
+)
+
 
 WINDOW_WORDS = 12
 STRIDE_WORDS = 6
