@@ -202,7 +202,9 @@ def verifiers_v1(session: nox.Session) -> None:
     blocks = CONSTRAINTS.read_text(encoding="utf-8").split("\n\n")
     options = _constrained_by(session, [block for block in blocks if "# what the extra verifiers " not in block])
     session.install(*options, *TEST_TOOLS[1:-1], "verifiers==0.4.0", "./retrain-core", "./retrain-rewards")
-    _pytest(session, "tests/retrain-rewards/verifiers", *session.posargs, marked=f"not long and {HERE}")
+    _pytest(
+        session, "tests/retrain-rewards/environments/verifiers_library", *session.posargs, marked=f"not long and {HERE}"
+    )
 
 
 @nox.session(name="server-vllm", default=False)

@@ -23,7 +23,7 @@ import numpy as np
 
 from retrain.api import Example, generator
 from retrain_rewards.boxed import boxed
-from retrain_rewards.math_reward import MathReward
+from retrain_rewards.verifiers.math_reward import MathReward
 
 PAIRS = 500
 REPEATS = 7

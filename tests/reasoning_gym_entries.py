@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from retrain_rewards.reasoning_gym import entries
+from retrain_rewards.sources.reasoning_gym import entries
 
 SERVER = """
 import io, json, sys, traceback
-from retrain_rewards.reasoning_gym import entries
+from retrain_rewards.sources.reasoning_gym import entries
 
 asked, answers = sys.stdin, sys.stdout
 for line in asked:

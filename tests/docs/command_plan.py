@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from retrain_rewards.code.sandbox import find_sandbox
+from retrain_rewards.sandbox.sandbox import find_sandbox
 from tests.docs.reading import PAGES, name_of, typed_lines
 
 SERVES = "serves until it is stopped; tests/retrain-core/use/test_server.py, and tests/end_to_end/test_clients.py"
 HUB = "trains a model of the hub on a GPU"
-DATA = "needs a data set of the hub; tests/retrain-rewards/test_hub_source.py reads local copies of its layout"
+DATA = "needs a data set of the hub; tests/retrain-rewards/sources/test_hub_source.py reads local copies of its layout"
 SERVER = "needs an inference server; `nox -s server-vllm`, `nox -s server-max` and tests/end_to_end start theirs"
 SERVICE = "needs a service and its key"
 HOURS = "measures for minutes and rewrites the page; tests/end_to_end/test_benchmarks.py runs each benchmark, shortened"

@@ -71,7 +71,7 @@ ELSEWHERE = {
     "squeeze.": "tests/retrain-core/tools/squeeze and the standalone command",
     "reward.judge_": "a judge is a server: tests/retrain-rewards/judge",
     "reward.custom_": "tests/retrain-rewards/custom",
-    "environment.": "tests/retrain-rewards/verifiers",
+    "environment.": "tests/retrain-rewards/environments/verifiers_library",
     "backend.throttle_dir": "servers: tests/retrain-core/engines",
     "backend.max_concurrent": "as above",
     "model.base_url": "services: tests/retrain-tinker",

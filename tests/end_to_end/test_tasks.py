@@ -11,7 +11,7 @@ import pytest
 
 from tests.end_to_end.running import records, retrain, untimed
 
-GAMES = Path(__file__).parents[1] / "retrain-rewards/verifiers/packages"
+GAMES = Path(__file__).parents[1] / "retrain-rewards/environments/verifiers_library/packages"
 HEAD = """
 [model]
 model = "builtin:tiny"

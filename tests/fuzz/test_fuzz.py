@@ -29,7 +29,7 @@ from retrain.text.tool_calls import parse_tool_calls
 from retrain.use.serving.parse import RequestError, parse
 from retrain.use.serving.responses import parse_response
 from retrain_local.export.adapter_file import read_adapter_file
-from retrain_rewards.code.compare import matches, read_reply
+from retrain_rewards.verifiers.code.compare import matches, read_reply
 from tests import made_runs
 
 pytestmark = pytest.mark.long

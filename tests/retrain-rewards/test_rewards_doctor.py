@@ -11,8 +11,8 @@ import pytest
 from retrain.api import Config, Diagnosis
 from retrain.kernel.config.schema import DataTable
 from retrain_rewards import doctor
-from retrain_rewards.code.sandbox import Sandbox
 from retrain_rewards.doctor import diagnose
+from retrain_rewards.sandbox.sandbox import Sandbox
 from retrain_rewards.tables import EnvironmentTable, RewardTable
 from tests.judge_server import serving
 

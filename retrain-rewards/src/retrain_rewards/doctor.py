@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.api import Config, Diagnosis, diagnose_extra, diagnose_server
-from retrain_rewards.code.sandbox import FIX, find_sandbox
+from retrain_rewards.sandbox.sandbox import FIX, find_sandbox
 from retrain_rewards.tables import RewardTable, reward_names
 
 NAME = "retrain-rewards"

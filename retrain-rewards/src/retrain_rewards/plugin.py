@@ -42,12 +42,12 @@ def retrain_register_rewards(register: Register) -> None:
         ),
         ("code", "the program of a completion passes the tests of its example, in a sandbox", "code.reward:make_code"),
         ("judge", "a model behind an OpenAI-compatible API says how right an answer is", "judge.reward:make_judge"),
-        ("custom", "a function of yours: [reward] custom_module, custom_function", "custom.reward:make_custom"),
-        ("none", "judges nothing, for a run that learns from a [teacher]", "no_reward:make_none"),
+        ("custom", "a function of yours: [reward] custom_module, custom_function", "custom:make_custom"),
+        ("none", "judges nothing, for a run that learns from a [teacher]", "none:make_none"),
     )
     for name, summary, factory in rewards:
         traits = {"instruction": ASK_FOR_PROGRAM} if name == "code" else None
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain_rewards.{factory}", traits=traits))
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain_rewards.verifiers.{factory}", traits=traits))
 
 
 @hookimpl
@@ -66,7 +66,12 @@ def retrain_register_data_sources(register: Register) -> None:
             "sources.presets",
             "PresetOptions",
         ),
-        ("reasoning_gym", "any data set of reasoning-gym, with its own verifier", "reasoning_gym.source", "GymOptions"),
+        (
+            "reasoning_gym",
+            "any data set of reasoning-gym, with its own verifier",
+            "sources.reasoning_gym.source",
+            "GymOptions",
+        ),
         (
             "arithmetic",
             "sums, differences and products, made from a seed",
@@ -89,12 +94,17 @@ def retrain_register_data_sources(register: Register) -> None:
 def retrain_register_environments(register: Register) -> None:
     """`verifiers`, `mcp`, `openenv`."""
     environments = (
-        ("verifiers", "environments of the verifiers library and the Prime Hub, classic and v1", "verifiers", None),
+        (
+            "verifiers",
+            "environments of the verifiers library and the Prime Hub, classic and v1",
+            "verifiers_library",
+            None,
+        ),
         ("mcp", "the tasks of [data], with the tools of MCP servers", "mcp_tools", {"plays_data": True}),
         ("openenv", "an environment that an OpenEnv server offers, scored by its rewards", "openenv_client", None),
     )
     for name, summary, folder, traits in environments:
-        factory = f"retrain_rewards.{folder}.environment:make_{name}"
+        factory = f"retrain_rewards.environments.{folder}.environment:make_{name}"
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
 
 

@@ -9,8 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Seeds, Table, key
-from retrain_rewards.sources.collector import Collector
-from retrain_rewards.sources.settings import options_of, refuse_foreign_keys, split_text
+from retrain_rewards.sources.collector import Collector, options_of, refuse_foreign_keys, split_text
 
 QUESTION = "What is {left} {sign} {right}?"  # the wording that the tiny model was taught
 VALUE = {"+": operator.add, "-": operator.sub, "*": operator.mul}

@@ -1,4 +1,7 @@
-"""Turns raw tasks into examples: content-based ids, no duplicates, no empty references, notes on what was left out."""
+"""What all sources do: read their options of `[data]`, and turn raw tasks into examples.
+
+Ids come of the content; duplicates and empty references are left out, with a note.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from retrain.api import ConfigError, Example, LoadedData, Message, Problem, Reward
+from pydantic import BaseModel
+
+from retrain.api import ConfigError, Example, LoadedData, Message, PluginContext, Problem, Reward
 
 ID_BYTES = 12
 LARGE_CHARS = 2**28  # of all tasks together: from here on their memory is told
@@ -109,3 +115,33 @@ class Collector:
                 )
             )
         return LoadedData(examples=tuple(self.examples.values()), notes=tuple(notes), reward=reward)
+
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+def options_of(context: PluginContext, model: type[Options]) -> Options:
+    """The validated `[data.options]`; the kernel has validated them already where it has the model."""
+    given = context.params
+    return given if isinstance(given, model) else model.model_validate(context.config.data.options)
+
+
+def refuse_foreign_keys(context: PluginContext, source: str, names: tuple[str, ...]) -> None:
+    """ConfigError when a `[data]` key is set that this source does not read, for none may be ignored silently."""
+    data = context.config.data
+    problems = [
+        Problem(
+            where=context.config.place(f"data.{name}"),
+            what=f"is not read by source {source!r}",
+            fix="remove it, or use the source that reads it",
+        )
+        for name in (*names, "messages_key")
+        if getattr(data, name) != type(data).model_fields[name].default
+    ]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def split_text(value: object) -> object:
+    """The parts of `"a,b"`, which is how a command-line flag gives a list; anything else unchanged."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value

@@ -10,11 +10,10 @@ from pydantic import BeforeValidator, Field
 
 from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table, key
 from retrain_rewards.boxed import last_boxed
-from retrain_rewards.sources.collector import Collector
-from retrain_rewards.sources.columns import absence, prompt_of, reference_text, require_columns
+from retrain_rewards.sources.collector import Collector, options_of, refuse_foreign_keys, split_text
 from retrain_rewards.sources.hub import hub_rows
 from retrain_rewards.sources.rows import SUFFIXES, Row, read_rows
-from retrain_rewards.sources.settings import options_of, refuse_foreign_keys, split_text
+from retrain_rewards.sources.table_source import absence, prompt_of, reference_text, require_columns
 
 HUB_NAME = "EleutherAI/hendrycks_math"
 Subject = Literal[

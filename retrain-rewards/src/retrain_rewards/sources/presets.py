@@ -10,11 +10,10 @@ import re
 from typing import ClassVar
 
 from retrain.api import ConfigError, Problem, Reward
-from retrain_rewards.countdown import CountdownReward, question
-from retrain_rewards.sources.columns import Extract
 from retrain_rewards.sources.files import Hub, HubOptions
 from retrain_rewards.sources.rows import Row
-from retrain_rewards.sources.table_source import Task
+from retrain_rewards.sources.table_source import Extract, Task
+from retrain_rewards.verifiers.countdown import CountdownReward, question
 
 MOST_NUMBERS = 8  # of a puzzle, given by data that nobody checked
 # What surrounds the problems of DAPO-Math, and asks for another form of answer than [data] instruction does.

@@ -1,1 +1,4 @@
-"""Environments of the `verifiers` library, both of its generations: classic (`load_environment`) and v1 (tasksets)."""
+"""The rewards, which judge completions: `match`, `math`, `code`, `judge`, `custom`, `none`, and the puzzles' verifier.
+
+Begin with `match.py`, the smallest. They read `[reward]` from `retrain_rewards.tables`; none imports a data source.
+"""

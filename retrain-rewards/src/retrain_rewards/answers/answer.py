@@ -1,0 +1,343 @@
+r"""What counts as an answer: one value in finished form, with nothing around it but a unit.
+
+math-verify tells whether two formulas are equal. That is no verdict yet: it finds `348+217` equal to 565, `0.0` to
+6.63e-34, and the `5` in `\neq 5` to 5. `objection` looks at what math-verify found equal, and says why it is no answer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from retrain_rewards.answers.units import dropped, objection_to_words
+from retrain_rewards.boxed import boxed
+
+TOLERANCE = 1e-3  # relative, beside math-verify's six decimals, which say nothing of numbers below them
+SMALL = 5e-4  # from here on the six decimals are the stricter bound
+CACHED = 4096
+MAX_PROMPT = 8000  # characters of a prompt, and
+MAX_EXPRESSIONS = 100  # expressions in it, that an answer is held against
+# What math-verify's parser drops without a word.
+_SILENT = re.compile(r"\\(?:[lc]?dots|phantom|vrule|vcenter|vbox|vskip|vspace|hfil)(?![A-Za-z])|[A-Za-z0-9]'+\s*$")
+_PERCENT = re.compile(r"%|percent|pct")
+_BASE = re.compile(r"(?<=\d)\s*_\s*\{?\s*(\w+|\\text\s*\{[^}]*\})")
+_PLAIN = re.compile(r"-?(?:\d+(?:\.\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\}|\d+/\d+)")
+_EQUALS = re.compile(r"(?<![\\<>!])=|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z])|≈")
+_IN_DOLLARS = re.compile(r"\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_IN_WORDS = re.compile(r"(?:\\[A-Za-z]+|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|[-+*/^_=(){}\[\]|!<>.,\d\s×÷·−])+")
+_ORDERED, _BRACES, _LISTS = ("()", "[]", "[)", "(]"), ("{}",), ("list", "{}", "()", "[]", "[)", "(]")
+_SETS = ("union", "minus")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is known of a reference; its form is None where it is no LaTeX mathematics."""
+
+    text: str
+    golds: tuple[Any, ...]
+    form: Any
+    is_cased: bool
+    is_finished: bool
+    is_rational: bool
+
+    @property
+    def kind(self) -> str:
+        """`list`, `{}`, `=`, ...; empty for a single value."""
+        from retrain_rewards.answers.form import kind_of
+
+        return kind_of(self.form) if self.form is not None else ""
+
+
+@lru_cache(maxsize=CACHED)
+def wanted(reference: str, is_cased: bool = False) -> Wanted:
+    """The reference, read once."""
+    import sympy
+
+    golds, form = parsed(reference, is_cased), _form(reference)
+    try:
+        is_finished, is_rational = _state(form, golds[0] if golds else None)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # sympy cannot evaluate it, so it is no finished value
+        is_finished = is_rational = False
+    return Wanted(
+        text=reference,
+        golds=tuple(gold for gold in golds if isinstance(gold, str) or gold not in (sympy.nan, sympy.zoo)),
+        form=form,
+        is_cased=is_cased,
+        is_finished=is_finished,
+        is_rational=is_rational,
+    )
+
+
+def _state(form: Any, value: Any) -> tuple[bool, bool]:
+    """Whether a reference is finished, and if so, whether it is a rational number."""
+    import sympy
+
+    from retrain_rewards.answers.form import is_finished
+
+    is_number = isinstance(value, sympy.Expr) and not value.free_symbols
+    if not (is_finished(form) if form is not None else is_number and value.is_Number):
+        return False, False
+    return True, is_number and bool(value.doit().is_rational)
+
+
+def are_cased(*formulas: str) -> bool:
+    r"""Whether a formula has a letter in both cases, which math-verify takes for one: `\frac{R}{r}` is 1 to it."""
+    found = (_letters(re.sub(r"\\text\s*\{[^{}]*\}", "", formula)) for formula in formulas)
+    return any({letter.lower() for letter in letters if letter.isupper()} & letters for letters in found)
+
+
+def parsed(formula: str, is_cased: bool = False) -> tuple[Any, ...]:
+    """What `math_verify.parse` makes of a box with the formula, the expression and the text; empty if it makes nothing.
+
+    With `is_cased` the cases of a letter are two letters.
+    LaTeX is parsed here, so that the form of the answer needs no second parse. The rest is left to math-verify, which
+    looks for numbers in any text, and for words such as "final answer" first.
+    """
+    from math_verify import parse
+
+    from retrain_rewards.answers.form import value_of
+
+    try:
+        if "answer" not in formula.lower():
+            return value_of(formula, is_cased=is_cased)
+    except MemoryError:
+        raise
+    except Exception:  # not LaTeX mathematics, or nested too deeply for the parser
+        pass
+    try:
+        return tuple(parse(boxed(formula), parsing_timeout=None, raise_on_error=True))
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # of its normalisation or its parser: both mean that this is not mathematics
+        return ()
+
+
+def objection(reference: Wanted, answer: str, target: Any, prompt: str, *, accept_unfinished: bool) -> str:
+    """Why `answer`, whose parsed `target` math-verify found equal to the reference, is no answer; empty if it is one.
+
+    With `accept_unfinished` an expression that still has to be computed is one too.
+    """
+    if reason := objection_to_words(reference.text, answer, prompt):
+        return reason
+    if _SILENT.search(answer) and not _SILENT.search(reference.text):
+        return "it leaves something out"
+    if (bases := _BASE.findall(answer)) and bases != _BASE.findall(reference.text):
+        return "it has another base"
+    if isinstance(target, str):  # of equal text
+        return ""
+    gold, target = _values(next(gold for gold in reference.golds if not isinstance(gold, str)), target)
+    if reason := _objection_to_value(gold, target):
+        return reason
+    form = _form(answer)
+    if form is None:
+        return "it is no mathematics as a whole"
+    if _copies(reference, answer, form, prompt):
+        return "it repeats the prompt"
+    if _PERCENT.search(dropped(answer)) and not _PERCENT.search(reference.text) and _is_below_one(target):
+        return "it is another percentage"
+    if _PLAIN.fullmatch(answer.strip()):
+        return ""
+    return _objection_to_form(reference, gold, answer, form, prompt, accept_unfinished=accept_unfinished)
+
+
+def _objection_to_form(
+    reference: Wanted, gold: Any, answer: str, form: Any, prompt: str, *, accept_unfinished: bool
+) -> str:
+    import sympy
+
+    from retrain_rewards.answers.form import is_finished, is_literal, kind_of
+
+    if kind_of(form) == "=" and "=" not in _kinds(reference.form):
+        if not _chain_holds(reference, answer):
+            return "it equates different values"
+        answer, form = _EQUALS.split(answer)[-1], form.args[-1]
+        if _copies(reference, answer, form, prompt):
+            return "it repeats the prompt"
+    kind = kind_of(form)
+    if isinstance(gold, sympy.Expr) and kind in _LISTS and len(form.args) > 2:
+        return "it lists several"
+    if _brackets_differ(reference.form, form):
+        return "it has other brackets"
+    if accept_unfinished or not reference.is_finished:
+        return ""
+    if kind in _SETS and reference.kind not in _SETS and reference.kind:
+        return "it still has to be computed"
+    value = form.args[1] if kind in _BRACES and len(form.args) == 2 else form
+    if not is_finished(form) or (reference.is_rational and not (is_literal(value) or value.is_Symbol)):
+        return "it still has to be computed"
+    return ""
+
+
+def _brackets_differ(reference: Any, form: Any) -> bool:
+    """Whether one is ordered and the other is not, or one includes an end that the other leaves out.
+
+    `x = 1, y = 2` is ordered by its letters.
+    """
+    from retrain_rewards.answers.form import kind_of
+
+    kinds = [kind_of(side) if side is not None else "" for side in (reference, form)]
+    for side, kind in zip((reference, form), kinds, strict=True):
+        if (
+            kind == "list"
+            and len({part.args[1] for part in side.args[1:] if kind_of(part) == "="}) == len(side.args) - 1
+        ):
+            return False
+    ordered = [kind in _ORDERED for kind in kinds]
+    if ordered[0] != ordered[1]:
+        return any(kind in (*_BRACES, "list") for kind in kinds)
+    return all(ordered) and kinds[0] != kinds[1] and len(form.args) == 3
+
+
+def _objection_to_value(gold: Any, target: Any) -> str:
+    """Falsehoods that math-verify's six decimals, its percent signs and cancelled letters let through."""
+    import sympy
+
+    if isinstance(gold, sympy.Integer) and isinstance(target, sympy.Integer):
+        return ""
+    is_formula = all(isinstance(side, sympy.Expr) and not side.is_Symbol for side in (gold, target))
+    if is_formula and target.free_symbols - gold.free_symbols:
+        return "it has other letters"
+    sides = (gold, target)
+    numbers = [numbers_of(side) for side in sides]
+    is_small = any(0 < abs(number) < SMALL for side in numbers for number in side)
+    if is_small and (len(numbers[0]) != len(numbers[1]) or not all(map(_close, *numbers))):
+        return f"it differs by more than {TOLERANCE:g} of the value"
+    signs = [side.has(sympy.UnevaluatedExpr) for side in sides]
+    if signs[0] != signs[1]:
+        bare = [side.args[0] if sign and side.is_Mul else side for side, sign in zip(sides, signs, strict=True)]
+        if bare[0] != bare[1] and not _is_below_one(gold):
+            return "it is another percentage"
+    return ""
+
+
+def _is_below_one(value: Any) -> bool:
+    """Whether a value may be a share: there a percent sign counts by meaning."""
+    return all(abs(number) < 1 for number in numbers_of(value))
+
+
+def _values(gold: Any, target: Any) -> tuple[Any, Any]:
+    """Both, with `variable = value` replaced by its value where only one of them is an equation, as in math-verify."""
+    from math_verify.grader import is_equation, take_last_relation
+
+    if is_equation(gold) == is_equation(target):
+        return gold, target
+    gold, target = (take_last_relation(side).rhs if is_equation(side) else side for side in (gold, target))
+    return gold, target
+
+
+def numbers_of(side: Any) -> list[Any]:
+    """The numbers (mpmath's, which do not underflow) that a value consists of, sorted; relations have none.
+
+    Letters stand for arbitrary numbers.
+    """
+    import mpmath
+    import sympy
+
+    if isinstance(side, sympy.logic.boolalg.Boolean):
+        return []
+    if isinstance(side, sympy.MatrixBase) or not isinstance(side, sympy.Expr):
+        parts = side.args[:2] if isinstance(side, sympy.Interval) else side
+        parts = parts.args if isinstance(parts, sympy.Basic) else parts
+        found = [number for part in parts for number in numbers_of(part)]
+        return sorted(found, key=lambda number: (number.real, number.imag))
+    letters = sorted(side.free_symbols, key=str)
+    at = {letter: sympy.Rational(1234 + 711 * rank, 1000) for rank, letter in enumerate(letters)}
+    try:
+        return [mpmath.mpc(*map(mpmath.mpf, side.subs(at).doit().evalf(15).as_real_imag()))]
+    except (TypeError, ValueError, OverflowError, AttributeError):
+        return []
+
+
+def _close(one: Any, other: Any) -> bool:
+    return bool(abs(one - other) <= TOLERANCE * max(abs(one), abs(other)) * (1 + 1e-9))
+
+
+def _chain_holds(reference: Wanted, answer: str) -> bool:
+    """Whether each side but the last is a variable, or something in variables, or equal to the reference."""
+    from math_verify import verify
+
+    sides = _EQUALS.split(answer)
+    for side in sides[:-1]:
+        if re.search(r"[A-Za-z]", re.sub(r"\\(?!text|mathrm|angle|[a-z]*theta|alpha|beta|phi)[A-Za-z]+", "", side)):
+            continue
+        if not verify(list(reference.golds), list(parsed(side)), timeout_seconds=None):
+            return False
+    return True
+
+
+def _kinds(form: Any) -> set[str]:
+    import sympy
+
+    from retrain_rewards.answers.form import kind_of
+
+    parts = form.args if isinstance(form, sympy.Tuple) else ()
+    return {kind_of(form)} | {kind for part in parts for kind in _kinds(part)}
+
+
+def _copies(reference: Wanted, answer: str, form: Any, prompt: str) -> bool:
+    """Whether the answer is an expression of the prompt, in another form than the reference's.
+
+    With letters in it, trivial steps do not make another form of it. A whole number is no copy where the reference is a
+    number too: any prompt may hold it by chance.
+    """
+    from retrain_rewards.answers.form import is_literal
+
+    is_number = reference.is_finished and reference.form is not None and is_literal(reference.form)
+    if not prompt or form.is_Symbol or (is_number and answer.strip().lstrip("-").isdigit()):
+        return False
+    prints = _fingerprints(form)
+    own = _fingerprints(reference.form) if reference.form is not None else ("", "")
+    return any(
+        mine == theirs != expected
+        for copied in _forms_in(prompt, _letters(answer))
+        for mine, theirs, expected in zip(prints, copied, own, strict=True)
+        if mine
+    )
+
+
+def _fingerprints(form: Any) -> tuple[str, str]:
+    """Of the form, and of the reduced form where it has letters."""
+    from retrain_rewards.answers.form import fingerprint, reduced
+
+    return fingerprint(form), fingerprint(reduced(form)) if form.free_symbols else ""
+
+
+@lru_cache(maxsize=CACHED)
+def _forms_in(prompt: str, letters: frozenset[str]) -> tuple[tuple[str, str], ...]:
+    """Fingerprints of the expressions of a prompt that have just these letters."""
+    texts = [text for text in _expressions(prompt[:MAX_PROMPT]) if _letters(text) == letters]
+    forms = (_form(text) for text in texts[:MAX_EXPRESSIONS])
+    return tuple(dict.fromkeys(_fingerprints(form) for form in forms if form is not None))
+
+
+@lru_cache(maxsize=CACHED)
+def _expressions(prompt: str) -> tuple[str, ...]:
+    """The mathematics in a prompt, and the sides of its equations."""
+    found = ["".join(groups) for groups in _IN_DOLLARS.findall(prompt)]
+    found += _IN_WORDS.findall(_IN_DOLLARS.sub(" ; ", prompt))
+    sides = [side for text in found for side in (text, *_EQUALS.split(text))]
+    stripped = (side.strip().strip(".,!").strip() for side in sides)
+    return tuple(dict.fromkeys(text for text in stripped if re.search(r"[\d+*/^\\-]", text)))
+
+
+def _letters(formula: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", formula)))
+
+
+@lru_cache(maxsize=CACHED)
+def _form(formula: str) -> Any:
+    from retrain_rewards.answers.form import form_of
+    from retrain_rewards.answers.size import refusal
+
+    if refusal(formula):
+        return None
+    try:
+        return form_of(formula)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # whatever math-verify's parser cannot read
+        return None

@@ -1,1 +1,0 @@
-"""The `custom` reward: a function of the user's own module."""

@@ -1,0 +1,233 @@
+"""Plays many episodes side by side in one event loop, until each of them waits for the policy or is over."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from retrain.api import Action, EpisodeResult, Example, Observation
+from retrain_rewards.environments.episode import Episode
+
+Result = TypeVar("Result")
+GRACE_S = 1.0  # for an episode that was cut to clean up after itself
+
+
+class EpisodeLoop:
+    """An event loop in a thread of its own, and the episodes in it.
+
+    Episodes continue in the order of their numbers, and `step` returns when all of them wait, so that observations
+    depend on the actions alone. An episode that takes longer than `timeout_s` between two turns is cut and fails; the
+    others continue. With `at_once` no more than so many are open: the next one starts when another is over. Code that
+    blocks the loop cannot be cut here, only by killing the process around it.
+    """
+
+    def __init__(self, timeout_s: float, *, at_once: int = 0) -> None:
+        self.timeout_s = timeout_s
+        self.at_once = at_once
+        self.episodes: list[Episode] = []
+        self._play: Callable[[Episode], Awaitable[None]] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(_Executor())
+        self._changed = asyncio.Event()
+        self._score_until = 0.0
+        threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in the loop, from another thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def reset(
+        self, examples: Sequence[Example], play: Callable[[Episode], Awaitable[None]], max_turns: int | None
+    ) -> dict[int, Observation]:
+        """Drop the episodes that are open, and start one per example; returns the first observations by number."""
+        self.run(self._drop())
+        self.episodes = [
+            Episode(number=number, example=example, max_turns=max_turns, changed=self._changed.set)
+            for number, example in enumerate(examples)
+        ]
+        self._play = play
+        return self.step({})
+
+    def step(self, actions: Mapping[int, Action]) -> dict[int, Observation]:
+        """Hand the actions out, and wait until every episode waits again or is over; observations by number."""
+        return self.run(self._step(actions))
+
+    def close(self) -> None:
+        """End the episodes that are still open as at a turn limit, within half of `timeout_s`; `each` has the rest."""
+        self.run(self._close())
+
+    def each(self, jobs: Sequence[Coroutine[Any, Any, None]]) -> list[str]:
+        """Run jobs side by side until `timeout_s` after `close`; why each failed, "" where it did not."""
+        return self.run(self._each(jobs))
+
+    async def _step(self, actions: Mapping[int, Action]) -> dict[int, Observation]:
+        for number in sorted(actions):
+            self.episodes[number].act(actions[number])
+        await self._settled(self._loop.time() + self.timeout_s)
+        return {each.number: seen for each in self.episodes if (seen := each.observation) is not None}
+
+    async def _close(self) -> None:
+        now = self._loop.time()
+        self._score_until = now + self.timeout_s
+        for episode in self.episodes:
+            if episode.task is None:
+                episode.failure = "it was not started: those before it took all the time"
+            episode.close()
+        await self._settled(now + self.timeout_s / 2)
+
+    async def _guarded(self, episode: Episode) -> None:
+        assert self._play is not None
+        try:
+            await self._play(episode)
+        except asyncio.CancelledError:
+            episode.failure = episode.failure or "the environment cancelled the episode"
+        except BaseException as error:  # an environment may raise what it likes, and exit
+            episode.failure = episode.failure or reason_of(error)
+
+    async def _settled(self, deadline: float) -> None:
+        while self._start_more(deadline) or any(map(_is_at_work, self.episodes)):
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                await self._cut([episode for episode in self.episodes if _is_at_work(episode)])
+
+    def _start_more(self, deadline: float) -> bool:
+        """Start the episodes that there is room and time for; whether there were any."""
+        if self._loop.time() >= deadline:
+            return False
+        waiting = [episode for episode in self.episodes if episode.task is None and not episode.failure]
+        num_open = sum(episode.task is not None and not episode.is_over for episode in self.episodes)
+        room = max(self.at_once - num_open, 0) if self.at_once else len(waiting)
+        for episode in waiting[:room]:
+            episode.task = asyncio.create_task(self._guarded(episode))
+            episode.task.add_done_callback(lambda _: self._changed.set())
+        return bool(waiting[:room])
+
+    async def _cut(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            episode.failure = f"the environment took longer than timeout_s = {self.timeout_s:g} s"
+        await self._cancel(episodes)
+
+    async def _drop(self) -> None:
+        await self._cancel(self.episodes)
+        self.episodes = []
+
+    async def _cancel(self, episodes: Sequence[Episode]) -> None:
+        tasks = [episode.task for episode in episodes if episode.task is not None and not episode.task.done()]
+        for episode in episodes:
+            episode.dropped = True
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=GRACE_S)
+
+    async def _each(self, jobs: Sequence[Coroutine[Any, Any, None]]) -> list[str]:
+        if not jobs:
+            return []
+        tasks = [asyncio.create_task(_caught(job)) for job in jobs]
+        _, late = await asyncio.wait(tasks, timeout=self._score_until - self._loop.time())
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=GRACE_S)
+        too_late = f"scoring took longer than timeout_s = {self.timeout_s:g} s"
+        return [too_late if task in late else task.result() for task in tasks]
+
+
+def _is_at_work(episode: Episode) -> bool:
+    return episode.task is not None and episode.is_busy
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception with its causes, in one line each."""
+    parts: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None and len(parts) < 4:
+        parts.append(f"{type(seen).__name__}: {seen}".removesuffix(": "))
+        seen = seen.__cause__
+    return " <- ".join(parts)
+
+
+async def _caught(job: Awaitable[None]) -> str:
+    try:
+        await job
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return reason_of(error)
+    return ""
+
+
+class _Executor(ThreadPoolExecutor):
+    """Threads for the environment's blocking calls; the library's own calls run at once, in the loop's thread.
+
+    The library moves trifles (reading a response) to threads, which end in any order; episodes would then continue in
+    any order, and draw from shared random generators in any order.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        target = fn.args[0] if isinstance(fn, functools.partial) and fn.args else fn
+        if not str(getattr(target, "__module__", "")).startswith("verifiers."):
+            return super().submit(fn, *args, **kwargs)
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+Settings = TypeVar("Settings")
+
+
+class PlayedEnvironment(ABC, Generic[Settings]):
+    """Episodes side by side, behind `retrain.api.Environment`; `load`, which sets `_loop`, is left to the others.
+
+    It holds plain data until `load` is called; a pickled copy holds plain data again. Not safe for several threads.
+    """
+
+    max_turns: int | None = None
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._loop: EpisodeLoop | None = None
+
+    def __getstate__(self) -> Settings:
+        return self.settings
+
+    def __setstate__(self, settings: Settings) -> None:
+        self.__init__(settings)  # type: ignore[misc]
+
+    def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
+        """Start one episode per entry; returns within `timeout_s`, as `step` does."""
+        return self._started().reset(examples, self._play, self.max_turns)
+
+    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
+        """Continue the episodes; returns within `timeout_s`, plus a second in which episodes that were cut clean up."""
+        return self._started().step(actions)
+
+    def results(self) -> Sequence[EpisodeResult]:
+        """What became of every episode, in order; an open one gets no further action, as at a turn limit."""
+        loop = self._started()
+        loop.close()
+        return [self._result(episode) for episode in loop.episodes]
+
+    @abstractmethod
+    async def _play(self, episode: Episode) -> None:
+        """Play one episode to its end."""
+
+    @abstractmethod
+    def _result(self, episode: Episode) -> EpisodeResult:
+        """The score, or the answer for the run's reward; a failed score where the environment let it down."""
+
+    def _started(self) -> EpisodeLoop:
+        if self._loop is None:
+            raise RuntimeError("load() comes first")
+        return self._loop

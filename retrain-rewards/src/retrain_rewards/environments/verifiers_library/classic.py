@@ -1,0 +1,187 @@
+"""Classic environments: `load_environment(...)` gives an object with a data set, a rubric and a rollout loop."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from types import ModuleType
+from typing import Any
+
+from retrain.api import LoadedData, Score
+from retrain_rewards.environments.episode import MODEL, Episode, score_of
+from retrain_rewards.environments.loop import reason_of
+from retrain_rewards.environments.verifiers_library.locate import library_version
+from retrain_rewards.environments.verifiers_library.settings import Settings
+from retrain_rewards.environments.verifiers_library.tasks import Tasks
+
+TRAINABLE = "primeintellect/gsm8k, primeintellect/wordle"
+# Kinds that need more than this process; known by class names, because importing them needs more as well.
+FOREIGN = {
+    "SandboxEnv": "a sandbox",
+    "CliAgentEnv": "a sandbox",
+    "ComposableEnv": "a sandbox",
+    "BrowserEnv": "a browser",
+    "OpenEnvEnv": "a server of its own",
+}
+
+
+class Classic:
+    """One classic environment; its rollouts run unchanged, with `PolicyClient` in place of a server."""
+
+    def __init__(self, settings: Settings, module: ModuleType) -> None:
+        self.settings = settings
+        self.module = module
+        self._env: Any = None
+        self._data: Any = None
+        self._tasks = Tasks(settings=settings)
+
+    def load(self) -> LoadedData:
+        """Make the environment and read its training data set."""
+        self._check_args()
+        env = self._made()
+        self._refuse_foreign(env)
+        for part in _family(env):
+            part.timeout_seconds = None  # it would count the time of the policy; ours is timeout_s
+            part.logger.addFilter(_not_a_turn_limit)
+        self._env = env
+        rows = self._rows(env)
+        for place in range(len(rows)):
+            row = rows[place]
+            self._tasks.add(
+                place,
+                prompt=row["prompt"],
+                reference=row.get("answer"),
+                task=row["task"] if isinstance(row.get("task"), str) else "",
+                info=row,
+                identity={name: value for name, value in row.items() if name != "example_id"},
+            )
+        self._data = rows
+        return self._tasks.loaded(f"classic, verifiers {library_version()}")
+
+    async def play(self, episode: Episode) -> None:
+        """Run the environment's own rollout; an error in its state is a failure, our turn limit is not."""
+        from retrain_rewards.environments.verifiers_library.classic_hooks import PolicyClient
+
+        if episode.example.id not in self._tasks.handles:
+            episode.failure = f"{self.settings.id} has no task {episode.example.id}"
+            return
+        row = dict(self._data[self._tasks.handles[episode.example.id]])
+        if isinstance(row.get("task"), str):
+            del row["task"]  # a name in older data sets, where the library expects an encoded table
+        state = await self._env.rollout(row, PolicyClient(episode), MODEL, {})
+        error = state.get("error")
+        if error is not None and episode.hit_turn_limit:
+            state["error"] = None
+            state["is_truncated"] = True
+            state["stop_condition"] = "retrain_max_turns"
+        elif error is not None:
+            episode.failure = f"the rollout failed: {reason_of(error)}"
+        episode.result = state
+
+    async def score(self, group: Sequence[Episode]) -> None:
+        """Apply the environment's rubric to the whole group; an exception of a function that counts is a failure."""
+        from retrain_rewards.environments.verifiers_library.classic_hooks import (
+            known_metrics,
+            watch_reward_functions,
+            watched_failures,
+        )
+
+        watch_reward_functions()
+        states = [episode.result for episode in group]
+        rubric = self._env.rubric
+        await rubric.score_group(states)
+        for episode, state in zip(group, states, strict=True):
+            failures = watched_failures(state)
+            scored = score_of(state.get("reward"), known_metrics(state))
+            episode.score = Score.failed("; ".join(failures)) if failures else scored
+            await rubric.cleanup(state)
+
+    def _made(self) -> Any:
+        os.environ.setdefault("VF_LOG_LEVEL", "WARNING")  # read when the library is imported
+        library = importlib.import_module("verifiers")
+        importlib.import_module("datasets").disable_progress_bars()
+        with _signals_kept():
+            try:
+                env = library.load_environment(self.settings.library_id, **self.settings.args)
+            except BaseException as error:  # an environment may raise what it likes, and exit
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                what = f"{self.settings.id!r} could not be made: {reason_of(error)}"
+                fix = "see [environment] args and what the environment says about its keys and requirements"
+                raise self.settings.problem("id", what, fix=fix) from error
+        if not (hasattr(env, "rollout") and hasattr(env, "rubric") and hasattr(env, "build_dataset")):
+            what = f"load_environment of {self.module.__name__!r} returned a {type(env).__name__}, not an environment"
+            raise self.settings.problem("id", what, fix="use an environment of the verifiers library")
+        return env
+
+    def _rows(self, env: Any) -> Any:
+        try:
+            rows = env.build_dataset()
+        except Exception as error:
+            what = f"the data of {self.settings.id!r} could not be loaded: {reason_of(error)}"
+            raise self.settings.problem("id", what, fix="check [environment] args and the connection") from error
+        if rows is None:
+            raise self.settings.problem(
+                "id",
+                f"{self.settings.id!r} is for evaluation only: it has no training data set",
+                why="some environments of the hub have only an evaluation set",
+                fix=f"choose one that can be trained on, for example {TRAINABLE}",
+            )
+        if not getattr(env, "score_rollouts", True):
+            what = f"{self.settings.id!r} does not score its rollouts"
+            raise self.settings.problem("id", what, fix="set score_rollouts = true in [environment] args")
+        return rows
+
+    def _refuse_foreign(self, env: Any) -> None:
+        for part in _family(env):
+            for base in type(part).__mro__:
+                if base.__name__ in FOREIGN:
+                    what = f"{self.settings.id!r} is a {base.__name__}, which needs {FOREIGN[base.__name__]}"
+                    fix = "choose an environment of text and tools that run in this process"
+                    raise self.settings.problem("id", what, fix=fix)
+
+    def _check_args(self) -> None:
+        parameters = inspect.signature(self.module.load_environment).parameters
+        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            return
+        unknown = [name for name in self.settings.args if name not in parameters]
+        if unknown:
+            near = get_close_matches(unknown[0], list(parameters), n=1)
+            fix = f"use {near[0]!r}" if near else f"known: {', '.join(parameters) or 'none'}"
+            what = f"{self.settings.id!r} takes no argument {unknown[0]!r}"
+            raise self.settings.problem("args", what, fix=fix)
+
+
+def _family(env: Any) -> list[Any]:
+    """An environment and, when it is a mixture, its parts."""
+    return [env, *(one for part in getattr(env, "envs", None) or () for one in _family(part))]
+
+
+def _not_a_turn_limit(record: logging.LogRecord) -> bool:
+    return "TurnLimitError" not in record.getMessage()
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Stop the library from installing its own handlers of SIGINT and SIGTERM, or from failing in another thread."""
+    if threading.current_thread() is not threading.main_thread():
+        original = signal.signal
+        signal.signal = lambda *_: None
+        try:
+            yield
+        finally:
+            signal.signal = original
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

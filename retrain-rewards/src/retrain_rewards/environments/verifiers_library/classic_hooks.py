@@ -1,0 +1,190 @@
+"""Hooks into the classic library: a client that asks the run's policy, and reward functions whose failures are kept.
+
+The library catches every exception of a reward function, logs it and scores 0.0. Here its two methods that call reward
+functions are wrapped, so that exceptions are kept with the state that they belong to: a reward of 0 is no failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from verifiers.legacy.clients.openai_chat_completions_client import OpenAIChatCompletionsClient, OpenAIChatResponse
+from verifiers.legacy.rubrics.rubric import Rubric
+
+from retrain_rewards.environments.episode import Episode
+from retrain_rewards.environments.loop import reason_of
+from retrain_rewards.environments.messages import text_of
+
+# In the library's state of an episode: failures that make its score one, and names of metrics without a value
+KEY, MISSING = "retrain_failures", "retrain_missing"
+# Log messages of the library's mathematical rubric when its verifier, not the answer, is at fault; it then scores 0.0.
+BROKEN = ("Math verification failed", "Math verification hit hard timeout")
+_scored: ContextVar[tuple[MutableMapping[str, Any], ...]] = ContextVar("_scored", default=())
+
+
+def watched_failures(state: MutableMapping[str, Any]) -> list[str]:
+    """The failures while this episode was scored."""
+    return list(state.get(KEY) or ())
+
+
+def known_metrics(state: MutableMapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of this episode, without those of weight 0 whose function failed."""
+    missing = state.get(MISSING) or ()
+    return {name: value for name, value in (state.get("metrics") or {}).items() if name not in missing}
+
+
+def watch_reward_functions() -> None:
+    """From now on, record failures of reward functions in the states that are scored."""
+    if hasattr(Rubric, "_retrain_watched"):
+        return
+    Rubric._call_individual_reward_func = _individual(Rubric._call_individual_reward_func)
+    Rubric._call_group_reward_func = _group(Rubric._call_group_reward_func)
+    Rubric._retrain_watched = True
+    logging.getLogger("verifiers.legacy.rubrics").addHandler(_BrokenVerifier())
+
+
+def _individual(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def call(self: Any, func: Callable[..., Any], state: MutableMapping[str, Any]) -> Any:
+        value = await _called(original, self, _Kept(func, float), [state], state)
+        return _finite(self, func, state, value)
+
+    return call
+
+
+def _group(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def call(self: Any, func: Callable[..., Any], states: Sequence[MutableMapping[str, Any]]) -> Any:
+        values = await _called(original, self, _Kept(func, list), states, states)
+        if len(values) != len(states):
+            raise ValueError(f"{_name(func)} returned {len(values)} values for {len(states)} episodes")
+        return [_finite(self, func, state, value) for state, value in zip(states, values, strict=True)]
+
+    return call
+
+
+async def _called(
+    original: Callable[..., Any], rubric: Any, kept: _Kept, states: Sequence[MutableMapping[str, Any]], argument: Any
+) -> Any:
+    token = _scored.set(tuple(states))
+    try:
+        value = await original(rubric, kept.wrapped(), argument)
+    finally:
+        _scored.reset(token)
+    for error in kept.raised:
+        _fail(rubric, kept.func, states, f"raised {reason_of(error)}")
+    return value
+
+
+def _finite(rubric: Any, func: Callable[..., Any], state: MutableMapping[str, Any], value: float) -> float:
+    if math.isfinite(value):
+        return value
+    _fail(rubric, func, [state], f"returned {value}")
+    return 0.0  # the library multiplies with the weight, and 0 * nan would spoil the sum
+
+
+def _fail(rubric: Any, func: Callable[..., Any], states: Sequence[MutableMapping[str, Any]], failure: str) -> None:
+    """Record a failure; a function of weight 0 only measures, so it costs its metric and not the score."""
+    weights = [weight for each, weight in zip(rubric.funcs, rubric.weights, strict=True) if each is func]
+    for state in states:
+        if any(weights) or not weights:
+            _note([state], f"{_name(func)} {failure}")
+        else:
+            state.setdefault(MISSING, []).append(_name(func))
+
+
+class _Kept:
+    """A reward function, with the same name and signature, whose exceptions are kept and raised again.
+
+    `convert` is the library's own conversion of the result; exceptions of that are kept too.
+    """
+
+    def __init__(self, func: Callable[..., Any], convert: Callable[[Any], Any]) -> None:
+        self.func = func
+        self.convert = convert
+        self.raised: list[Exception] = []
+
+    def wrapped(self) -> Callable[..., Any]:
+        """The function to call instead of the original; the caller awaits a coroutine as before."""
+
+        @functools.wraps(self.func)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = self.func(*args, **kwargs)
+                return self._awaited(result) if inspect.isawaitable(result) else self.convert(result)
+            except Exception as error:
+                self.raised.append(error)
+                raise
+
+        return call
+
+    async def _awaited(self, result: Any) -> Any:
+        try:
+            return self.convert(await result)
+        except Exception as error:
+            self.raised.append(error)
+            raise
+
+
+def _note(states: Sequence[MutableMapping[str, Any]], failure: str) -> None:
+    for state in states:
+        state.setdefault(KEY, []).append(failure)
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return str(getattr(func, "__name__", repr(func)))
+
+
+class _BrokenVerifier(logging.Handler):
+    """Finds failures that the library reports in its log alone."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Record the failure in the states that are being scored."""
+        message = record.getMessage()
+        if message.startswith(BROKEN):
+            _note(_scored.get(), message.splitlines()[0][:300])
+
+
+class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]  # the library has no stubs
+    """The library's own chat client, with its conversion of messages and tools, but without a request."""
+
+    def __init__(self, episode: Episode) -> None:
+        super().__init__(None)
+        self._episode = episode
+
+    async def to_native_prompt(self, messages: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+        """OpenAI messages, or plain text for an environment of completions without a chat."""
+        if messages and messages[0].role == "text":
+            return "\n\n".join(text_of(message.content) for message in messages), {}
+        native, extra = await super().to_native_prompt(messages)
+        return native, extra
+
+    async def get_native_response(
+        self,
+        prompt: Any,
+        model: str,
+        sampling_args: Mapping[str, Any],
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The policy's answer; `sampling_args` are ignored, since the run decides how to sample."""
+        return OpenAIChatResponse.model_validate(await self._episode.complete(prompt, tools))
+
+    async def raise_from_native_response(self, response: Any) -> None:
+        """Nothing to raise: an empty answer is an answer, which the rubric scores."""
+
+    async def from_native_response(self, response: Any) -> Any:
+        """The library's message, with an empty text where it would have none."""
+        answer = await super().from_native_response(response)
+        if answer.message.content is None:
+            answer.message.content = ""
+        return answer
+
+    async def close(self) -> None:
+        """Nothing is open."""

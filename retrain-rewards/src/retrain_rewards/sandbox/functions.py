@@ -1,0 +1,109 @@
+"""The program of a completion as a module, inside its sandbox: single calls, and requests of tests that are code."""
+
+from __future__ import annotations
+
+import sys
+
+from retrain_rewards.sandbox import inside
+from retrain_rewards.sandbox.values import ITEMS_OF_ITERATOR, Encoder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def serve(channel: int, link_descriptor: int, source: str, prelude: str) -> None:
+    """Load the program and answer calls; `None` as a message hands over to the tests until they are done."""
+    inside.prepare()
+    module = sys.modules["program"] = type(sys)("program")
+    fault = _load(module, source, prelude)
+    link: Any = None
+    while True:
+        message = inside.receive(channel)
+        if message is not None:
+            inside.send(channel, _call(module, fault, *message))
+            continue
+        if link is None:
+            from retrain_rewards.sandbox.link import Link
+
+            link = Link(link_descriptor, _Requests(module, fault), inside.leave, guards=False)
+        while (request := link.next_request())[0] != "done":
+            link.answer(request)
+
+
+def _load(module: Any, source: str, prelude: str) -> str:
+    code = inside.compiled(source, "program.py")
+    if isinstance(code, str):
+        return code
+    try:
+        exec(inside.compiled(prelude, "imports.py"), module.__dict__)
+        exec(code, module.__dict__)
+    except SystemExit as leaving:  # a program may end with `exit()`
+        return f"exited with code {leaving.code!r}"[: inside.TEXT_CHARS] if leaving.code else ""
+    except BaseException as error:
+        return inside.described(error)
+    return ""
+
+
+def _call(module: Any, fault: str, name: str, arguments: Any, keywords: Any, as_json: bool) -> bytes:
+    """`+` and the value as text, or `-` and the text of an exception."""
+    try:
+        if fault:
+            raise ImportError(fault)
+        value = _named(module, name)(*arguments, **keywords)
+        if as_json and hasattr(type(value), "__next__"):
+            value = [each for each, _ in zip(value, range(ITEMS_OF_ITERATOR), strict=False)]
+        return b"+" + Encoder().encode(value).encode("ascii")
+    except BaseException as error:
+        return b"-" + inside.described(error).encode("utf-8", "replace")
+
+
+def _named(module: Any, name: str) -> Any:
+    """A name of the program, or a method of its class `Solution`."""
+    if name in module.__dict__:
+        return module.__dict__[name]
+    solution = getattr(module, "Solution", None)
+    if solution is None or not hasattr(solution, name):
+        raise NameError(f"the program defines no {name}")
+
+    def method(*arguments: Any, **keywords: Any) -> Any:
+        return getattr(module.Solution(), name)(*arguments, **keywords)
+
+    return method
+
+
+class _Requests:
+    """Answers the requests of the code of tests."""
+
+    def __init__(self, module: Any, fault: str) -> None:
+        self._module = module
+        self._fault = fault
+        self._events: Any = None
+
+    def __call__(self, verb: str, *parts: Any) -> Any:
+        from retrain_rewards.sandbox import link
+
+        if verb == "name":
+            if self._fault:
+                raise ImportError(self._fault)
+            return _named(self._module, parts[0])
+        target, *rest = parts
+        if verb == "call":
+            return target(*rest[0], **rest[1])
+        if verb == "get":
+            return getattr(target, rest[0])
+        if verb == "await":
+            return self._loop().run_until_complete(target)
+        if verb == "set":
+            return setattr(target, rest[0], rest[1])
+        if verb == "del":
+            return delattr(target, rest[0])
+        return link.operate(target, *rest)
+
+    def _loop(self) -> Any:
+        """The event loop of the program's coroutines, one for all of them."""
+        if self._events is None:
+            import asyncio
+
+            self._events = asyncio.new_event_loop()
+        return self._events

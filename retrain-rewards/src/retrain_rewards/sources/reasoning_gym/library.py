@@ -1,0 +1,150 @@
+"""The reasoning-gym library: its data sets by name, their options, and its values as JSON and back without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import Any
+
+from retrain.api import ConfigError, Problem, install_line
+
+LEVEL = "level"  # of difficulty, as the data set's own curriculum grades it; no data set has an option of this name
+RESERVED = ("seed", "size", LEVEL)  # options of the source itself
+
+
+def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
+    """Name -> (data set class, configuration dataclass); ConfigError when the library is not installed."""
+    try:
+        import reasoning_gym  # noqa: F401  (fills the registry)
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        what = "source 'reasoning_gym' needs the library reasoning-gym, which cannot be imported"
+        fix = install_line("retrain-rewards", "reasoning-gym")
+        raise ConfigError(Problem(where=where, what=what, why=str(error), fix=fix)) from error
+    return dict(DATASETS)
+
+
+def check(name: str, config: Mapping[str, Any], level: int = -1, *, where: str) -> None:
+    """ConfigError on an unknown data set, an unknown option, or values that its own validation rejects."""
+    known = data_sets(where=where)
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        fix = f"use {near[0]!r}" if near else f"use one of: {', '.join(sorted(known))}"
+        raise ConfigError(Problem(where=f"{where}.name", what=f"reasoning-gym has no data set {name!r}", fix=fix))
+    own = [field.name for field in fields(known[name][1]) if field.name not in RESERVED]
+    problems = [_unknown(option, name, own, where) for option in config if option not in own]
+    if problems:
+        raise ConfigError(*problems)
+    if level >= 0 and not has_levels(name):
+        what, fix = f"data set {name!r} has no levels of difficulty", "remove it, and set its own options in config"
+        raise ConfigError(Problem(where=f"{where}.level", what=what, fix=fix))
+    graded = {LEVEL: level} if level >= 0 else {}
+    try:
+        built = _configuration(name, known[name][1], {**config, **graded, "seed": 0, "size": 1})
+        if hasattr(built, "validate"):
+            built.validate()
+    except Exception as error:  # the library validates by assertions, and a wrong type raises anything
+        reason = " ".join(str(error).split())
+        what = f"data set {name!r} refuses its configuration: {type(error).__name__}: {reason}"
+        fix = f"its options: {', '.join(own)}"
+        raise ConfigError(Problem(where=f"{where}.config", what=what, fix=fix)) from error
+
+
+def make_data_set(name: str, config: Mapping[str, Any]) -> Any:
+    """The library's data set; `config` includes `seed` and `size`."""
+    data_set, configuration = data_sets(where="[data.options]")[name]
+    return data_set(config=_configuration(name, configuration, config))
+
+
+def has_levels(name: str) -> bool:
+    """Whether a data set has a curriculum."""
+    from reasoning_gym.factory import CURRICULA
+
+    return name in CURRICULA
+
+
+def _configuration(name: str, configuration: type, config: Mapping[str, Any]) -> Any:
+    """The dataclass; lists become tuples where the default is one, and tables of `composite` its own class.
+
+    With a level the options that are not given are those of the curriculum.
+    """
+    values = dict(config)
+    level = values.pop(LEVEL, -1)
+    for field in fields(configuration):
+        value = values.get(field.name)
+        if isinstance(field.default, tuple) and isinstance(value, list):
+            values[field.name] = tuple(value)
+        elif configuration.__name__ == "CompositeConfig" and field.name == "datasets" and isinstance(value, list):
+            from reasoning_gym.composite import DatasetSpec
+
+            values[field.name] = [DatasetSpec(**{"weight": 1.0, "config": {}, **table}) for table in value]
+    if level < 0:
+        return configuration(**values)
+    from reasoning_gym.factory import CURRICULA
+
+    curriculum = CURRICULA[name]()
+    curriculum.set_global_level(level)
+    return replace(curriculum.generate_configuration(), **values)
+
+
+def _unknown(option: str, name: str, own: list[str], where: str) -> Problem:
+    if option in RESERVED:
+        fix = f"set it as {where}.{option}"
+        return Problem(where=f"{where}.config.{option}", what="is an option of the source", fix=fix)
+    near = get_close_matches(option, own, n=1)
+    fix = f"use {near[0]!r}" if near else "correct the name"
+    what = f"data set {name!r} has no option {option!r}"
+    return Problem(where=f"{where}.config.{option}", what=what, why=f"its options: {', '.join(own) or 'none'}", fix=fix)
+
+
+TUPLE, SET, PAIRS, FRACTION = "__tuple__", "__set__", "__pairs__", "__fraction__"
+_MARKS = (TUPLE, SET, PAIRS, FRACTION)
+
+
+def to_plain(value: Any) -> Any:
+    """JSON data that `from_plain` turns back into an equal value; TypeError when the value is not plain data.
+
+    A tuple, set or fraction becomes an object with one marked key, and so does a dictionary whose keys are not all
+    text. Texts and numbers of other libraries' classes become Python's own.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Fraction):
+        return {FRACTION: str(value)}
+    if isinstance(value, list):
+        return [to_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return {TUPLE: [to_plain(item) for item in value]}
+    if isinstance(value, set | frozenset):
+        return {SET: sorted((to_plain(item) for item in value), key=repr)}
+    if isinstance(value, dict):
+        if all(isinstance(name, str) for name in value) and not any(mark in value for mark in _MARKS):
+            return {str(name): to_plain(item) for name, item in value.items()}
+        return {PAIRS: [[to_plain(name), to_plain(item)] for name, item in value.items()]}
+    if hasattr(value, "item"):  # a number of numpy
+        return to_plain(value.item())
+    raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+def from_plain(value: Any) -> Any:
+    """The value that `to_plain` was given."""
+    if isinstance(value, list):
+        return [from_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((mark, content),) = value.items()
+        if mark == TUPLE:
+            return tuple(from_plain(item) for item in content)
+        if mark == SET:
+            return {from_plain(item) for item in content}
+        if mark == FRACTION:
+            return Fraction(content)
+        if mark == PAIRS:
+            return {from_plain(name): from_plain(item) for name, item in content}
+    return {name: from_plain(item) for name, item in value.items()}

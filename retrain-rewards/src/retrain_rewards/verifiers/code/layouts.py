@@ -1,0 +1,178 @@
+"""The tests of an example, in the layouts that data sets of programming tasks use."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from retrain.api import Example, RewardError, value_at
+from retrain_rewards.verifiers.code.usual import modules_read, unbound
+
+LAYOUTS = (
+    'a list of {"input": ..., "output": ...}, {"inputs": [...], "outputs": [...]} with "fn_name" for a function, '
+    "a list of assert statements, or test code that calls the program"
+)
+FUNCTION_KEYS = ("fn_name", "entry_point", "function")
+SETUP_KEYS = ("test_setup_code", "test_imports")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StdinTest:
+    """The program, given `stdin`, prints `stdout`."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTest:
+    """The program's `function` returns `expected`; with `is_json` tuples are lists and keys are texts."""
+
+    function: str
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    expected: Any
+    is_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeTest:
+    """Code that raises nothing when the program is right, whose functions and classes it uses by `names`."""
+
+    source: str
+    names: Sequence[str]
+
+
+Test = StdinTest | CallTest | CodeTest
+
+
+def read_tests(example: Example, column: str, *, in_reference: bool) -> tuple[Test, ...]:
+    """The tests in a column of an example; RewardError when there are none, or none that can be read."""
+    value: Any = example.reference if in_reference else value_at(example.info, column)
+    try:
+        with _integers_of_any_length():
+            tests = tuple(_read(_plain(value), example.info))
+    except (ValueError, TypeError, LookupError, RecursionError, SyntaxError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise RewardError(f"the tests of example {example.id} cannot be read ({why}): they are {LAYOUTS}") from None
+    if not tests:
+        raise RewardError(f"example {example.id} has no tests in {column!r}: every program would pass")
+    if all(isinstance(test, StdinTest) and not test.stdout.strip() for test in tests):
+        raise RewardError(f"the tests of example {example.id} expect no output: silence would pass")
+    return tests
+
+
+@contextmanager
+def _integers_of_any_length() -> Iterator[None]:
+    """The data are trusted, so a number in them may have more than 4,300 digits."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        yield
+    finally:
+        sys.set_int_max_str_digits(before)
+
+
+def _plain(value: Any) -> Any:
+    """JSON text as what it stands for; other text as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _read(value: Any, info: Mapping[str, Any]) -> list[Test]:
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return _code(value, info) if value.strip() else []
+    if isinstance(value, Mapping):
+        if "inputs" not in value:
+            return _read([value], info)
+        name = _function({**info, **value})
+        return [_pair(i, o, name) for i, o in zip(value["inputs"], value["outputs"], strict=True)]
+    found: list[Test] = []
+    for entry in value:
+        if isinstance(entry, str):
+            found += _asserts(entry, info)
+        elif "args" in entry:
+            name = _function({**info, **entry})
+            keywords = dict(entry.get("kwargs") or {})
+            found.append(
+                CallTest(
+                    function=name, arguments=entry["args"], keywords=keywords, expected=entry["output"], is_json=True
+                )
+            )
+        elif entry.get("testtype") == "functional":
+            arguments = [json.loads(line) for line in entry["input"].splitlines() if line.strip()]
+            name, expected = _function({**info, **entry}), json.loads(entry["output"])
+            found.append(CallTest(function=name, arguments=arguments, expected=expected, is_json=True))
+        else:
+            found.append(_pair(entry["input"], entry["output"], ""))
+    return found
+
+
+def _pair(given: Any, expected: Any, function: str) -> Test:
+    """One input and its output: texts or lists of lines, or arguments and a value where a function is named."""
+    if function:
+        if isinstance(expected, list) and len(expected) == 1:  # the layout of APPS puts a value into a list
+            expected = expected[0]
+        return CallTest(function=function, arguments=given, expected=expected, is_json=True)
+    texts = ["\n".join(map(str, each)) if isinstance(each, list) else str(each) for each in (given, expected)]
+    return StdinTest(stdin=texts[0], stdout=texts[1])
+
+
+def _function(fields: Mapping[str, Any]) -> str:
+    metadata = _plain(fields.get("metadata"))
+    if isinstance(metadata, Mapping) and metadata.get("func_name"):
+        return str(metadata["func_name"])
+    return next((str(fields[key]) for key in FUNCTION_KEYS if fields.get(key)), "")
+
+
+def _code(source: str, info: Mapping[str, Any]) -> list[Test]:
+    """Test code as one test; `check(candidate)` is called with the function that `entry_point` names."""
+    entry = _function(info)
+    if entry and any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in ast.parse(source).body):
+        source += f"\ncheck({entry})\n"
+    return [_code_test(source)]
+
+
+def _asserts(source: str, info: Mapping[str, Any]) -> list[Test]:
+    """`assert f(1, 2) == 3` as a call whose value is compared here; any other statement as code."""
+    setup = [info.get(key) or "" for key in SETUP_KEYS]
+    before = "\n".join(part if isinstance(part, str) else "\n".join(part) for part in setup).strip()
+    tree = ast.parse(source.strip())
+    simple = None if before or len(tree.body) != 1 else _simple(tree.body[0])
+    return [simple or _code_test(f"{before}\n{source.strip()}\n")]
+
+
+def _simple(statement: ast.stmt) -> CallTest | None:
+    match statement:
+        case ast.Assert(
+            test=ast.Compare(left=ast.Call(func=ast.Name(id=name)) as call, ops=[ast.Eq()], comparators=[expected])
+        ):
+            try:
+                return CallTest(
+                    function=name,
+                    arguments=[ast.literal_eval(each) for each in call.args],
+                    keywords={str(each.arg): ast.literal_eval(each.value) for each in call.keywords if each.arg},
+                    expected=ast.literal_eval(expected),
+                )
+            except (ValueError, TypeError):  # more than a plain value
+                return None
+    return None
+
+
+def _code_test(source: str) -> CodeTest:
+    """The names that the code reads and does not make itself are the program's."""
+    names = sorted(unbound(source) - modules_read(source))
+    if not names:
+        raise ValueError("the test code calls nothing of the program")
+    return CodeTest(source=source, names=names)

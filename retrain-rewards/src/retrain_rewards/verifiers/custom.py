@@ -1,0 +1,258 @@
+"""The `custom` reward: the user's function, found by its signature and called in a scoring process."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from functools import lru_cache
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from retrain.api import ConfigError, Example, PluginContext, Problem, RewardError, Score
+from retrain_rewards.tables import RewardTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomReward:
+    """Scores by the user's function, which returns a number (True is 1.0), a Score, or None for no verdict.
+
+    It pickles as the location of the function, which each scoring process imports. An async function runs there too,
+    all calls in one event loop of that process. An exception is a failed score.
+    """
+
+    location: Location
+    style: Style
+    has_gold: bool
+    is_loaded: ClassVar[bool] = True  # building it has imported the function
+
+    def prepare(self) -> None:
+        """Import the function."""
+        _function(self.location)
+
+    def score(self, example: Example, text: str) -> Score:
+        """Score one completion; RewardError when the function returns something else, or calls `sys.exit`."""
+        arguments = (text, example.reference) if self.style is Style.TEXTS else (example, text)
+        return _as_score(_called(_function(self.location), *arguments))
+
+    def gold(self, example: Example) -> str | None:
+        """The value of the module's own `gold(example)`; None without such a function."""
+        if not self.has_gold:
+            return None
+        gold = gold_of(load_module(self.location))
+        text = None if gold is None else _called(gold, example)
+        if text is not None and not isinstance(text, str):
+            raise RewardError(f"gold returned {type(text).__name__}, not text or None")
+        return text
+
+
+def make_custom(context: PluginContext) -> CustomReward:
+    """The `custom` reward; imports the module, ConfigError on a missing function or a signature that does not fit."""
+    table, config = context.config.table("reward", RewardTable), context.config
+    if not table.custom_module.strip():
+        where, what = config.place("reward.custom_module"), "reward 'custom' needs the module of its function"
+        raise ConfigError(Problem(where=where, what=what, fix='set [reward] custom_module, for example "my_reward"'))
+    location = Location(module=table.custom_module, function=table.custom_function, folder=str(Path.cwd()))
+    key = "custom_module"
+    try:
+        module = load_module(location)
+        key = "custom_function"
+        style = style_of(load_function(location), location.function)
+        return CustomReward(location=location, style=style, has_gold=gold_of(module) is not None)
+    except FunctionError as error:
+        where = config.place(f"reward.{key}")
+        raise ConfigError(Problem(where=where, what=str(error), why=error.why, fix=error.fix)) from error
+
+
+def _as_score(value: Any) -> Score:
+    if value is None:
+        return Score.no_verdict("the function returned None")
+    if isinstance(value, Score):
+        return value
+    if isinstance(value, str | bytes | bytearray) or not hasattr(type(value), "__float__"):
+        raise RewardError(f"the function returned {type(value).__name__}, not a number, a Score or None")
+    return Score.of(value)
+
+
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        value = function(*arguments)
+        return _loop().run(_awaited(value)) if inspect.isawaitable(value) else value
+    except SystemExit as error:
+        raise RewardError(f"the function called sys.exit({error.code!r})") from error
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+@lru_cache(maxsize=1)
+def _loop() -> asyncio.Runner:
+    """One event loop for all calls of the process, so that a client kept by the user's module stays usable."""
+    return asyncio.Runner()
+
+
+@lru_cache(maxsize=8)
+def _function(location: Location) -> Callable[..., Any]:
+    return load_function(location)
+
+
+EXPECTED = "expected score(response, reference), or score(example, completion), both plain or async"
+_REFERENCES = frozenset({"reference", "gold", "ground_truth", "target", "solution", "label"})
+_RESPONSES = frozenset({"response", "completion", "text", "output", "prediction"})
+
+
+class Style(StrEnum):
+    """How the function is called, always by position."""
+
+    TEXTS = "texts"  # (response, reference): two texts
+    EXAMPLE = "example"  # (example, completion): the whole Example, and the completion's text
+
+
+class FunctionError(Exception):
+    """The function cannot be used; `fix` is the smallest change."""
+
+    def __init__(self, what: str, *, why: str = "", fix: str) -> None:
+        super().__init__(what)
+        self.why = why
+        self.fix = fix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where a function is: a dotted module name or the path of a `.py` file, and the folder the path starts from."""
+
+    module: str
+    function: str
+    folder: str
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `module` is a path."""
+        return self.module.endswith(".py")
+
+
+def load_module(location: Location) -> ModuleType:
+    """The module, imported now with its folder on the path; FunctionError when that fails."""
+    folder = str(Path(location.folder, location.module).parent) if location.is_file else location.folder
+    if folder not in sys.path:
+        # The folder of a file comes first; otherwise the path of the run already says what comes first.
+        sys.path.insert(0 if location.is_file else len(sys.path), folder)
+    try:
+        return _from_file(Path(location.folder, location.module)) if location.is_file else _by_name(location.module)
+    except FunctionError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's module may do anything while it is imported
+        what = f"importing {location.module!r} failed with {type(error).__name__}: {error}"
+        raise FunctionError(what, fix=f"make the module importable in {location.folder}") from error
+
+
+def load_function(location: Location) -> Callable[..., Any]:
+    """The function itself; FunctionError names the nearest one when none has that name."""
+    module = load_module(location)
+    function = getattr(module, location.function, None)
+    if function is None:
+        own = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        near = get_close_matches(location.function, own, n=1)
+        what = f"{module.__file__ or location.module} has no function {location.function!r}"
+        raise FunctionError(what, fix=f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(own) or 'none'}")
+    if not callable(function):
+        what = f"{location.function!r} of {location.module!r} is {type(function).__name__}, not a function"
+        raise FunctionError(what, why=EXPECTED, fix="name a function")
+    return function  # type: ignore[no-any-return]
+
+
+def style_of(function: Callable[..., Any], name: str) -> Style:
+    """How to call it; FunctionError shows the expected signature and the one that was found."""
+    parameters = _two_parameters(function, name)
+    is_example = [p.name == "example" or _annotation(p) == "Example" for p in parameters]
+    found = f"found {name}({', '.join(str(p) for p in parameters)})"
+    if is_example == [False, True]:
+        raise FunctionError("the example comes first", why=f"{EXPECTED}; {found}", fix="swap the two parameters")
+    if is_example[0]:
+        return Style.EXAMPLE
+    if parameters[0].name in _REFERENCES and parameters[1].name in _RESPONSES:
+        raise FunctionError("the response comes first", why=f"{EXPECTED}; {found}", fix="swap the two parameters")
+    return Style.TEXTS
+
+
+def gold_of(module: ModuleType) -> Callable[..., Any] | None:
+    """The module's `gold(example)`, if it has one; FunctionError when it does not take one argument."""
+    gold = getattr(module, "gold", None)
+    if not inspect.isfunction(gold):
+        return None
+    try:
+        inspect.signature(gold).bind(object())
+    except TypeError as error:
+        what = f"gold{inspect.signature(gold)} cannot be called with one argument: {error}"
+        why = "gold(example) gives a completion that must score 1, for the audit before training"
+        raise FunctionError(what, why=why, fix="take the example alone, or rename the function") from error
+    return gold
+
+
+def _two_parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError) as error:
+        fix = f"wrap it: def {name}(response, reference): ..."
+        raise FunctionError(f"the signature of {name!r} cannot be read: {error}", why=EXPECTED, fix=fix) from error
+    try:
+        signature.bind(object(), object())
+    except TypeError as error:
+        what = f"{name}{signature} cannot be called with two arguments: {error}"
+        raise FunctionError(what, why=EXPECTED, fix="take two arguments, or give the others defaults") from error
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [p for p in signature.parameters.values() if p.kind in by_position][:2]
+    if len(parameters) < 2:
+        what = f"{name}{signature} does not say what its two arguments are"
+        raise FunctionError(what, why=EXPECTED, fix="name them")
+    return parameters
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return str(text).strip("\"'").rpartition(".")[2]
+
+
+def _by_name(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        fix = "write package.module, or a path that ends in .py"
+        raise FunctionError(f"{name!r} is neither a module name nor a .py file", fix=fix)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise
+        what = f"there is no module {name!r}"
+        raise FunctionError(
+            what,
+            why="it is looked for in this folder and among what is installed",
+            fix="correct the name, or give the path of the .py file",
+        ) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Import the file under a name made of its whole path, so that files of the same name stay apart."""
+    if not path.is_file():
+        raise FunctionError(f"there is no file {path}", fix="correct the path; it is relative to the folder of the run")
+    name = "retrain_custom_reward_" + "_".join(path.resolve().with_suffix("").parts[1:])
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = SourceFileLoader(name, str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))  # type: ignore[arg-type]
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

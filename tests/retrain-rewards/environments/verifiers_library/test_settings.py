@@ -1,0 +1,151 @@
+"""`[environment]` before the library is imported, and an environment that is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.api import Config, ConfigError, Kind, PluginContext, Plugins, Seeds, install_line, resolve
+from retrain_rewards.environments.verifiers_library import locate
+from retrain_rewards.environments.verifiers_library.environment import VerifiersEnvironment
+from retrain_rewards.environments.verifiers_library.settings import Settings
+from retrain_rewards.tables import EnvironmentTable
+
+Sit = Callable[..., Any]
+needs_library = pytest.mark.skipif(importlib.util.find_spec("verifiers") is None, reason="needs verifiers")
+
+
+def made(plugins: Plugins, **table: Any) -> VerifiersEnvironment:
+    """As the kernel makes it: by its name, from the table."""
+    found = resolve(plugins, Kind.ENVIRONMENT, "verifiers", where="test")
+    config = Config(tables={"environment": EnvironmentTable(provider="verifiers", **table)})
+    environment: VerifiersEnvironment = found.target(PluginContext(config=config, seeds=Seeds(1), plugins=plugins))
+    return environment
+
+
+@needs_library
+def test_the_table_becomes_the_settings(plugins: Plugins) -> None:
+    settings = made(plugins, id="a/b@1.0", args='{"split": "train"}', max_turns=3, timeout_s=5.0).settings
+    assert (settings.name, settings.hub_id, settings.library_id) == ("b", "a/b@1.0", "a/b")
+    assert (settings.args, settings.max_turns, settings.timeout_s) == ({"split": "train"}, 3, 5.0)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("table", "what"),
+    [
+        ({"id": ""}, "needs one"),
+        ({"id": "../elsewhere"}, "is not the id"),
+        ({"id": "a/b/c"}, "is not the id"),
+        ({"id": "a; rm -rf /"}, "is not the id"),
+        ({"id": "--help"}, "is not the id"),
+        ({"id": "a/--help"}, "is not the id"),
+        ({"id": "b", "max_turns": 0}, "0 turns"),
+        ({"id": "b", "args": {"when": float("nan")}}, "args"),
+    ],
+)
+def test_a_wrong_table_is_refused_at_once(plugins: Plugins, table: Any, what: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=what):
+        made(plugins, **table)
+
+
+def test_a_missing_library_is_told_with_the_install_line(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "verifiers" else find(name))
+    with pytest.raises(ConfigError, match=re.escape(install_line("retrain-rewards", "verifiers"))):
+        made(plugins, id="primeintellect/gsm8k")
+
+
+def test_making_it_imports_no_library(plugins: Plugins) -> None:
+    code = (
+        "import sys\n"
+        "import retrain_rewards.environments.verifiers_library.environment\n"
+        "assert not {'verifiers', 'datasets', 'openai', 'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+
+
+@needs_library
+def test_what_is_not_installed_is_named_with_its_neighbours(sit: Sit, tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "word_game-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: word-game\nVersion: 1.0\nRequires-Dist: verifiers\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        sit("somebody/word_games")
+    text = str(caught.value)
+    assert "is not installed" in text
+    assert "near names among the installed ones: word-game" in text
+    assert "auto_install = true" in text
+    assert "prime env install somebody/word_games" in text
+    with pytest.raises(ConfigError, match="write the id with its owner"):
+        sit("word_games", auto_install=True)
+
+
+@needs_library
+def test_a_module_that_breaks_is_told(sit: Sit, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "breaks_on_import.py").write_text("raise SystemExit('no key')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="SystemExit: no key"):
+        sit("breaks-on-import")
+
+
+def fake_prime(folder: Path, script: str) -> str:
+    """A command `prime` that does this."""
+    file = folder / "prime"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@needs_library
+def test_an_environment_is_installed_from_the_hub(sit: Sit, tmp_path: Path, monkeypatch: Any) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    has_classic = importlib.util.find_spec("verifiers.legacy") is not None
+    source = Path(__file__).parent / "packages" / ("guess_number.py" if has_classic else "taskset_sum.py")
+    monkeypatch.syspath_prepend(str(site))
+    script = f'test "$*" = "env install somebody/new-game" && cp {source} {site}/new_game.py'
+    monkeypatch.setenv("PATH", fake_prime(tmp_path, script))
+    assert sit("somebody/new-game", auto_install=True).data.examples
+    sys.modules.pop("new_game")
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [("echo 'Error: no such environment' >&2; exit 1", "no such environment"), ("sleep 60", "took longer than 0.5 s")],
+)
+def test_a_failed_install_says_why_and_how_by_hand(
+    sit: Sit, tmp_path: Path, monkeypatch: Any, script: str, reason: str
+) -> None:
+    monkeypatch.setenv("PATH", fake_prime(tmp_path, f"exec {script}" if script.startswith("sleep") else script))
+    monkeypatch.setattr(locate, "INSTALL_TIMEOUT_S", 0.5)
+    with pytest.raises(ConfigError) as caught:
+        sit("somebody/other-game", auto_install=True)
+    assert reason in str(caught.value)
+    assert "prime env install somebody/other-game" in str(caught.value)
+
+
+@pytest.mark.long
+@needs_library
+def test_without_a_network_the_install_fails_with_the_command(sit: Sit, monkeypatch: Any) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(locate.shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        sit("somebody/other-game", auto_install=True)
+    assert "prime env install somebody/other-game" in str(caught.value)
+
+
+def test_settings_are_plain() -> None:
+    assert Settings(id="x").problem("id", "what").problems[0].where == "[environment] id"

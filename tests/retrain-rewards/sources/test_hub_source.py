@@ -1,0 +1,261 @@
+"""Data sets by id, from local copies of the hub's layouts and from a cache; splits, subsets, filters, presets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from retrain.api import ConfigError
+from retrain_rewards.sources.files import split_of
+from retrain_rewards.sources.table_source import extracted
+
+Load = Callable[..., Any]
+GSM8K = [
+    {"question": "How many?", "answer": "She has <<3*4=12>>12.\n#### 12"},
+    {"question": "How much?", "answer": "It costs $1,250.\n#### 1,250"},
+    {"question": "Why?", "answer": "no final answer"},
+]
+DAPO_HEAD = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
+DAPO = {
+    "data_source": "math_dapo",
+    "prompt": [{"role": "user", "content": f"{DAPO_HEAD}Find $n$.\nIt is even.{DAPO_TAIL}"}],
+    "ability": "MATH",
+    "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"},
+    "extra_info": {"index": "9a9b6eb4"},
+}
+
+
+def task(number: int, **extra: object) -> dict[str, object]:
+    return {"prompt": f"question {number}", "answer": str(number), **extra}
+
+
+def put(root: Path, files: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Write each file by its suffix; returns the folder."""
+    for name, rows in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet"):
+            pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), file)
+        else:
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(root)
+
+
+LAYOUTS = {
+    "data/": ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/test-00000.parquet"],
+    "top": ["train_a.jsonl", "train_b.jsonl", "test.jsonl"],
+    "subset": ["main/train-0.parquet", "main/train-1.parquet", "main/test-0.parquet"],
+    "a folder per split": ["train/a.jsonl", "train/b.jsonl", "test/a.jsonl"],
+    "named": ["toy-train.1.jsonl", "toy-train.2.jsonl", "toy-dev.jsonl", "toy-test.jsonl"],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_local_copy_gives_the_split_that_is_asked_for(load: Load, tmp_path: Path, layout: str) -> None:
+    rows = {name: [task(number)] for number, name in enumerate(LAYOUTS[layout], start=1)}
+    path = put(tmp_path, rows)
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert [e.reference for e in load("hub", path=path).examples] == ["1", "2"]
+    assert [e.reference for e in load("hub", path=path, options={"split": "test"}).examples] == [str(len(rows))]
+    with pytest.raises(ConfigError, match=r"(?s)has no split 'nope'.*found: .*test, train"):
+        load("hub", path=path, options={"split": "nope"})
+
+
+def test_subsets_are_named_when_there_are_several(load: Load, tmp_path: Path) -> None:
+    path = put(tmp_path, {"easy/train.jsonl": [task(1)], "hard/train.jsonl": [task(2)]})
+    with pytest.raises(ConfigError, match=r'(?s)several subsets.*found: easy, hard.*options = \{ subset = "easy" \}'):
+        load("hub", path=path)
+    for source in ("hub", "files"):
+        assert [e.reference for e in load(source, path=path, options={"subset": "hard"}).examples] == ["2"]
+    with pytest.raises(ConfigError, match=r"(?s)no subset 'harder'.*easy, hard"):
+        load("hub", path=path, options={"subset": "harder"})
+
+
+def test_files_reads_a_folder_as_before_unless_a_split_is_named(load: Load, tmp_path: Path) -> None:
+    path = put(tmp_path, {"train.jsonl": [task(1)], "test.jsonl": [task(2)]})
+    assert [e.reference for e in load("files", path=path).examples] == ["2", "1"]  # all files, sorted by name
+    assert [e.reference for e in load("files", path=path, options={"split": "train"}).examples] == ["1"]
+
+
+def test_what_save_to_disk_wrote(load: Load, tmp_path: Path) -> None:
+    import datasets
+
+    train, test = (datasets.Dataset.from_list([task(n)]) for n in (1, 2))
+    train.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict(train=train, test=test).save_to_disk(str(tmp_path / "both"))
+    for source in ("files", "hub"):
+        assert [e.reference for e in load(source, path=str(tmp_path / "one")).examples] == ["1"]
+        loaded = load(source, path=str(tmp_path / "both"), options={"split": "test"})
+        assert [e.reference for e in loaded.examples] == ["2"]
+    with pytest.raises(ConfigError, match=r"(?s)no split 'dev'.*found: train, test"):
+        load("hub", path=str(tmp_path / "both"), options={"split": "dev"})
+
+
+def test_a_folder_of_mixed_columns_is_refused_with_both_files(load: Load, tmp_path: Path) -> None:
+    path = put(tmp_path, {"a.jsonl": [task(1)], "b.parquet": [{"question": "q", "solution": "1"}]})
+    with pytest.raises(ConfigError) as caught:
+        load("files", path=path)
+    told = str(caught.value)
+    assert f"{tmp_path / 'b.parquet'}: has other columns than {tmp_path / 'a.jsonl'}" in told
+    assert "no column 'prompt'" in told
+    assert "columns: question, solution" in told
+
+
+def test_rows_are_chosen_by_the_values_of_columns(load: Load, tmp_path: Path) -> None:
+    rows = [task(1, level=4, kind={"name": "x"}), task(2, level=5, kind={"name": "y"}), task(3, level=6, kind=None)]
+    path = put(tmp_path, {"t.jsonl": rows})
+    chosen = load("files", path=path, options={"where": {"level": [5, "6"], "kind.name": "y"}})
+    assert [e.reference for e in chosen.examples] == ["2"]
+    assert any("2 rows left out: not chosen by [data.options] where (first:" in note for note in chosen.notes)
+    with pytest.raises(ConfigError, match=r"(?s)no column 'levle'.*use 'level'"):
+        load("files", path=path, options={"where": {"levle": 4}})
+
+
+def test_answers_inside_columns_chats_and_solutions(load: Load, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": r"It is \boxed{4}."}]
+    path = put(tmp_path, {"t.jsonl": [{"messages": chat, "gold": {"answer": "four"}}]})
+    options = {"answer_in_chat": True, "extract": "boxed"}
+    from_chat = load("files", path=path, prompt_key="messages", options=options).examples[0]
+    assert ([dict(m) for m in from_chat.prompt], from_chat.reference) == (chat[:1], "4")
+    assert from_chat.info == {"gold": {"answer": "four"}}
+    put(tmp_path, {"t.jsonl": [{"q": {"text": "2 + 2?"}, "gold": {"answer": 4}}]})
+    nested = load("files", path=path, prompt_key="q.text", answer_key="gold.answer").examples[0]
+    assert (nested.prompt, nested.reference) == ("2 + 2?", "4")
+    with pytest.raises(ConfigError, match="does not end with a message of the assistant"):
+        load("files", path=path, prompt_key="q.text", options=options)
+
+
+def test_what_a_solution_states_as_its_answer() -> None:
+    assert extracted("a #### b\n#### 1,234,567.5 ", "hashes") == "1234567.5"
+    assert extracted("(1, 2)", "whole") == "(1, 2)"
+    assert extracted(r"\boxed{1}, no, \boxed{2}", "boxed") == "2"
+    assert [extracted("none of it", how) for how in ("hashes", "boxed")] == ["", ""]  # type: ignore[arg-type]
+
+
+def test_names_of_splits() -> None:
+    names = {"train-00000-of-00001": "train", "gsm8k_test": "test", "dev": "validation", "training.2": "train"}
+    assert {name: split_of(name) for name in names} == names
+    assert [split_of(name) for name in ("trainer", "contest", "tasks", "")] == [""] * 4
+
+
+def test_gsm8k_from_copies_of_both_layouts(load: Load, tmp_path: Path) -> None:
+    hub = put(tmp_path / "hub", {"main/train-00000-of-00001.parquet": GSM8K, "socratic/train-0.parquet": [task(1)]})
+    github = put(tmp_path / "github", {"train.jsonl": GSM8K, "test.jsonl": GSM8K[:1]})
+    for path in (hub, github):
+        loaded = load("gsm8k", path=path)
+        assert [(e.prompt, e.reference) for e in loaded.examples] == [("How many?", "12"), ("How much?", "1250")]
+        assert loaded.examples[0].info == {"answer": GSM8K[0]["answer"]}  # the solution, for a warm start
+        assert "gsm8k: 1 rows left out: no reference answer" in loaded.notes[1]
+    assert len(load("gsm8k", path=github, options={"split": "test"}).examples) == 1
+    changed = put(tmp_path / "changed", {"train.jsonl": [{"problem": "q", "result": "#### 1"}]})
+    with pytest.raises(ConfigError, match=r"(?s)no column 'question'.*columns: problem, result"):
+        load("gsm8k", path=changed)
+    assert load("gsm8k", path=changed, prompt_key="problem", answer_key="result").examples[0].reference == "1"
+
+
+def test_dapo_math_loses_its_own_instruction_and_its_copies(load: Load, tmp_path: Path) -> None:
+    path = put(tmp_path, {"data/dapo-math-17k.parquet": [DAPO, DAPO]})
+    loaded = load("dapo-math", path=path)
+    assert [(e.prompt, e.reference) for e in loaded.examples] == [("Find $n$.\nIt is even.", "34")]
+    assert "dapo-math: 1 duplicates dropped" in loaded.notes
+
+
+def test_deepscaler(load: Load, tmp_path: Path) -> None:
+    row = {"problem": "Find $x$.", "answer": r"\frac{1}{2}", "solution": "long"}
+    loaded = load("deepscaler", path=put(tmp_path, {"deepscaler.json": [row]}))
+    assert (loaded.examples[0].prompt, loaded.examples[0].reference) == ("Find $x$.", r"\frac{1}{2}")
+
+
+def test_countdown_asks_for_an_expression_and_brings_its_verifier(load: Load, tmp_path: Path) -> None:
+    path = put(tmp_path, {"data/train-00000-of-00001.parquet": [{"target": 98, "nums": [44, 19, 35]}]})
+    loaded = load("countdown", path=path)
+    example = loaded.examples[0]
+    assert (example.reference, example.info) == ("", {"target": 98, "nums": [44, 19, 35]})
+    assert "44, 19, 35" in str(example.prompt)
+    assert loaded.reward.score(example, r"\boxed{44 + 19 + 35}").value == 1.0
+    for nums, target in (([1, "2"], 3), ([], 3), ([1] * 9, 9), ([1, 2], None), ("12", 3)):
+        put(tmp_path / "bad", {"t.jsonl": [{"nums": nums, "target": target}]})
+        with pytest.raises(ConfigError, match=r"t\.jsonl:1: not a puzzle"):
+            load("countdown", path=str(tmp_path / "bad"))
+
+
+def test_the_memory_of_many_tasks_is_told(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(tmp_path, {"t.jsonl": [task(1), task(2)]})
+    assert len(load("files", path=path).notes) == 1
+    monkeypatch.setattr("retrain_rewards.sources.collector.LARGE_CHARS", 21)
+    assert load("files", path=path).notes[-1] == "files: the tasks take 0.0 GB of memory or more"
+
+
+def test_what_is_no_data_set(load: Load, tmp_path: Path) -> None:
+    for path, message in (("", "no data set given"), ("tasks.jsonl", "neither a local folder"), ("a/b.csv", "neither")):
+        with pytest.raises(ConfigError, match=message):
+            load("hub", path=path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds no data file"):
+        load("hub", path=str(tmp_path / "empty"))
+
+
+def test_the_first_rows_as_they_stand(plugins: Any, tmp_path: Path) -> None:
+    from retrain.api import Config, Kind, PluginContext, Seeds, resolve
+    from retrain.kernel.config.schema import DataTable
+
+    path = put(tmp_path, {"t.jsonl": [{"a": n} for n in range(5)]})
+    config = Config(tables={"data": DataTable(source="files", path=path)})
+    context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
+    source = resolve(plugins, Kind.DATA_SOURCE, "files", where="test").target(context)
+    assert source.preview(3) == [{"a": 0}, {"a": 1}, {"a": 2}]
+
+
+FROM_CACHE = """
+from retrain.api import Config, ConfigError, Kind, PluginContext, Seeds, load_plugins, resolve
+from retrain.kernel.config.schema import DataTable
+plugins = load_plugins()
+for path, options in (("org/toy", {}), ("org/toy", {"subset": "other"}), ("org/other", {"revision": "abc"})):
+    config = Config(tables={"data": DataTable(source="hub", path=path, options=options)})
+    context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
+    try:
+        loaded = resolve(plugins, Kind.DATA_SOURCE, "hub", where="test").target(context).load()
+        print([e.reference for e in loaded.examples])
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_a_data_set_that_was_downloaded_is_read_without_the_hub(tmp_path: Path) -> None:
+    import datasets
+
+    put(tmp_path, {"toy.jsonl": [task(1), task(2)]})
+    builder = datasets.load_dataset_builder(
+        "json", data_files=str(tmp_path / "toy.jsonl"), cache_dir=str(tmp_path / "c")
+    )
+    builder.download_and_prepare()
+    cached = tmp_path / "datasets" / "org___toy" / "default" / "0.0.0" / "0123456789abcdef"
+    cached.parent.mkdir(parents=True)
+    Path(builder.cache_dir).rename(cached)
+    for arrow in cached.glob("*.arrow"):
+        arrow.rename(cached / "toy-train.arrow")
+    info = json.loads((cached / "dataset_info.json").read_text())
+    info |= {"dataset_name": "toy", "config_name": "default", "builder_name": "parquet"}
+    info["splits"]["train"]["dataset_name"] = "toy"
+    (cached / "dataset_info.json").write_text(json.dumps(info))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    env |= {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", FROM_CACHE], capture_output=True, text=True, env=env, check=True)
+    first, *others = done.stdout.strip().splitlines()
+    assert first == "['1', '2']"
+    told = "\n".join(others)
+    assert "data set org/toy (other, split train) cannot be loaded" in told
+    assert "data set org/other (split train, abc) cannot be loaded" in told

@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.api import ConfigError, Example, Score, install_line
+from retrain_rewards.sources.reasoning_gym import entries
+from retrain_rewards.sources.reasoning_gym.library import from_plain, to_plain
+from retrain_rewards.sources.reasoning_gym.verifier import GUARDS, affirms_one, harmless, is_literal
+
+Load = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("one_entries_process")
+
+
+def boxed(answer: str) -> str:
+    return rf"I think it is \boxed{{{answer}}}"
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("chain_sum", {"min_digits": 1, "max_digits": 2}),
+        ("gcd", {}),
+        ("products", {}),
+        ("rotate_matrix", {}),
+        ("ransom_note", {}),
+    ],
+)
+def test_right_answers_score_one_and_wrong_ones_do_not(load: Load, name: str, config: dict[str, object]) -> None:
+    loaded = load("reasoning_gym", options={"name": name, "size": 12, "config": config})
+    assert loaded.reward is not None
+    for example in loaded.examples:
+        json.dumps(dict(example.info))
+        assert loaded.reward.score(example, boxed(example.reference)).value == 1.0
+        assert loaded.reward.score(example, boxed("no idea")).value < 0.1
+        assert loaded.reward.score(example, example.reference).value == 0.0
+        assert loaded.reward.score(example, "").value == 0.0
+
+
+def test_seed_and_size(load: Load) -> None:
+    first, again, other = (load("reasoning_gym", options={"name": "lcm", "size": 5, "seed": s}) for s in (1, 1, 9))
+    assert [e.id for e in first.examples] == [e.id for e in again.examples]
+    assert not {e.id for e in first.examples} & {e.id for e in other.examples}
+
+
+@pytest.mark.long
+def test_entries_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
+    kept_alive = [e.id for e in load("reasoning_gym", options={"name": "word_ladder", "size": 3}).examples]
+    monkeypatch.setattr(entries, "subprocess", subprocess)  # from here on each is made in a process of its own
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    first = load("reasoning_gym", options={"name": "word_ladder", "size": 3})
+    monkeypatch.setenv("PYTHONHASHSEED", "2")
+    assert [e.id for e in load("reasoning_gym", options={"name": "word_ladder", "size": 3}).examples] == [
+        e.id for e in first.examples
+    ]
+    assert [e.id for e in first.examples] == kept_alive
+
+
+def test_tuples_survive_and_partial_credit_is_the_librarys(load: Load) -> None:
+    loaded = load("reasoning_gym", options={"name": "rearc", "size": 1})
+    (example,) = loaded.examples
+    again = Example(id="x", prompt="p", reference=example.reference, info=json.loads(json.dumps(dict(example.info))))
+    assert loaded.reward.score(again, boxed(example.reference)).value == 1.0
+
+
+def test_a_data_set_without_a_single_answer_is_judged_by_its_verifier(load: Load) -> None:
+    loaded = load("reasoning_gym", options={"name": "graph_color", "size": 2})
+    example = loaded.examples[0]
+    assert example.reference == ""
+    solution = json.dumps(
+        {str(k): v for k, v in from_plain(example.info["entry"])["metadata"]["possible_answer"].items()}
+    )
+    assert loaded.reward.score(example, boxed(solution)).value == 1.0
+    for hack in ("", "{}", "None", "0"):
+        assert loaded.reward.score(example, boxed(hack)).value < 0.1
+
+
+def test_composite_of_two_data_sets(load: Load) -> None:
+    config = {"datasets": [{"name": "gcd"}, {"name": "chain_sum", "weight": 2.0, "config": {"max_terms": 2}}]}
+    loaded = load("reasoning_gym", options={"name": "composite", "size": 10, "config": config})
+    assert all(loaded.reward.score(e, boxed(e.reference)).value == 1.0 for e in loaded.examples)
+
+
+@pytest.mark.long
+def test_the_verifier_is_small_and_works_in_a_process_of_its_own(load: Load) -> None:
+    loaded = load("reasoning_gym", options={"name": "chain_sum", "size": 2})
+    payload = pickle.dumps((loaded.reward, loaded.examples[0]))
+    assert len(pickle.dumps(loaded.reward)) < 500
+    assert pickle.loads(payload)[0] == loaded.reward
+    code = (
+        "import pickle, sys; reward, example = pickle.loads(sys.stdin.buffer.read());"
+        "print(reward.score(example, r'\\boxed{' + example.reference + '}').value)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=payload, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "chain_sums"}, "(?s)no data set 'chain_sums'.*use 'chain_sum'"),
+        ({"name": "zzzz"}, "(?s)no data set 'zzzz'.*use one of: .*chain_sum"),
+        (
+            {"name": "chain_sum", "config": {"max_term": 3}},
+            "(?s)no option 'max_term'.*min_terms, max_terms.*use 'max_terms'",
+        ),
+        ({"name": "chain_sum", "config": {"seed": 3}}, "an option of the source"),
+        (
+            {"name": "chain_sum", "config": {"min_terms": 9, "max_terms": 3}},
+            "refuses its configuration: AssertionError",
+        ),
+        ({"name": "chain_sum", "config": {"min_terms": "two"}}, "refuses its configuration: TypeError"),
+        ({"name": "composite"}, "refuses its configuration"),
+        ({"name": "composite", "config": {"datasets": [{"name": "nothing"}]}}, "cannot make data set 'composite'"),
+    ],
+)
+def test_bad_options_are_one_clear_error(load: Load, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load("reasoning_gym", options={"size": 2} | options)
+
+
+@pytest.mark.parametrize("options", [{}, {"name": ""}, {"name": "gcd", "size": 0}, {"name": "gcd", "conf": {}}])
+def test_bad_kernel_options_are_refused(load: Load, options: dict[str, object]) -> None:
+    with pytest.raises(AssertionError, match="Problem"):
+        load("reasoning_gym", options=options)
+
+
+def test_a_missing_library_says_how_to_install_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ConfigError, match=re.escape(install_line("retrain-rewards", "reasoning-gym"))):
+        load("reasoning_gym", options={"name": "gcd"})
+
+
+def evaluating() -> set[str]:
+    """Data sets of the installed library whose verifier mentions an evaluator."""
+    import reasoning_gym  # noqa: F401
+    from reasoning_gym.factory import DATASETS
+
+    pattern = re.compile(r"\beval\(|\bexec\(|\bparse_expr\(|sympify\(|Fraction\(|Decimal\(|pickle|subprocess|compile\(")
+    return {name for name, (kind, _) in DATASETS.items() if pattern.search(inspect.getsource(kind.score_answer))}
+
+
+def test_every_verifier_that_evaluates_answers_is_guarded() -> None:
+    # number_sorting evaluates its own entry only, never the answer
+    assert evaluating() - {"number_sorting"} <= GUARDS.keys()
+
+
+CODE = [
+    "__import__('os').system('touch {path}')",
+    "[c for c in ().__class__.__base__.__subclasses__()]",
+    "open('{path}', 'w').write('x')",
+    "exec(\"open('{path}', 'w')\")",
+    "  open('{path}', 'w')",
+    "(lambda: open('{path}', 'w'))()",
+    "[open('{path}', 'w')]",
+    'f\'{open("{path}", "w")}\'',
+    "x.__class__",
+    "[0]*10**10",
+]
+RUNAWAY = ["9**9**9**9", "((9**99)**99)**99", "2**(9*9*9*9*9*9)", "factorial(99999999)", "99999999!", "1e999999999"]
+RUNAWAY += [
+    "exp(exp(exp(exp(9))))*9**9**9",
+    "9**99999",
+    "(" * 10_000,
+    "-" * 100_000 + "1",
+    "x" * 3000,
+    "Integral(x, x)",
+]
+
+
+@pytest.mark.parametrize("name", sorted(GUARDS))
+def test_no_verifier_runs_model_output_and_honest_answers_still_count(load: Load, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "planted"
+    loaded = load("reasoning_gym", options={"name": name, "size": 8})
+    for code in CODE:
+        answer = code.replace("{path}", str(path))
+        assert not harmless(name, answer)
+        assert loaded.reward.score(loaded.examples[0], boxed(answer)).value < 0.1
+    for answer in RUNAWAY:
+        assert not harmless(name, answer) or GUARDS[name] is is_literal
+        assert loaded.reward.score(loaded.examples[0], boxed(answer)).value < 0.1
+    assert not path.exists()
+    honest = [example for example in loaded.examples if "Integral" not in example.reference]
+    assert honest
+    assert all(loaded.reward.score(example, boxed(example.reference)).value == 1.0 for example in honest)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("countdown", "(3 + 4)*2 - 1/5"),
+        ("puzzle24", "8*3*1**2"),
+        ("polynomial_multiplication", "-60*x**4 + 3*x*y - 1.5"),
+        ("simple_integration", "3*x**2/2 + sin(x)*exp(-x**2) + C"),
+        ("intermediate_integration", "x**(1/2) + 2**x + sqrt(x) + C"),
+        ("n_queens", "_ Q _ _\n_ _ _ Q\nQ _ _ _\n_ _ Q _"),
+        ("string_insertion", "ABCDE"),
+        ("spiral_matrix", "1 2 3"),
+        ("binary_matrix", "[[0, 1], [1, 0]]"),
+        ("coin_flip", "1/8"),
+        ("coin_flip", "3.05e-05"),
+        ("power_function", "-1.5E+21"),
+        ("chain_sum", "__import__('os')"),  # compared as text only
+    ],
+)
+def test_honest_answers_reach_the_verifier(name: str, answer: str) -> None:
+    assert harmless(name, answer)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers() | st.tuples(st.integers(), st.text()), inner)
+        | st.dictionaries(st.sampled_from(["__tuple__", "__pairs__", "__set__"]), inner)
+        | st.sets(st.integers())
+    ),
+    max_leaves=15,
+)
+
+
+@given(PLAIN)
+def test_plain_data_comes_back_as_it_was(value: object) -> None:
+    back = from_plain(json.loads(json.dumps(to_plain(value))))
+    assert back == value
+    assert repr(back) == repr(value) or isinstance(value, set | frozenset) or "{" in repr(value)
+
+
+def test_fractions_survive(load: Load) -> None:
+    value = {"half": Fraction(1, 2), "all": [Fraction(-7, 3), Fraction(4)]}
+    assert from_plain(json.loads(json.dumps(to_plain(value)))) == value
+    loaded = load("reasoning_gym", options={"name": "gsm_symbolic", "size": 12})  # its entries hold some
+    assert all(loaded.reward.score(e, boxed(e.reference)).value == 1.0 for e in loaded.examples)
+
+
+@pytest.mark.slow
+def test_entries_whose_own_answer_may_not_be_verified_are_left_out_and_counted(load: Load) -> None:
+    loaded = load("reasoning_gym", options={"name": "intermediate_integration", "size": 60})
+    assert not any("Integral" in e.reference for e in loaded.examples)
+    (note,) = [note for note in loaded.notes if "left out" in note]
+    assert re.search(
+        r"[1-9]\d* rows left out: no answer that may be verified \(first: intermediate_integration entry", note
+    )
+
+
+def test_what_is_not_plain_is_refused() -> None:
+    with pytest.raises(TypeError, match="object is not plain data"):
+        to_plain({"a": [object()]})
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "is_one"),
+    [
+        (r"\neq 78", "78", False),
+        (r"78\text{ or }79", "78", False),
+        (r"78\text{, but maybe 79}", "78", False),
+        (r"78\text{ million}", "78", False),
+        ("78 or 79", "78", False),
+        ("not 78", "78", False),
+        ("not Oliver is a pioneer", "Oliver is a pioneer", False),
+        ("RD or UL", "RD", False),
+        ("78", "78", True),
+        (r"78\text{ dollars}", "78", True),
+        (r"\text{True}", "True", True),
+        ("not", "not", True),
+        ("to be or not to be", "be to not or be to", True),  # a text, whose words the verifier compares
+        (r"a \neq b", r"x \neq y", True),
+        ("normal", "78", True),
+    ],
+)
+def test_an_answer_that_hedges_denies_or_scales_is_none(answer: str, right: str, is_one: bool) -> None:
+    assert affirms_one(answer, right) is is_one
+
+
+@pytest.mark.usefixtures("one_entries_process")
+@pytest.mark.parametrize("name", ["gsm_symbolic", "knights_knaves"])
+def test_a_lenient_verifier_of_the_library_gets_no_hedge(load: Load, name: str) -> None:
+    loaded = load("reasoning_gym", options={"name": name, "size": 2})
+    for example in loaded.examples:
+        right = example.info["entry"]["answer"]
+        assert loaded.reward.score(example, rf"\boxed{{{right}}}") == Score.of(1.0)
+        for wrong in (rf"\neq {right}", f"not {right}", rf"{right}\text{{ or }}7"):
+            assert loaded.reward.score(example, rf"\boxed{{{wrong}}}") == Score.of(0.0), wrong
+
+
+def test_difficulty_by_the_data_sets_own_levels(load: Load) -> None:
+    easy, hard, own = (
+        load("reasoning_gym", options={"name": "chain_sum", "size": 20, **options}).examples
+        for options in ({"level": 0}, {"level": 4}, {"level": 4, "config": {"max_terms": 2}})
+    )
+    terms = [max(str(e.prompt).count("+") + str(e.prompt).count("-") for e in found) for found in (easy, hard, own)]
+    assert terms[0] == terms[2] == 1
+    assert terms[1] > 1
+    with pytest.raises(ConfigError, match=r"(?s)level: data set 'gsm_symbolic' has no levels of difficulty"):
+        load("reasoning_gym", options={"name": "gsm_symbolic", "level": 1})
+    with pytest.raises(ConfigError, match="is an option of the source"):
+        load("reasoning_gym", options={"name": "chain_sum", "config": {"level": 1}})

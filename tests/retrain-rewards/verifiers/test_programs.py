@@ -1,0 +1,230 @@
+"""The table of right, wrong and hostile programs, and hostile replies against the process that scores."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.api import Example, RewardError
+from retrain_rewards.sandbox.process import Limits
+from retrain_rewards.sandbox.sandbox import NO_SANDBOX, Sandbox, find_sandbox, with_numpy
+from retrain_rewards.sandbox.values import Encoder, decoded, parsed
+from retrain_rewards.verifiers.code.compare import matches, printed_as_expected, read_reply, reply_limit
+from retrain_rewards.verifiers.code.reward import CodeReward
+
+SANDBOX, REASON = find_sandbox()
+TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))
+needs_sandbox = pytest.mark.skipif(SANDBOX is None, reason=f"no sandbox works here: {REASON}")
+
+
+def fenced(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+def example_of(name: str) -> Example:
+    tests: Any = TABLE[name]["tests"].replace("LONG", str_of_power())
+    tests = json.loads(tests) if tests.startswith('"') else tests  # the other layouts are read from JSON
+    return Example(id=name, prompt="", reference="", info={**TABLE[name].get("info", {}), "tests": tests})
+
+
+def str_of_power() -> str:
+    """2**20000 in decimal digits, more than `str` writes."""
+    value, digits = 2**20000, ""
+    while value:
+        value, low = divmod(value, 10**4000)
+        digits = (str(low).zfill(4000) if value else str(low)) + digits
+    return digits
+
+
+def reward_for(sandbox: Sandbox, **keys: Any) -> CodeReward:
+    has_numpy = keys.get("numpy", False)
+    limits = Limits(memory_bytes=2**31 if has_numpy else 2**29, cpu_s=4)
+    return CodeReward(sandbox=with_numpy(sandbox) if has_numpy else sandbox, limits=limits, time_limit_s=60.0, **keys)
+
+
+def verdicts(name: str, sandbox: Sandbox) -> dict[str, str]:
+    """The programs of a group that are judged wrongly, with the reasons."""
+    if TABLE[name].get("keys", {}).get("numpy"):
+        pytest.importorskip("numpy")
+    reward = reward_for(sandbox, **TABLE[name].get("keys", {}))
+    example, wrongly = example_of(name), {}
+    for kind, value, timeout_s in (("right", 1.0, 20.0), ("wrong", 0.0, 0.6)):
+        for label, program in TABLE[name].get(kind, {}).items():
+            score = replace(reward, test_timeout_s=timeout_s).score(example, fenced(program))
+            if score.value != value:
+                wrongly[f"{kind}: {label}"] = score.detail
+    return wrongly
+
+
+GROUPS = [pytest.param(name, marks=pytest.mark.slow if "numpy" in name else ()) for name in TABLE]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_right_programs_pass_and_wrong_or_hostile_ones_do_not(name: str) -> None:
+    assert verdicts(name, SANDBOX or NO_SANDBOX) == {}
+
+
+@pytest.mark.long
+@needs_sandbox
+@pytest.mark.parametrize("name", TABLE)
+def test_without_a_sandbox_the_verdicts_are_the_same(name: str) -> None:
+    assert verdicts(name, NO_SANDBOX) == {}
+
+
+def test_the_table_is_large_enough() -> None:
+    for kind in ("right", "wrong"):
+        assert sum(len(group.get(kind, {})) for group in TABLE.values()) >= 80
+
+
+CALL = Example(
+    id="call", prompt="", reference="", info={"tests": {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 2]]}}
+)
+FORGED = {
+    "dicts": "b'{},' * 2_000_000",
+    "lists": "b'[],' * 2_000_000",
+    "numbers": "b'1,' * 4_000_000",
+    "collisions": "b''.join(b'%d,' % (n * (2**61 - 1)) for n in range(200_000))",
+}
+FORGER = """
+import os
+def f(n):
+    text = b'+["set",' + FORGED + b'1]'
+    for fd in range(3, 30):
+        try: os.write(fd, len(text).to_bytes(8, 'big') + text)
+        except OSError: pass
+    return [1, 2]
+"""
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_reply_costs_the_scoring_process_next_to_nothing(name: str) -> None:
+    """The reply is written to the channel directly, past all bounds inside."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    reward = replace(reward_for(SANDBOX or NO_SANDBOX), test_timeout_s=5.0)
+    score = reward.score(CALL, fenced(FORGER.replace("FORGED", FORGED[name])))
+    assert (score.value, score.detail) == (0.0, "test 1 of 1: the program answered with too much")
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime - before.ru_utime < 1.0
+    assert after.ru_maxrss - before.ru_maxrss < 64 * 1024
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        {*range(3000)},
+        dict.fromkeys(range(3000), 0),
+        [frozenset(range(3000))],
+        {frozenset(range(3000))},
+        {(n,) for n in range(3000)},
+    ],
+    ids=["set", "dict", "frozenset", "set-of-frozenset", "set-of-tuples"],
+)
+def test_values_that_collide_are_never_put_into_a_table(expected: Any) -> None:
+    text = Encoder().encode(expected)
+    hostile = re.sub(r"\d+", lambda found: str(int(found[0]) * (2**61 - 1)), text)  # all of the same hash
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    size, items = reply_limit(expected)
+    assert len(hostile) <= size
+    assert not matches(read_reply(hostile, items), expected)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 0.5
+    assert matches(parsed(text), expected)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[{}]", '{"a":1}', "NaN", "[Infinity]", "[1", "1 2", "", "[" * 100_000, "1" * 5_000, "\ud800", "[,]"]
+)
+def test_text_that_is_no_reply_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - by any of several parts
+        parsed(text)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        *(
+            ["tuple", ["nonsense"]],
+            ["dict", 1],
+            ["float", "x"],
+            [[]],
+            [],
+            ["&", 5],
+            ["&", "a"],
+            ["namedtuple", "x y", 1],
+        ),
+        *(["Fraction", 1, 0], ["Decimal", "x"], ["date", "yesterday"], ["range", 1, 2, 0], ["int", "zz"], ["ndarray"]),
+        *(["object", 1, ["class", 1]], ["yours", 0], ["error"], ["deque", "x"], ["defaultdict"], ["array", "i", "x"]),
+    ],
+)
+def test_forged_values_are_refused(forged: Any) -> None:
+    with pytest.raises(ValueError, match="no plain value"):
+        decoded(forged)
+    for expected in (1, "x", [1], (1,), {1}, {1: 2}, 1.5, None):
+        assert not matches(forged, expected)
+        assert not matches(forged, expected, as_json=True, tolerance=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "tolerance", "same"),
+    [
+        ("7", "7", 0.0, True),
+        ("7 \n\n", "7", 0.0, True),
+        ("7\n8", "7", 0.0, False),
+        ("7", "7\n8", 0.0, False),
+        ("", "7", 0.0, False),
+        ("\n7", "7", 0.0, False),
+        ("0.5", "0.50", 0.0, False),
+        ("0.5", "0.50", 1e-9, True),
+        ("a 0.5 b", "a 0.50 b", 1e-9, True),
+        ("0.5  1", "0.5 1", 1e-9, True),
+        ("1", "1.0", 1e-9, True),
+        ("1.0", "1", 1e-9, False),  # a whole number is expected
+        ("1e0", "1.0", 1e-9, True),
+        ("inf", "1.0", 1e-1, False),
+        ("nan", "nan", 1e-1, True),
+        ("nan", "1.0", 1e-1, False),
+        ("1_0", "10.0", 1e-1, False),
+        ("1e9999", "1.0", 1e-1, False),
+        ("0.5 0.5", "0.5", 1e-1, False),
+    ],
+)
+def test_printed_lines(output: str, expected: str, tolerance: float, same: bool) -> None:
+    assert printed_as_expected(output, expected, tolerance=tolerance) is same
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from multiprocessing import Pool\nwith Pool(2) as pool: print(sum(pool.map(int, input().split())))",
+        "import multiprocessing\np = multiprocessing.Process(target=print, args=(3,))\np.start()\np.join()",
+        "import subprocess\nprint(subprocess.check_output(['echo', '3'], text=True))",
+    ],
+)
+def test_a_program_that_wants_processes_gets_a_reason(program: str) -> None:
+    score = replace(reward_for(SANDBOX or NO_SANDBOX), test_timeout_s=2.0).score(
+        example_of("stdin-sum"), fenced(program)
+    )
+    assert score.value == 0.0
+    assert "does not offer further processes" in score.detail
+
+
+@needs_sandbox
+def test_threads_are_counted_from_outside() -> None:
+    program = TABLE["stdin-sum"]["wrong"]["ten thousand threads"]
+    limits = Limits(memory_bytes=2**32)  # room for all of them
+    reward = replace(reward_for(SANDBOX or NO_SANDBOX), test_timeout_s=5.0, limits=limits)
+    score = reward.score(example_of("stdin-sum"), fenced(program))
+    assert (score.value, score.detail) == (0.0, "test 1 of 2: the program started too many threads")
+
+
+def test_tests_that_never_use_the_program_are_no_tests() -> None:
+    example = Example(id="e", prompt="", reference="", info={"tests": "def verify():\n    assert f(1) == 2\n"})
+    with pytest.raises(RewardError, match="never use the program"):
+        reward_for(SANDBOX or NO_SANDBOX).score(example, fenced("def f(n): return n"))
