@@ -11,8 +11,8 @@ import pytest
 from retrain.api import CheckpointMode, Config, Determinism, Kind, load_plugins
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
-from retrain_tinker.backend import TinkerBackend
 from retrain_tinker.adapter import fetch_adapter
+from retrain_tinker.backend import TinkerBackend
 from retrain_tinker.plugin import CAPABILITIES, retrain_check_config
 from tests.shared import first_or_long
 from tests.tinker_rows import batch_of, drawn
