@@ -1,17 +1,26 @@
-"""Completions on the page: the best, the worst and random ones of a few steps."""
+"""The completions on the page: the best, the worst and random ones of a few steps, with long texts shortened.
+
+The lines of a step are streamed; only shortened texts are kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.seeding import Seeds
+from retrain.records.reading import number, parse_record
 from retrain.records.record_names import GENERATIONS
 from retrain.report.chart_specs import value_text
 from retrain.report.gather import Material, ReportRun, evaluated_steps
 from retrain.report.parts import Fold, Grid, Heading, Link, Links, Part, Section, note
-from retrain.report.samples import Sample, StepSamples, read_samples, shown_steps
-from retrain.report.text import plural
+from retrain.report.step_offsets import last_step, lines_of
+from retrain.report.text import Excerpt, plural
 
 OF_EACH_ALONE, OF_EACH = 2, 1  # best, worst and random ones per step: for a single condition, and for each of several
 REASONS = {"eos": "ended", "length": "cut off at max_tokens", "turns": "out of turns"}
@@ -19,6 +28,11 @@ SELECTION = (
     "Of the first, middle and last evaluated step the completions with the highest and the lowest reward, and "
     "random ones; equal rewards in random order. They are model output: text, shown as such."
 )
+HEAD_CHARS, TAIL_CHARS = 2400, 1200  # answers are at the end
+TOKENS_SHOWN = 6
+PARTS_SHOWN = 12
+STEP_BYTES = 64 << 20  # most that is read of a step
+_STREAMS = Seeds(0)  # fixed, so that the same files give the same page
 
 
 def completions_section(material: Material, links: Links) -> Section | None:
@@ -91,3 +105,177 @@ class Card(Part):
 
 def _file(folder: Path) -> Path:
     return folder / GENERATIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A completion and its offset in the file; `kind` is best, worst or random. Missing numbers are None."""
+
+    kind: str
+    offset: int
+    group: str
+    index: str
+    example_id: str
+    prompt: Excerpt
+    completion: Excerpt
+    reference: Excerpt
+    detail: Excerpt
+    outcome: str
+    stop_reason: str
+    reward: float | None
+    num_tokens: int | None
+    trained: bool
+    parts: Mapping[str, float]
+    surprisals: tuple[tuple[str, float], ...]
+
+
+def sample_of(record: Mapping[str, Any], *, kind: str, offset: int) -> Sample:
+    """The shown parts of a line of `generations.jsonl`, with tolerance for any content."""
+    tokens = number(record.get("num_tokens"))
+    return Sample(
+        kind=kind,
+        offset=offset,
+        group=str(record.get("group", "")),
+        index=str(record.get("index", "")),
+        example_id=str(record.get("example_id", "")),
+        prompt=excerpt(record.get("prompt")),
+        completion=excerpt(record.get("completion")),
+        reference=excerpt(record.get("reference")),
+        detail=excerpt(record.get("detail")),
+        outcome=str(record.get("outcome", "")),
+        stop_reason=str(record.get("stop_reason", "")),
+        reward=number(record.get("reward")),
+        num_tokens=None if tokens is None else int(tokens),
+        trained=record.get("trained") is True,
+        parts=_parts(record.get("reward_parts")),
+        surprisals=tuple(_surprisals(record.get("top_surprisal_tokens"))),
+    )
+
+
+def excerpt(value: object) -> Excerpt:
+    """Excerpt of a text, of messages with their roles, or of the JSON of anything else."""
+    whole = _as_text(value)
+    left_out = len(whole) - HEAD_CHARS - TAIL_CHARS
+    if left_out <= 0:
+        return Excerpt(whole)
+    return Excerpt(whole[:HEAD_CHARS], whole[-TAIL_CHARS:], left_out)
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(each, dict) and "content" in each for each in value):
+        return "\n\n".join(f"{each.get('role', '')}: {each['content']}" for each in value)
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _parts(value: object) -> dict[str, float]:
+    found = value.items() if isinstance(value, dict) else ()
+    numbers = {str(name): part for name, each in found if (part := number(each)) is not None}
+    return dict(list(numbers.items())[:PARTS_SHOWN])
+
+
+def _surprisals(value: object) -> list[tuple[str, float]]:
+    found = value[:TOKENS_SHOWN] if isinstance(value, list) else []
+    pairs = [(str(each.get("token", "")), number(each.get("surprisal"))) for each in found if isinstance(each, dict)]
+    return [(token, surprisal) for token, surprisal in pairs if surprisal is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSamples:
+    """The selection from a step, and its number of completions.
+
+    `num_passed_over` lines could not be read; `is_cut`: the step is larger than what is read.
+    """
+
+    step: int
+    samples: tuple[Sample, ...]
+    num_completions: int
+    num_passed_over: int
+    is_cut: bool
+
+
+def shown_steps(file: Path, evaluated: Sequence[int], most: int = 3) -> list[int]:
+    """First, middle and last evaluated step that the file has, with before training as 0; else of all steps."""
+    try:
+        with open_regular(file) as stream:
+            last = last_step(stream)
+    except OSError:
+        return []
+    if last is None:
+        return []
+    candidates = sorted({max(0, step) for step in evaluated if step <= last}) if len(evaluated) > 1 else []
+    candidates = candidates if len(candidates) > 1 else list(range(last + 1))
+    indices = {round(index * (len(candidates) - 1) / max(1, most - 1)) for index in range(most)}
+    return [candidates[index] for index in sorted(indices)]
+
+
+def read_samples(file: Path, step: int, *, of_each: int, key: str) -> StepSamples | None:
+    """`of_each` best, worst and random completions of a step; None if the file has none.
+
+    Ties are broken at random, reproducibly for the same `key` and step.
+    """
+    picks = _Picks(of_each, key, step)
+    num_passed_over = size = 0
+    try:
+        with open_regular(file) as stream:
+            for offset, line in lines_of(stream, step, most_bytes=STEP_BYTES):
+                size += len(line)
+                record = record_of(line)
+                if record is None:
+                    num_passed_over += 1
+                else:
+                    picks.add(offset, record)
+    except OSError:
+        return None
+    if not picks.num_completions and not num_passed_over:
+        return None
+    return StepSamples(
+        step=step,
+        samples=picks.chosen(),
+        num_completions=picks.num_completions,
+        num_passed_over=num_passed_over,
+        is_cut=size > STEP_BYTES,
+    )
+
+
+class _Picks:
+    """Keeps the selection while all completions are streamed."""
+
+    def __init__(self, of_each: int, key: str, step: int) -> None:
+        self._of_each = of_each
+        self._rng = _STREAMS.stream("report", key, step)
+        self._ranked: dict[str, list[tuple[tuple[float, float], Sample]]] = {"best": [], "worst": [], "random": []}
+        self.num_completions = 0
+
+    def add(self, offset: int, record: Mapping[str, Any]) -> None:
+        """Consider one completion."""
+        self.num_completions += 1
+        reward, tiebreak = number(record.get("reward")), float(self._rng.random())
+        if reward is not None:
+            self._rank("best", (-reward, tiebreak), offset, record)
+            self._rank("worst", (reward, tiebreak), offset, record)
+        self._rank("random", (tiebreak, 0.0), offset, record)
+
+    def chosen(self) -> tuple[Sample, ...]:
+        """Best, worst and random ones, none of them twice."""
+        found: list[Sample] = []
+        for ranked in self._ranked.values():
+            seen = {sample.offset for sample in found}
+            found += [sample for _, sample in ranked if sample.offset not in seen][: self._of_each]
+        return tuple(found)
+
+    def _rank(self, kind: str, key: tuple[float, float], offset: int, record: Mapping[str, Any]) -> None:
+        ranked = self._ranked[kind]
+        most = 3 * self._of_each  # the best may also be among the random ones
+        if len(ranked) < most or key < ranked[-1][0]:
+            ranked.append((key, sample_of(record, kind=kind, offset=offset)))
+            ranked.sort(key=lambda each: each[0])
+            del ranked[most:]
+
+
+def record_of(line: bytes) -> Mapping[str, Any] | None:
+    """The completion on a line of `generations.jsonl`; None where the line is damaged."""
+    with suppress(ValueError, RecursionError):
+        return parse_record(line, allow_nan=True, allow_overflow=True)
+    return None

@@ -32,7 +32,7 @@ class Report:
 def render(material: Material, plugin_given: Sequence[PluginSection], *, folder: Path, made: str) -> Report:
     """The page for a file in `folder`; `made` says when and how it was made. All data is untrusted."""
     links, title = Links(folder), title_of(material)
-    drawn_by_plugins, told_by_plugins = sections_of(plugin_given, links)
+    drawn_by_plugins, texts_of_plugins = sections_of(plugin_given, links)
     found = (
         summary_section(material, links, findings(material)),
         verdict_section(material),
@@ -43,7 +43,7 @@ def render(material: Material, plugin_given: Sequence[PluginSection], *, folder:
         settings_section(material),
         completions_section(material, links),
         health_section(material),
-        told_by_plugins,
+        texts_of_plugins,
         files_section(material, links, made),
     )
     sections = [section for section in found if section]

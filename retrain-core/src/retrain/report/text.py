@@ -40,6 +40,8 @@ def long_text(value: Excerpt) -> Markup:
 def plain(value: object, most_chars: int = 400, *, kept: str = "") -> str:
     """Text without markup, for a script to insert as text; control characters are made visible, except those `kept`."""
     shown = str(value)[:most_chars]
+    if shown.isprintable():
+        return shown
     return "".join(c if _is_harmless(c) or c in kept else _name(c) for c in shown)
 
 

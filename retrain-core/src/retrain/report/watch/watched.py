@@ -12,7 +12,7 @@ from retrain.records.reading import number, read_object
 from retrain.records.record_names import GENERATIONS, METRICS, RUN_FILE
 from retrain.records.runs.run_status import read_run
 from retrain.report.chart_specs import LEARNING, ChartSpec, part_charts, set_charts
-from retrain.report.samples import STEP_BYTES, Sample, record_of, sample_of
+from retrain.report.completions import STEP_BYTES, Sample, record_of, sample_of
 from retrain.report.step_offsets import last_step, lines_of
 from retrain.report.text import Excerpt, plain
 from retrain.report.watch.tail import Tail

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.report.samples import read_samples, shown_steps
+from retrain.report.completions import read_samples, shown_steps
 from retrain.report.step_offsets import BLOCK_BYTES, first_offset, last_step, lines_of
 
 MOST = 1 << 40
