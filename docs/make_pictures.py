@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from retrain.api import PluginContext, hookimpl, load_plugins
+from retrain.api import PluginContext, Watcher, hookimpl, load_plugins
 from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.registry import Plugins
 from retrain.observe.console.panel import LiveDisplay
@@ -81,7 +81,7 @@ seed = 0
 """
 
 
-class Photographer(logging.Handler):
+class Photographer(logging.Handler, Watcher):
     """A plugin that keeps the lines a run prints, and draws them with the live panel while one step is under way."""
 
     def __init__(self, file: Path) -> None:
@@ -96,7 +96,7 @@ class Photographer(logging.Handler):
         self._lines.append(record.getMessage())
 
     @hookimpl
-    def retrain_watch_run(self, context: PluginContext) -> None:
+    def retrain_watch_run(self, context: PluginContext) -> Photographer:
         """Draw once half of the completions are done."""
         progress = context.sampling_progress
         count = progress.add
@@ -107,9 +107,9 @@ class Photographer(logging.Handler):
                 self._draw()
 
         progress.add = add  # type: ignore[method-assign]
+        return self
 
-    @hookimpl
-    def retrain_phase(self, step: int, phase: str) -> None:
+    def phase(self, step: int, phase: str) -> None:
         """Draw while the chosen step is sampled."""
         self._is_drawn = (step, phase) != (DRAWN_AT_STEP, "sampling")
 

@@ -74,8 +74,10 @@ def test_every_hook() -> None:
     page = _page("reference/hooks.md")
     names = [name for name in vars(hookspecs) if name.startswith("retrain_")]
     assert len(names) > 30
+    readme = (ROOT / "retrain-core/README.md").read_text(encoding="utf-8")
     for name in names:
         assert f"def {name}(" in page
+        assert name.startswith("retrain_register_") or f"| `{name}` |" in readme
 
 
 def test_every_part(plugins: Plugins) -> None:

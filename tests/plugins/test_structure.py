@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from retrain.kernel import hooks
+
 ROOT = Path(__file__).parents[2]
 SOURCES = {folder.parent.name: folder for folder in sorted(ROOT.glob("retrain-*/src"))}
 FILES = {file: folder for folder in SOURCES.values() for file in sorted(folder.rglob("*.py"))}
 KERNEL = ROOT / "retrain-core/src/retrain/kernel"
 STEP_LINES, FILE_LINES = 200, 500  # each is a bound that is not reached
+MOST_HOOKS, MOST_OTHER_HOOKS = 39, 18  # those that register nothing
 PLUGIN_WORDS = re.compile(r"\b(gtpo|hicra|sepa|gtpo_sepa|prime_rl|wandb|tinker)\b", re.IGNORECASE)
 INSTALL_LINES = KERNEL / "plugins/first_party.toml"  # the table of what our own distributions provide
 
@@ -109,6 +112,14 @@ def test_the_kernel_names_no_plugin_but_in_the_table_of_install_lines() -> None:
         if PLUGIN_WORDS.search(line)
     ]
     assert not found, "\n" + "\n".join(found)
+
+
+def test_there_are_few_hooks() -> None:
+    names = [name for name in vars(hooks) if name.startswith("retrain_")]
+    others = [name for name in names if not name.startswith("retrain_register_")]
+    print(f"hooks: {len(names)} (bound {MOST_HOOKS}); without registration: {len(others)} (bound {MOST_OTHER_HOOKS})")
+    assert len(names) <= MOST_HOOKS
+    assert len(others) <= MOST_OTHER_HOOKS
 
 
 @pytest.mark.parametrize("distribution", SOURCES)

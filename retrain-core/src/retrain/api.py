@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         Reply,
         Reward,
     )
+    from retrain.kernel.contracts.watcher import Watcher
     from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
@@ -222,6 +223,7 @@ __all__ = [
     "TrainBatch",
     "TrainReport",
     "TrainRow",
+    "Watcher",
     "Workload",
     "column_names",
     "diagnose_extra",
@@ -278,6 +280,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.credit.logprob_gap",
     "retrain.run.steps.overlapped",
     "retrain.kernel.contracts.report",
+    "retrain.kernel.contracts.watcher",
     "retrain.engines.policy",
     "retrain.kernel.contracts.teacher",
     "retrain.text.tool_calls",

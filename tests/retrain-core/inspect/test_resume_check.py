@@ -17,12 +17,19 @@ from retrain.records.lock import RunLock
 LOG = "logs/train"
 STOPPING = """
 import os, signal
-from retrain.api import hookimpl
+from retrain.api import Watcher, hookimpl
+
+class Stopping(Watcher):
+    @hookimpl
+    def retrain_run_start(self, run):
+        self.first_step = run.first_step
+
+    def phase(self, step, phase):
+        if (step, phase) == (3, "sampling") and not self.first_step:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 @hookimpl
-def retrain_phase(run, step, phase):
-    if (step, phase) == (3, "sampling") and not run.first_step:
-        os.kill(os.getpid(), signal.SIGTERM)
+def retrain_watch_run(context): return Stopping()
 
 @hookimpl
 def retrain_save_state(run): return {"stopping": {"n": 1}}

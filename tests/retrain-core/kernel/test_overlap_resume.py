@@ -22,17 +22,20 @@ Run = Callable[..., Any]
 ACTING = """
 import json, os, signal
 from pathlib import Path
-from retrain.api import hookimpl
+from retrain.api import Watcher, hookimpl
+
+class Acting(Watcher):
+    def phase(self, step, phase):
+        file = Path("act.json")
+        wanted = json.loads(file.read_text()) if file.exists() else {}
+        if wanted and (wanted["phase"], wanted["step"]) == (phase, step):
+            file.unlink()
+            if wanted["action"] == "raise":
+                raise RuntimeError("broken")
+            os.kill(os.getpid(), getattr(signal, wanted["action"]))
 
 @hookimpl
-def retrain_phase(run, step, phase):
-    file = Path("act.json")
-    wanted = json.loads(file.read_text()) if file.exists() else {}
-    if wanted and (wanted["phase"], wanted["step"]) == (phase, step):
-        file.unlink()
-        if wanted["action"] == "raise":
-            raise RuntimeError("broken")
-        os.kill(os.getpid(), getattr(signal, wanted["action"]))
+def retrain_watch_run(context): return Acting()
 """
 PLACES = [("eval", -1), ("eval", 1), ("eval", 4), ("checkpoint", 2)]
 PLACES += [(phase, step) for phase in ("sampling", "scoring", "training", "recording") for step in (0, 1, 2, 4)]

@@ -30,18 +30,21 @@ class Reward:
 ACTING = """
 import json, os, signal
 from pathlib import Path
-from retrain.api import hookimpl
+from retrain.api import Watcher, hookimpl
+
+class Acting(Watcher):
+    def phase(self, step, phase):
+        file = Path("act.json")
+        wanted = json.loads(file.read_text()) if file.exists() else {}
+        if wanted and (wanted["phase"], wanted["step"]) == (phase, step):
+            wanted["passed"] -= 1
+            file.write_text(json.dumps(wanted))
+            if wanted["passed"] < 0:
+                file.unlink()
+                os.kill(os.getpid(), signal.SIGTERM)
 
 @hookimpl
-def retrain_phase(run, step, phase):
-    file = Path("act.json")
-    wanted = json.loads(file.read_text()) if file.exists() else {}
-    if wanted and (wanted["phase"], wanted["step"]) == (phase, step):
-        wanted["passed"] -= 1
-        file.write_text(json.dumps(wanted))
-        if wanted["passed"] < 0:
-            file.unlink()
-            os.kill(os.getpid(), signal.SIGTERM)
+def retrain_watch_run(context): return Acting()
 """
 REFILL = ("--refill", "9")
 

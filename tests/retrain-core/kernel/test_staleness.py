@@ -179,8 +179,10 @@ def test_phases_come_from_the_thread_of_the_run_alone(
     run_ahead: Run, distribution: Callable[..., Path], tmp_path: Path
 ) -> None:
     watcher = (
-        "from threading import current_thread\nfrom retrain.api import hookimpl\nSEEN = []\n\n@hookimpl\n"
-        "def retrain_phase(step, phase):\n    SEEN.append((current_thread().name, phase))\n"
+        "from threading import current_thread\nfrom retrain.api import Watcher, hookimpl\nSEEN = []\n\n"
+        "class Phases(Watcher):\n    def phase(self, step, phase):\n"
+        "        SEEN.append((current_thread().name, phase))\n"
+        "\n@hookimpl\ndef retrain_watch_run(context):\n    return Phases()\n"
     )
     distribution("retrain-phases", {"phases": watcher})
     assert run_ahead(2).code == 0

@@ -16,14 +16,14 @@ from retrain.kernel import hooks
 
 ROOT = Path(__file__).parents[3]
 KEEPER = '''
-from retrain.api import ConfigError, Problem, RetrainError, hookimpl
+from retrain.api import ConfigError, Problem, RetrainError, Watcher, hookimpl
 
 DIARY = []
 SAMPLED = []  # how far sampling had come when scoring began
 SCORED = []  # and scoring by the end of each step
 
 
-class Keeper:
+class Keeper(Watcher):
     """Records like a recorder, keeps state like a savepoint, judges and ends the run like a health monitor."""
 
     def __init__(self, context):
@@ -40,16 +40,14 @@ class Keeper:
     def retrain_run_start(self, run):
         DIARY.append(f"start {run.manifest['seed']}")
 
-    @hookimpl
-    def retrain_step_line(self, metrics):
+    def step_line(self, metrics):
         self.seen += 1
         return {"keeper_seen": self.seen}
 
     def progress(self):
         return self.sampling.unit, self.sampling.done, self.sampling.total, self.sampling.limit
 
-    @hookimpl
-    def retrain_phase(self, phase):
+    def phase(self, step, phase):
         if phase == "scoring":
             SAMPLED.append(self.progress())
 

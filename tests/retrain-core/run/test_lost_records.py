@@ -17,7 +17,7 @@ LOG, SAVED = "logs/train", "logs/train.rescued"
 LOSING = """
 import shutil
 from pathlib import Path
-from retrain.api import hookimpl
+from retrain.api import Watcher, hookimpl
 
 LOG, ADAPTERS = Path("logs/train"), Path("logs/train/adapter")
 
@@ -36,13 +36,16 @@ ACTIONS = {
     "adapter replaced": lambda: (ADAPTERS.rename("elsewhere"), ADAPTERS.mkdir()),
 }
 
+class Acting(Watcher):
+    def phase(self, step, phase):
+        file = Path("act.txt")
+        if file.exists() and [phase, str(step)] == file.read_text().split(":")[:2]:
+            action = file.read_text().split(":")[2]
+            file.unlink()
+            ACTIONS[action]()
+
 @hookimpl
-def retrain_phase(run, step, phase):
-    file = Path("act.txt")
-    if file.exists() and [phase, str(step)] == file.read_text().split(":")[:2]:
-        action = file.read_text().split(":")[2]
-        file.unlink()
-        ACTIONS[action]()
+def retrain_watch_run(context): return Acting()
 """
 
 

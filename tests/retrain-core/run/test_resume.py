@@ -18,7 +18,7 @@ LOG = "logs/train"
 COUNTING = """
 import json, os, signal
 from pathlib import Path
-from retrain.api import hookimpl
+from retrain.api import Watcher, hookimpl
 
 counted = {"steps": 0}
 
@@ -31,11 +31,14 @@ def act(**now):
             raise RuntimeError("broken")
         os.kill(os.getpid(), getattr(signal, wanted["action"]))
 
-@hookimpl
-def retrain_step_start(run, step): act(hook="step_start", step=step)
+class Acting(Watcher):
+    def phase(self, step, phase): act(hook=phase, step=step)
 
 @hookimpl
-def retrain_phase(run, step, phase): act(hook=phase, step=step)
+def retrain_watch_run(context): return Acting()
+
+@hookimpl
+def retrain_groups_scored(run, groups): act(hook="groups_scored", step=groups.step)
 
 @hookimpl
 def retrain_step_end(run, metrics):
@@ -125,7 +128,7 @@ def check_same(ours: Path, theirs: Path) -> None:
 PLACES = [("eval", -1), ("step_end", -1), ("eval", 1), ("eval", 3)]
 PLACES += [
     (hook, step)
-    for hook in ("step_start", "sampling", "scoring", "extra_metrics", "training", "step_end")
+    for hook in ("sampling", "scoring", "groups_scored", "extra_metrics", "training", "step_end")
     for step in (0, 1, 2, 3)
 ]
 

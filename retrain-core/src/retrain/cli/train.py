@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import click
 
 from retrain.kernel.registry import Plugins
@@ -39,7 +37,8 @@ def command(plugins: Plugins, is_quiet: bool, arguments: tuple[str, ...]) -> Non
 
         checked = load_checked(arguments, plugins, starts_run=True)
         refuse_defaults(checked.config, arguments)
+        from retrain.observe.console.console import run_console
         from retrain.run.session import train  # only after the checks
 
-        with plugins.notify("retrain_console", plugins=plugins, is_quiet=is_quiet) or nullcontext():
+        with run_console(plugins, is_quiet=is_quiet):
             train(checked, plugins)

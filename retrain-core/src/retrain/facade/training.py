@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,14 +93,15 @@ def run_training(
                 values |= {"data.source": "files", "data.path": data_file(data, DATA, "retrain.train(data=...)")}
             plugins = load_plugins()
             checked = _checked(config, arguments_of(overrides), _settings(values), plugins)
-            from retrain.run.assemble import import_backend  # only after the checks
+            from retrain.observe.console.console import run_console  # only after the checks
+            from retrain.run.assemble import import_backend
             from retrain.run.session import train
 
             import_backend(checked.config, plugins)
         interrupts = Interrupts(grace_s=checked.config.training.grace_s, is_guest=True)
         watcher, reason = Watcher(on_step, interrupts), ""
         plugins.add(watcher, Owner(distribution="retrain-core", source="on_step"))
-        with plugins.notify("retrain_console", plugins=plugins, is_quiet=is_quiet) or nullcontext():
+        with run_console(plugins, is_quiet=is_quiet):
             try:
                 train(checked, plugins, interrupts)
             except StopRequested as stop:

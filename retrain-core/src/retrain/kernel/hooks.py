@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from retrain.kernel.config.resolved import Config
@@ -221,11 +220,12 @@ def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagno
 # ---------------------------------------------------------------- a run: each once, unless stated otherwise
 
 
-@hookspec(firstresult=True)
-def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[None] | None:
-    """How a run started from a command line is shown: a context manager that stays open while the run lasts.
+@hookspec
+def retrain_watch_run(context: PluginContext) -> object | None:
+    """A watcher of this run: a `Watcher`, or an object with implementations of hooks; None = nothing to watch.
 
-    `is_quiet`: show only warnings, errors and how the run ended. Called before any part of the run is loaded.
+    Called once per run, before data and model load: build here what the configuration names, so that faults surface
+    early. Its methods and hooks are called until the run ends.
     """
 
 
@@ -252,27 +252,13 @@ def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[
 
 
 @hookspec
-def retrain_watch_run(context: PluginContext) -> object | None:
-    """An object that watches this run: its own implementations of the hooks below are called until the run ends.
-
-    Called once per run, before data and model load: build here what the configuration names, so that faults surface
-    early. State of one run belongs in this object, never in a module. None = nothing to watch.
-    """
+def retrain_load_state(run: RunView, state: Mapping[str, Any]) -> None:
+    """The merged state of all plugins, as saved. Once per resume, before `retrain_run_start`."""
 
 
 @hookspec
 def retrain_run_start(run: RunView) -> None:
     """All parts are built and the run folder exists; the first step has not begun."""
-
-
-@hookspec
-def retrain_step_start(run: RunView, step: int) -> None:
-    """A step begins. Once per step."""
-
-
-@hookspec
-def retrain_phase(run: RunView, step: int, phase: str) -> None:
-    """The run enters `sampling`, `scoring`, `training`, `recording`, `eval` or `checkpoint`. A few times per step."""
 
 
 @hookspec
@@ -296,14 +282,6 @@ def retrain_extra_metrics(
 
 
 @hookspec
-def retrain_step_line(run: RunView, metrics: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Fields to add to the step's line, which is complete (evaluation and times included) and about to be written.
-
-    Once per step. A watcher that judges the step (health) does so here, so that its finding goes into the line.
-    """
-
-
-@hookspec
 def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> RetrainError | None:
     """The step's line is written. Once per step, a warm-up's included, and once with `step` = -1 for the first eval.
 
@@ -321,16 +299,8 @@ def retrain_save_state(run: RunView, name: str, folder: Path | None) -> Mapping[
 
 
 @hookspec
-def retrain_load_state(run: RunView, state: Mapping[str, Any]) -> None:
-    """The merged state of all plugins, as saved. Once per resume, before `retrain_run_start`."""
-
-
-@hookspec
-def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any] | None:
-    """Entries to add to `run.json`, as JSON: `{"capacity": {...}}`. Before the first step, and when the run is over.
-
-    The second answer replaces the first. An exception is logged and ends nothing.
-    """
+def retrain_run_end(run: RunView, error: BaseException | None) -> None:
+    """The run is over, by success (`error` is None) or not. Always called when `retrain_run_start` was."""
 
 
 @hookspec
@@ -342,11 +312,6 @@ def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str,
     answer for several conditions is shown once. Everything is escaped. Keys of the run's `config.toml` that this
     installation cannot read have their defaults.
     """
-
-
-@hookspec
-def retrain_run_end(run: RunView, error: BaseException | None) -> None:
-    """The run is over, by success (`error` is None) or not. Always called when `retrain_run_start` was."""
 
 
 # ---------------------------------------------------------------- a campaign

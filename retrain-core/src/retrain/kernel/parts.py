@@ -14,9 +14,10 @@ from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.pacing import Pacer
 from retrain.kernel.contracts.tasks import Evaluation, Prompt, Prompts, Rollouts
 from retrain.kernel.contracts.views import RunView
+from retrain.kernel.contracts.watcher import Watcher
 from retrain.kernel.overlap import Sample, Serial, Train
 from retrain.kernel.progress import Progress
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Plugins, call
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group
 
@@ -96,13 +97,14 @@ class Records(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """A run in a process: its parts, its records, how to stop it, its progress, and the view that hooks get."""
+    """A run in a process: its parts, records, progress and watchers, how to stop it, and the view that hooks get."""
 
     parts: Parts
     records: Records
     stops: Stops
     progress: Progress
     view: RunView
+    watchers: tuple[Watcher, ...] = ()
 
     def notify(self, hook: str, **arguments: Any) -> Any:
         """Call a life-cycle hook about this run."""
@@ -110,4 +112,9 @@ class Run:
 
     def enter(self, step: int, phase: str) -> None:
         """Announce the phase that begins: `sampling`, `scoring`, `training`, `recording`, `eval` or `checkpoint`."""
-        self.notify("retrain_phase", step=step, phase=phase)
+        self.ask_watchers("phase", step, phase)
+
+    def ask_watchers(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every watcher; return the answers that are not None."""
+        answers = [call(getattr(watcher, method), *arguments) for watcher in self.watchers]
+        return [answer for answer in answers if answer is not None]

@@ -102,6 +102,11 @@ def _failed(name: str, error: Exception) -> HookError:
     return HookError(Problem(what=f"{name} raised {type(error).__name__}: {error}", fix=fix))
 
 
+def has_hooks(plugin: object) -> bool:
+    """True if the object has a method or function that is named like a hook."""
+    return any(name.startswith("retrain_") for name in dir(plugin))
+
+
 def refuse_faulty_hooks(plugin: object, manager: pluggy.PluginManager) -> None:
     """TypeError for an object without hooks, with a misspelt one, or with one that lacks its decorator."""
     project = manager.project_name

@@ -52,7 +52,6 @@ class Trainer:
     def _steps(self, *, is_restored: bool) -> None:
         run, progress = self.run, self.run.progress
         while run.parts.warm_up and progress.step < 0:
-            run.notify("retrain_step_start", step=progress.step)
             run.enter(progress.step, "training")
             with run.stops.shield():
                 self._finish(run.parts.warm_up.take(progress.step, run.parts.backend.train))
@@ -78,8 +77,8 @@ class Trainer:
     def _finish(self, line: Fields) -> None:
         """Evaluate if due, write the step's line, save a checkpoint if due, and advance to the next step.
 
-        Hooks see the line before it is written (`retrain_step_line`) and after (`retrain_step_end`); an error that one
-        of the latter returns ends the run once the checkpoint is saved.
+        Watchers see the line before it is written (`step_line`), hooks after (`retrain_step_end`); an error that a hook
+        returns ends the run once the checkpoint is saved.
         """
         run, progress, training = self.run, self.run.progress, self.run.parts.config.training
         step = int(line["step"])
@@ -87,8 +86,8 @@ class Trainer:
             line = line | self._evaluate(run.parts.evaluation, step)
         with run.stops.shield():
             run.enter(step, "recording")
-            for added in run.notify("retrain_step_line", metrics=line):
-                line = line | dict(added or {})
+            for added in run.ask_watchers("step_line", line):
+                line = line | dict(added)
             run.records.write_metrics(line)
             progress.unfinished = None
             progress.step = step + 1 if step + 1 != BEFORE_TRAINING else 0

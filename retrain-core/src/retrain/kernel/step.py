@@ -32,7 +32,6 @@ class Step:
     def take(self, step: int, batch_size: int) -> Fields:
         """Run one step over `batch_size` prompts and return its line; without informative groups nothing is trained."""
         run, parts, progress, clock = self.run, self.run.parts, self.run.progress, Clock()
-        run.notify("retrain_step_start", step=step)
         planned = Planned(step=step, cursor=progress.example_idx, batch_size=batch_size)
         sampled = self.overlap.collect(planned, clock)
         if sampled.error:

@@ -24,7 +24,7 @@ from retrain.kernel.parts import Parts
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.capabilities import declared_capabilities
 from retrain.kernel.plugins.resolve import resolve
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Plugins, has_hooks
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Kind, SamplingParams
 from retrain.run.backend import build_backend
@@ -219,7 +219,7 @@ def assemble(
         warm_up=warm_up,
         evaluation=evaluation,
     )
-    watching = (shaper for shaper in shapers if any(name.startswith("retrain_") for name in dir(shaper)))
+    watching = filter(has_hooks, shapers)
     return Assembled(parts=parts, watchers=(*watchers, *watching, order))
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.views import RunView
+from retrain.kernel.contracts.watcher import Watcher
 from retrain.kernel.errors import PluginError, Problem, RecordError, RetrainError, StopRequested
 from retrain.kernel.parts import Parts, Run
 from retrain.kernel.progress import Progress
-from retrain.kernel.registry import Plugins, refuse_faulty_hooks
+from retrain.kernel.registry import Plugins, has_hooks, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
 from retrain.kernel.types import Determinism
 from retrain.records.folder import RunFolder, check_run_folder, open_run_folder
@@ -120,7 +121,8 @@ def _session(
         )
         leave = partial(_leave, interrupts, view, folder, identity)
         records = RunRecords(folder, parts, progress, view, leave)
-        run = Run(parts=parts, records=records, stops=interrupts, progress=progress, view=view)
+        watchers = tuple(each for each in assembled.watchers if isinstance(each, Watcher))
+        run = Run(parts=parts, records=records, stops=interrupts, progress=progress, view=view, watchers=watchers)
         with watching(plugins, assembled.watchers):
             if plan:
                 restore(parts, plan, view, interrupts, folder)
@@ -156,6 +158,9 @@ def watching(plugins: Plugins, watchers: Sequence[object]) -> Iterator[None]:
     """Call the hooks of `watchers` during the block; when one is refused, none stays registered."""
     with ExitStack() as registered:
         for watcher in watchers:
+            has_methods_only = isinstance(watcher, Watcher) and not has_hooks(watcher)
+            if has_methods_only or plugins.pluggy.is_registered(watcher):  # such as the panel, a plugin of the command
+                continue
             kind = type(watcher)
             try:
                 refuse_faulty_hooks(watcher, plugins.pluggy)
@@ -191,14 +196,14 @@ def _train(run: Run, folder: RunFolder, manifest: dict[str, Any], *, is_restored
 
 
 def _described(run: Run) -> dict[str, Any]:
-    """What plugins add to `run.json`; a faulty plugin is logged, and only these entries are lost."""
+    """What watchers add to `run.json`; a faulty one is logged, and only these entries are lost."""
     entries: dict[str, Any] = {}
     try:
-        for added in run.notify("retrain_describe_run", plugins=run.parts.plugins):
-            entries |= added or {}
+        for added in run.ask_watchers("describe_run", run.view):
+            entries |= added
         json.dumps(entries, allow_nan=False)
     except (RetrainError, TypeError, ValueError) as error:
-        LOG.warning("run.json lacks what plugins would add: %s", error)
+        LOG.warning("run.json lacks what watchers would add: %s", error)
         return {}
     return entries
 

@@ -180,11 +180,11 @@ def test_a_factory_that_cannot_be_imported_is_reported_with_its_owner(factory: s
 
 
 def test_a_life_cycle_hook_that_raises_is_reported_with_its_plugin(distribution: Distribution) -> None:
-    source = f"{HEAD}@hookimpl\ndef retrain_step_start(run, step): raise ValueError('step %d' % step)\n"
+    source = f"{HEAD}@hookimpl\ndef retrain_groups_scored(groups): raise ValueError('step %d' % groups)\n"
     distribution("loud-one", {"loud_one": source})
     with pytest.raises(HookError) as caught:
-        load_plugins({}).notify("retrain_step_start", run=None, step=4)
-    assert "retrain_step_start of loud-one:loud_one raised ValueError: step 4" in str(caught.value)
+        load_plugins({}).notify("retrain_groups_scored", run=None, groups=4)
+    assert "retrain_groups_scored of loud-one:loud_one raised ValueError: step 4" in str(caught.value)
 
 
 def test_a_function_of_a_backend_is_found_by_its_name_and_reported_when_it_raises(distribution: Distribution) -> None:
@@ -207,11 +207,11 @@ def test_an_object_can_be_plugged_in_by_hand(plugins: Plugins) -> None:
             self.steps: list[int] = []
 
         @hookspecs.hookimpl
-        def retrain_step_start(self, step: int) -> None:
-            self.steps.append(step)
+        def retrain_groups_scored(self, groups: int) -> None:
+            self.steps.append(groups)
 
     counter = Counter()
     plugins.add(counter, Owner(distribution="by hand", source="test"))
-    plugins.notify("retrain_step_start", run=None, step=4)
+    plugins.notify("retrain_groups_scored", run=None, groups=4)
     assert counter.steps == [4]
     assert plugins.failures == []

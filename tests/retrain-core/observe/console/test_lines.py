@@ -396,7 +396,7 @@ def test_the_panel_says_how_far_the_phase_has_come(context: PluginContext) -> No
     )
     display.retrain_watch_run(context)
     display.retrain_run_start(shown_run())
-    display.retrain_phase("sampling")
+    display.phase(0, "sampling")
     assert "completions" not in panel(display)
     assert re.search(r"\n  sampling +\S+ +for [\d.]+ m?s\n", panel(display))
     context.sampling_progress.begin("completions", 4, limit=8)
@@ -408,7 +408,7 @@ def test_the_panel_says_how_far_the_phase_has_come(context: PluginContext) -> No
     context.sampling_progress.begin("completions", 4)
     context.sampling_progress.add(4)
     assert "\n              4/4 completions\n" in panel(display)
-    display.retrain_phase("scoring")
+    display.phase(0, "scoring")
     assert "completions" not in panel(display), "those of the phase before"
     context.sampling_progress.begin("scores", 8)
     context.sampling_progress.add(2)
@@ -422,8 +422,7 @@ def test_the_rows_of_the_panel_never_move_and_never_wrap(context: PluginContext,
     display.retrain_watch_run(context)
     display.retrain_run_start(shown_run())
     before = panel(display, width).splitlines()
-    display.retrain_step_start(3)
-    display.retrain_phase("training")
+    display.phase(3, "training")
     context.training_progress.begin("packs", 400)
     context.training_progress.add(300, tokens=123_456_789)
     display.retrain_groups_scored(
@@ -477,7 +476,7 @@ def test_a_run_that_is_not_silent_says_nothing_more(context: PluginContext, capl
     watcher._progress = ProgressLines(context, silence_s=1000.0)
     watcher._progress.last_line -= 2000.0
     watcher.retrain_run_start()
-    watcher.retrain_phase(0, "training")
+    watcher.phase(0, "training")
     watcher._progress.end()
     assert caplog.messages == []
 

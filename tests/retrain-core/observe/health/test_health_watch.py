@@ -34,7 +34,7 @@ class Scripted:
 
 
 def fields(watch: HealthWatch, steps: Sequence[int]) -> list[list[str]]:
-    return [watch.retrain_step_line({"step": step}).get("health", []) for step in steps]
+    return [watch.step_line({"step": step}).get("health", []) for step in steps]
 
 
 def test_an_episode_is_logged_once_and_recorded_throughout(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,8 +48,8 @@ def test_an_episode_is_logged_once_and_recorded_throughout(caplog: pytest.LogCap
 
 
 def test_a_healthy_step_has_no_field() -> None:
-    assert HealthWatch({"m": Scripted([])}, policy="stop").retrain_step_line({"step": 0}) == {}
-    assert HealthWatch({}, policy="stop").retrain_step_line({"step": 0}) == {}
+    assert HealthWatch({"m": Scripted([])}, policy="stop").step_line({"step": 0}) == {}
+    assert HealthWatch({}, policy="stop").step_line({"step": 0}) == {}
 
 
 @pytest.mark.parametrize(("policy", "severity", "ends"), [
@@ -57,14 +57,14 @@ def test_a_healthy_step_has_no_field() -> None:
 ])  # fmt: skip
 def test_policy_or_severity_end_the_run_once_per_episode(policy: str, severity: str, ends: bool) -> None:
     watch = HealthWatch({"m": Scripted(["a"], ["a"], severity=severity)}, policy=policy)
-    watch.retrain_step_line({"step": 0})
+    watch.step_line({"step": 0})
     ending = watch.retrain_step_end({"step": 0})
     assert (ending is not None) is ends
     if ending is not None:
         assert isinstance(ending, HealthError)
         assert str(ending).startswith("step 0: a: a\ufffd")
         assert ending.exit_code == 1
-    watch.retrain_step_line({"step": 1})
+    watch.step_line({"step": 1})
     assert watch.retrain_step_end({"step": 1}) is None, "whoever resumes knows of it"
 
 
@@ -90,7 +90,7 @@ def test_a_broken_monitor_is_named_once_and_the_others_go_on(caplog: pytest.LogC
 def test_a_resumed_watch_logs_nothing_twice(caplog: pytest.LogCaptureFixture) -> None:
     script = (["a"], ["a"], [], ["a"])
     first = HealthWatch({"m": Scripted(*script)}, policy="stop")
-    first.retrain_step_line({"step": 0})
+    first.step_line({"step": 0})
     resumed = HealthWatch({"m": Scripted(*script), "new": Scripted([], [], [], [])}, policy="stop")
     resumed.retrain_load_state(json.loads(json.dumps(first.retrain_save_state())))
     caplog.clear()

@@ -45,7 +45,7 @@ with interrupts.installed(), watching(load_plugins({}), [watchdog]):
     watchdog.retrain_run_start(SimpleNamespace(folder=Path(sys.argv[1])))
     if sys.argv[2] == "deaf":
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-    watchdog.retrain_phase(step=3, phase="scoring")
+    watchdog.phase(step=3, phase="scoring")
     with interrupts.shield():
         time.sleep(1000)
 """
@@ -69,8 +69,8 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-def sleep_for_ever(plugins: Plugins, step: int) -> None:
-    plugins.pluggy.hook.retrain_phase(run=None, step=step, phase="scoring")
+def sleep_for_ever(watchdog: Watchdog, step: int) -> None:
+    watchdog.phase(step, "scoring")
     while True:
         time.sleep(1000)
 
@@ -81,7 +81,7 @@ def test_an_expired_phase_is_named_with_its_stacks_and_stopped(
     interrupts = Interrupts(grace_s=GRACE_S)
     watchdog = Watchdog(DeadlinesTable(scoring_s=0.3, sampling_s=0.0), interrupts.fail)
     with interrupts.installed(), running(watchdog, tmp_path, plugins), pytest.raises(StopRequested) as caught:
-        sleep_for_ever(plugins, step=7)
+        sleep_for_ever(watchdog, step=7)
     failure = caught.value.failure
     assert isinstance(failure, DeadlineError)
     assert failure.exit_code == 1
@@ -98,7 +98,7 @@ def test_phases_without_a_deadline_or_in_time_go_on(tmp_path: Path, plugins: Plu
     watchdog = Watchdog(table, interrupts.fail)
     with interrupts.installed(), running(watchdog, tmp_path, plugins):
         for phase in ("scoring", "recording", "training", "of a plugin"):
-            plugins.pluggy.hook.retrain_phase(run=None, step=0, phase=phase)
+            watchdog.phase(0, phase)
             beat = tmp_path / HEARTBEAT
             wait_for(beat)
             beat.unlink()
@@ -110,7 +110,7 @@ def test_phases_without_a_deadline_or_in_time_go_on(tmp_path: Path, plugins: Plu
 def test_a_heartbeat_states_process_step_and_phase(tmp_path: Path, plugins: Plugins) -> None:
     watchdog = Watchdog(DeadlinesTable(heartbeat_s=0.01), Interrupts(grace_s=GRACE_S).fail)
     with running(watchdog, tmp_path, plugins):
-        plugins.pluggy.hook.retrain_phase(run=None, step=4, phase="sampling")
+        watchdog.phase(4, "sampling")
         (tmp_path / HEARTBEAT).unlink(missing_ok=True)
         wait_for(tmp_path / HEARTBEAT)
         beat = json.loads((tmp_path / HEARTBEAT).read_text())
@@ -131,7 +131,7 @@ def test_a_heartbeat_says_how_far_the_phase_has_come(
     assert watchdog is not None
 
     def beat_of(phase: str) -> dict[str, Any]:
-        plugins.pluggy.hook.retrain_phase(run=None, step=4, phase=phase)
+        watchdog.phase(4, phase)
         for _ in range(2):  # the first may have been under way
             (tmp_path / HEARTBEAT).unlink(missing_ok=True)
             wait_for(tmp_path / HEARTBEAT)
@@ -165,7 +165,7 @@ def test_a_folder_that_is_gone_harms_nothing(tmp_path: Path, plugins: Plugins) -
     interrupts = Interrupts(grace_s=GRACE_S)
     watchdog = Watchdog(DeadlinesTable(scoring_s=0.05, heartbeat_s=0.01), interrupts.fail)
     with interrupts.installed(), running(watchdog, tmp_path / "gone", plugins), pytest.raises(StopRequested):
-        sleep_for_ever(plugins, step=0)
+        sleep_for_ever(watchdog, step=0)
 
 
 def test_the_watchdog_is_forgotten_when_the_run_is_over(tmp_path: Path, plugins: Plugins) -> None:

@@ -42,8 +42,8 @@ from pathlib import Path
 from retrain.api import hookimpl
 
 @hookimpl
-def retrain_step_start(run, step):
-    if step == 2 and Path("stop").exists():
+def retrain_groups_scored(groups):
+    if groups.step == 2 and Path("stop").exists():
         Path("stop").unlink()
         os.kill(os.getpid(), signal.SIGTERM)
 """

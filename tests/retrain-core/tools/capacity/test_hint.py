@@ -64,7 +64,8 @@ def test_shares_are_of_the_whole_step_and_without_the_first() -> None:
 @pytest.mark.parametrize("steps", [FEWEST_STEPS - 1, FEWEST_STEPS])
 def test_a_run_says_it_once_at_its_end(steps: int, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     run: Any = SimpleNamespace(config=configured("vllm"), folder=tmp_path)
-    watch, other = plugin.retrain_watch_run(), plugin.retrain_watch_run()
+    context: Any = SimpleNamespace(plugins=None)
+    watch, other = plugin.retrain_watch_run(context), plugin.retrain_watch_run(context)
     assert isinstance(watch, CapacityWatch)
     assert isinstance(other, CapacityWatch)
     watch.retrain_run_start()

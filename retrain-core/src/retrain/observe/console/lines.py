@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.contracts.watcher import Watcher
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.types import Kind
@@ -53,7 +54,7 @@ NEEDED = {
 }
 
 
-class RunLines:
+class RunLines(Watcher):
     """Logs a line per step and per evaluation, and how the run ended."""
 
     def __init__(self, context: PluginContext) -> None:
@@ -68,8 +69,7 @@ class RunLines:
         """Watch for long phases."""
         self._progress.start()
 
-    @hookimpl
-    def retrain_phase(self, step: int, phase: str) -> None:
+    def phase(self, step: int, phase: str) -> None:
         """Another phase begins."""
         self._progress.enter(step, phase)
 

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.views import GroupsView, RunView
+from retrain.kernel.contracts.watcher import Watcher
 from retrain.kernel.hooks import hookimpl
 from retrain.observe.console.step_lines import dropped_text, graded_texts, shadow_text
 from retrain.text.phase_progress import progress_of, progress_text, share_of, warm_up_left
@@ -27,7 +28,7 @@ LABEL_COLUMNS, SHARE_COLUMNS, TIME_COLUMNS = 13, 4, 24
 MOST_BAR_COLUMNS = 40
 
 
-class LiveDisplay:
+class LiveDisplay(Watcher):
     """An ordinary plugin that follows the run through life-cycle hooks and redraws four times a second.
 
     Its rows never move: condition, run, phase, what the phase has done, correct rate, held-out rate; below them what
@@ -65,24 +66,20 @@ class LiveDisplay:
         self._said, self._phase_started = ("", self._phase_started) if self._run else (line, time.monotonic())
 
     @hookimpl
-    def retrain_watch_run(self, context: PluginContext) -> None:
+    def retrain_watch_run(self, context: PluginContext) -> LiveDisplay:
         """Remember where the parts report how far they have come."""
         self._context = context
+        return self
 
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
         """Remember the run."""
         self._run = run
 
-    @hookimpl
-    def retrain_step_start(self, step: int) -> None:
-        """Another step begins."""
-        self._step = step
-
-    @hookimpl
-    def retrain_phase(self, phase: str) -> None:
-        """Show the phase."""
+    def phase(self, step: int, phase: str) -> None:
+        """Show the phase, and the step that is sampled or trained."""
         self._phase, self._phase_started = phase, time.monotonic()
+        self._step = step if phase in ("sampling", "training") else self._step
 
     @hookimpl
     def retrain_groups_scored(self, groups: GroupsView) -> None:

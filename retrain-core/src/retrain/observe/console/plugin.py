@@ -1,4 +1,4 @@
-"""Shows a run on the console: a line per step, and the live panel below them on a terminal."""
+"""Logs the lines of a run."""
 
 from __future__ import annotations
 
@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING
 from retrain.kernel.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.registry import Plugins
-
-
-@hookimpl
-def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[None]:
-    """Lines to stdout, and the panel if that is a terminal."""
-    from retrain.observe.console.console import run_console  # only a run needs it
-
-    return run_console(plugins, is_quiet=is_quiet)
 
 
 @hookimpl

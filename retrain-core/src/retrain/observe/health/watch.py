@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.contracts.watcher import Watcher
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.build import build_part
@@ -37,7 +38,7 @@ def watch_run(context: PluginContext) -> HealthWatch | None:
     return HealthWatch(monitors, policy=table.policy) if monitors else None
 
 
-class HealthWatch:
+class HealthWatch(Watcher):
     """Every monitor by its name.
 
     An episode of a finding begins with the step at which its monitor first reports it and ends with the first step at
@@ -52,8 +53,7 @@ class HealthWatch:
         self._ending: tuple[str, Finding] | None = None
         self._guard = FaultGuard("Health monitor", "Training continues without its findings.")
 
-    @hookimpl
-    def retrain_step_line(self, metrics: Mapping[str, Any]) -> dict[str, list[str]]:
+    def step_line(self, metrics: Mapping[str, Any]) -> dict[str, list[str]]:
         """Let every monitor examine a step; return the field `health` for its line, or {} when nothing is wrong.
 
         Monitors judge what is sampled: they do not see a warm-up.

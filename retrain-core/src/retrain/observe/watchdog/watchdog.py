@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.contracts.watcher import Watcher
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.observe.watchdog.table import DeadlinesTable
@@ -51,7 +52,7 @@ def watch_run(context: PluginContext) -> Watchdog | None:
     return Watchdog(deadlines, context.fail_run, partial(progress_of, context))
 
 
-class Watchdog:
+class Watchdog(Watcher):
     """A daemon thread that follows the phases of a run through their hook.
 
     Every `heartbeat_s` it replaces `heartbeat.json`. When a phase outlasts its deadline it writes the stacks of all
@@ -83,8 +84,7 @@ class Watchdog:
         self._current = (-1, "starting", time.monotonic())
         self._thread.start()
 
-    @hookimpl
-    def retrain_phase(self, step: int, phase: str) -> None:
+    def phase(self, step: int, phase: str) -> None:
         """Start the clock of the phase."""
         self._current = (step, phase, time.monotonic())
 

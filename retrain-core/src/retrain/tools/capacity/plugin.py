@@ -10,6 +10,7 @@ from retrain.kernel.plugin_spec import PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.registry import Plugins
 
 
@@ -23,11 +24,11 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 
 
 @hookimpl
-def retrain_watch_run() -> object:
+def retrain_watch_run(context: PluginContext) -> object:
     """The measurements of a run."""
     from retrain.tools.capacity.watch import CapacityWatch  # only a run needs it
 
-    return CapacityWatch()
+    return CapacityWatch(context.plugins)
 
 
 @hookimpl

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.contracts.watcher import Watcher
 from retrain.kernel.hooks import hookimpl
 from retrain.tools.capacity.meter import PHASES, Meter
 
@@ -17,10 +18,11 @@ FEWEST_STEPS = 5  # needed for a hint about time
 LOG = logging.getLogger("retrain")
 
 
-class CapacityWatch:
+class CapacityWatch(Watcher):
     """The meter of one run, and what `run.json` says about it."""
 
-    def __init__(self) -> None:
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
         self._meter = Meter()
         self._predicted: dict[str, Any] = {}
 
@@ -29,8 +31,7 @@ class CapacityWatch:
         """Start to measure."""
         self._meter.restart()
 
-    @hookimpl
-    def retrain_phase(self, phase: str) -> None:
+    def phase(self, step: int, phase: str) -> None:
         """Charge the previous phase with its peak."""
         self._meter.enter(phase)
 
@@ -60,8 +61,7 @@ class CapacityWatch:
             if text := hint(self._meter.shares, run.config):
                 LOG.info("Time: %s.", text)
 
-    @hookimpl
-    def retrain_describe_run(self, run: RunView, plugins: Plugins) -> Mapping[str, Any]:
+    def describe_run(self, run: RunView) -> Mapping[str, Any]:
         """The forecast, made before the first step, and the measurements once the run is over."""
         from retrain.tools.capacity.section import predicted, time_lines
         from retrain.tools.capacity.workload import eval_completions_of
@@ -72,6 +72,6 @@ class CapacityWatch:
                 LOG.info("%s", line)
             if warning:
                 LOG.warning("%s.", warning[0].upper() + warning[1:])
-            self._predicted = predicted(run.config, plugins)
+            self._predicted = predicted(run.config, self._plugins)
         measured = {"measured": self._meter.measured(eval_completions_of(run.config))} if self._meter.is_over else {}
         return {"capacity": {"predicted": self._predicted} | measured}
