@@ -28,8 +28,7 @@ from retrain.report.chart_specs import (
 from retrain.report.gather import Material, ReportRun, evaluated_steps
 from retrain.report.grid import Band, Grid, band_of, grid_for, packed
 from retrain.report.lines import PASS_PREFIX, RunLines
-from retrain.report.parts import Grid as PlotGrid
-from retrain.report.parts import Heading, Part, Plot, Section, Table, note
+from retrain.report.parts import Heading, Part, Plot, Section, Table, Tiles, note
 
 MOST_POINTS, FEWEST_POINTS = 240, 60
 MOST_NUMBERS = 900_000  # of all curves together: 2.4 MB on the page
@@ -84,7 +83,7 @@ def curve_section(material: Material) -> Section:
             f"{each.title} {value_text(each.constant, each.spec.unit)}" for each in members if each.constant is not None
         ]
         parts.append(Heading(group))
-        parts += [PlotGrid("plots", plots)] if plots else []
+        parts += [Tiles("plots", plots)] if plots else []
         parts += [note(f"The same in all runs at all steps: {same}.")] if same else []
     return Section("curves", "Curves", parts)
 

@@ -18,7 +18,7 @@ from retrain.records.reading import number, parse_record
 from retrain.records.record_names import GENERATIONS
 from retrain.report.chart_specs import value_text
 from retrain.report.gather import Material, ReportRun, evaluated_steps
-from retrain.report.parts import Fold, Grid, Heading, Link, Links, Part, Section, note
+from retrain.report.parts import Fold, Heading, Link, Links, Part, Section, Tiles, note
 from retrain.report.step_offsets import last_step, lines_of
 from retrain.report.text import Excerpt, plural
 
@@ -57,13 +57,13 @@ def _picked(run: ReportRun, of_each: int) -> list[StepSamples]:
     return [each for each in found if each is not None]
 
 
-def _step(run: ReportRun, picked: StepSamples, links: Links) -> tuple[Heading, Grid]:
+def _step(run: ReportRun, picked: StepSamples, links: Links) -> tuple[Heading, Tiles]:
     passed_over = f", {plural(picked.num_passed_over, 'line')} could not be read" if picked.num_passed_over else ""
     cut = ", only the first 64 MB of the step were read" if picked.is_cut else ""
     source = f"from {plural(picked.num_completions, 'completion')}{passed_over}{cut}"
     folder = run.candidate.folder
     file = links.to(_file(folder), "generations.jsonl") if folder else None
-    return Heading(f"Step {picked.step:,}", 4, source), Grid("cards", [Card(each, file) for each in picked.samples])
+    return Heading(f"Step {picked.step:,}", 4, source), Tiles("cards", [Card(each, file) for each in picked.samples])
 
 
 @dataclass(frozen=True, slots=True)

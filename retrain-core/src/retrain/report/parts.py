@@ -180,7 +180,7 @@ class Fold(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Grid(Part):
+class Tiles(Part):
     """Parts next to each other as far as the window is wide enough: `kind` is `plots`, `pairs` or `cards`."""
 
     kind: str

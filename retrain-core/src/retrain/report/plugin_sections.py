@@ -16,7 +16,7 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Determinism
 from retrain.records.record_names import CONFIG_FILE
 from retrain.report.gather import Material, ReportRun
-from retrain.report.parts import Grid, Heading, Links, Part, Pre, Section, drawn, lede, note
+from retrain.report.parts import Heading, Links, Part, Pre, Section, Tiles, drawn, lede, note
 from retrain.run.check import registered_tables
 
 HOOK = "retrain_report_sections"
@@ -84,7 +84,7 @@ def sections_of(given: Sequence[PluginSection], links: Links) -> tuple[list[Sect
         plots = [drawn(plot) for plot in each.body.plots]
         found = parts.setdefault(name, [])
         found += [Heading(each.condition)] if each.condition else []
-        found += [lede(each.body.text), Grid("plots", plots)] if plots else [note(each.body.text)]
+        found += [lede(each.body.text), Tiles("plots", plots)] if plots else [note(each.body.text)]
         found += [note("From ", links.to(file, file.name), ".") for file in each.body.files]
     drawn_sections = [Section(name, titles[name], found) for name, found in parts.items()]
     return drawn_sections, Section("plugins", "From plugins", texts) if texts else None

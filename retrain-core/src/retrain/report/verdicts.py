@@ -11,7 +11,6 @@ from retrain.report.gather import Material
 from retrain.report.parts import (
     Box,
     Fold,
-    Grid,
     Heading,
     Items,
     Paragraph,
@@ -21,6 +20,7 @@ from retrain.report.parts import (
     Plot,
     Section,
     Table,
+    Tiles,
     lede,
     note,
 )
@@ -154,7 +154,7 @@ def forest(study: Study) -> dict[str, Any] | None:
 def _seed_by_seed(study: Study) -> list[Part]:
     plots = seed_plots(study)
     told = "Each line is a seed: on the left the baseline, on the right the condition, both trained from the same seed."
-    return [Heading("Seed by seed"), note(told), Grid("pairs", plots)] if plots else []
+    return [Heading("Seed by seed"), note(told), Tiles("pairs", plots)] if plots else []
 
 
 def seed_plots(study: Study) -> list[Plot]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retrain.inspect.replay.show import SEVERAL, lines
-from retrain.report.parts import Grid, Paragraph, Part, Plot, Pre, Section, Table, note
+from retrain.report.parts import Paragraph, Part, Plot, Pre, Section, Table, Tiles, note
 from retrain.report.shell import sections_page
 from retrain.report.text import plain
 
@@ -23,7 +23,7 @@ def render(data: Data) -> str:
         Pre("\n".join(line.strip() for line in as_it_was)),
         Paragraph([data["note"]], "lede"),
         note(SEVERAL.format(data["updates"])) if data["updates"] > 1 else None,
-        Grid("plots", _plots(others)) if others else None,
+        Tiles("plots", _plots(others)) if others else None,
     ]
     sections = [Section("step", "As it was", parts)]
     sections += [Section(f"condition-{number}", each["name"], _tables(each)) for number, each in enumerate(others, 1)]

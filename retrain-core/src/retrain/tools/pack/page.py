@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from retrain.records.reading import Record, number
-from retrain.report.parts import Facts, Grid, Paragraph, Part, Pre, Section, Table
+from retrain.report.parts import Facts, Paragraph, Part, Pre, Section, Table, Tiles
 from retrain.report.shell import sections_page
 from retrain.tools.pack.equivalence import parsed
 from retrain.tools.pack.verdict import verdict_lines
@@ -102,7 +102,7 @@ def _curves(runs: Runs) -> list[Part]:
     if not figures:
         return [Paragraph(["Too few steps to draw."])]
     more = f"The first {MOST_CURVES} of {len(runs)} runs are drawn."
-    return [Grid("plots", figures), *([Paragraph([more])] if len(runs) > MOST_CURVES else [])]
+    return [Tiles("plots", figures), *([Paragraph([more])] if len(runs) > MOST_CURVES else [])]
 
 
 @dataclass(frozen=True, slots=True)

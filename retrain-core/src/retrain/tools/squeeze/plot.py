@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrain.records.files import write_text
-from retrain.report.parts import Grid, Plot, Section, Table, drawn, lede
+from retrain.report.parts import Plot, Section, Table, Tiles, drawn, lede
 from retrain.report.shell import sections_page
 from retrain.tools.squeeze.analysis import SqueezeAnalysis
 from retrain.tools.squeeze.report_section import kept, needed
@@ -20,7 +20,7 @@ def write_plot(analysis: SqueezeAnalysis, path: Path) -> None:
     elif analysis.recommended_rank is None:
         result = f"No tested rank keeps {share} of the variance; the source rank is {analysis.source_rank}."
     summary = lede(f"{analysis.adapter}: {len(analysis.layers)} layers. {result}")
-    parts = (summary, _table(analysis), Grid("plots", spectrum_plots(analysis)))
+    parts = (summary, _table(analysis), Tiles("plots", spectrum_plots(analysis)))
     page = sections_page("retrain squeeze", f"Spectrum of {analysis.adapter.name}", [Section("ranks", "Ranks", parts)])
     write_text(path, page)
 
