@@ -152,7 +152,7 @@
       const x = [], y = [], traces = [], y_format = figure.share ? "%{y:.2%}" : "%{y:.4~g}";
       for (const line of figure.thin) { x.push(...figure.x, null); y.push(...line, null); }
       if (x.length) traces.push({ x, y, mode: "lines", hoverinfo: "skip", showlegend: false, opacity: 0.3, line: { color: colour("soft"), width: 0.8 } });
-      figure.lines.forEach((line, i) => traces.push({ x: figure.x, y: line.y, name: inert(line.name), mode: figure.is_line ? "lines" : "lines+markers",
+      figure.lines.forEach((line, i) => traces.push({ x: figure.x, y: line.y, name: inert(line.name), mode: figure.x.length > 40 ? "lines" : "lines+markers",
         line: { color: colour(["c1", "c3", "c2", "c4", "c5", "c6", "c7"][i % 7]), width: 2.4, dash: ["solid", "dash", "dot"][i % 3] }, hovertemplate: y_format }));
       const kinds = [...new Set(figure.kinds)].sort(), of = (kind, values) => kinds.length ? values.filter((_, i) => figure.kinds[i] === kind) : values;
       if (figure.points.length) (kinds.length ? kinds : [""]).forEach((kind, i) => traces.push({ x: of(kind, figure.x), y: of(kind, figure.points),

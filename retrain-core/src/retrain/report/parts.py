@@ -217,7 +217,7 @@ def figures_of(parts: Parts) -> Iterator[Mapping[str, Any]]:
             yield from figures_of(getattr(part, "parts", ()))
 
 
-def drawn(given: ReportPlot, *, level: int = 3, kinds: Sequence[str] = ()) -> Plot:
+def drawn(given: ReportPlot, *, kinds: Sequence[str] = ()) -> Plot:
     """A plugin's plot; `kinds` names the kind of each point, and kinds differ in colour."""
     figure = {
         "kind": "plugin",
@@ -235,4 +235,4 @@ def drawn(given: ReportPlot, *, level: int = 3, kinds: Sequence[str] = ()) -> Pl
         "share": given.is_share,
     }
     table = Table(given.title, given.heads, given.rows) if given.rows else None
-    return Plot(given.title, given.note, figure, table, kind="tall", level=level)
+    return Plot(given.title, given.note, figure, table, kind="tall")

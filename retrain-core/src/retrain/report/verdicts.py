@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from retrain.kernel.contracts.report import ReportPlot
 from retrain.records.runs.metric import Metric, shown
 from retrain.report.gather import Material
 from retrain.report.parts import (
@@ -21,6 +22,7 @@ from retrain.report.parts import (
     Section,
     Table,
     Tiles,
+    drawn,
     lede,
     note,
 )
@@ -187,34 +189,26 @@ def _sets(study: Study) -> list[Part]:
     """Every condition over all evaluation sets, with its performance profile; empty unless there are several."""
     if study.sets is None:
         return []
-    caption = "how often a result is above a value: a curve further to the right is that of better results"
     return [
         Heading("All evaluation sets together"),
         *(note(line.removeprefix("--sets: ")) for line in sets_notes(study)),
         *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in sets_tables(study)),
-        Plot("Performance profile", caption, _profile(study.sets)),
+        drawn(_profile(study.sets)),
     ]
 
 
-def _profile(view: SetsView) -> dict[str, Any]:
+def _profile(view: SetsView) -> ReportPlot:
     """The performance profiles: the share of seeds and sets whose result is above each threshold."""
-    is_rate = all(metric.is_rate for metric in view.metrics)
-    return {
-        "kind": "plugin",
-        "x": list(view.thresholds),
-        "lines": [{"name": plain(each.condition, NAME_CHARS), "y": list(each.profile)} for each in view.conditions],
-        "thin": [],
-        "points": [],
-        "labels": [],
-        "kinds": [],
-        "x_title": "rate" if is_rate else plain(view.metrics[0], 40),
-        "y_title": "share of seeds and sets above it",
-        "x_mark": None,
-        "y_mark": 0.5,
-        "log": False,
-        "share": True,
-        "is_line": True,
-    }
+    return ReportPlot(
+        title="Performance profile",
+        note="how often a result is above a value: a curve further to the right is that of better results",
+        x=view.thresholds,
+        lines={each.condition: each.profile for each in view.conditions},
+        x_title="rate" if all(metric.is_rate for metric in view.metrics) else str(view.metrics[0]),
+        y_title="share of seeds and sets above it",
+        y_mark=0.5,
+        is_share=True,
+    )
 
 
 def _estimated_for(title: str) -> str:

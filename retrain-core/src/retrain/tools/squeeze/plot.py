@@ -30,7 +30,7 @@ def spectrum_plots(analysis: SqueezeAnalysis) -> list[Plot]:
     content = analysis.as_data(layers=True)
     if not content["ranks"]:
         return []
-    plots = [drawn(kept(content["ranks"], content["layers"], content), level=3)]
+    plots = [drawn(kept(content["ranks"], content["layers"], content))]
     for plot in needed(content["layers"]):
         plots.append(drawn(plot, kinds=[label.rpartition(".")[2] for label in plot.labels]))
     return plots
