@@ -69,9 +69,10 @@ class _Follower:
 class SamplingOrder:
     """Draws what a sampler chooses (see `Prompts`), shows it what became of it, and keeps its state in checkpoints.
 
-    `settled` knows the steps that the next one to train is chosen by, as a resume will need it. Where sampling is
-    ahead, the sampler that draws knows more and is a second one, made of the first one's state. When a step is drawn
-    anew, because its training ran out of memory, it is made again. A thread may draw while the run's observes.
+    `_sampler_state` is the sampler that a resume must restore: it knows the steps that the next one to train is chosen
+    by. Where sampling is ahead, the sampler that draws knows more and is a second one, made of the first one's state.
+    When a step is drawn anew, because its training ran out of memory, it is made again. A thread may draw while the
+    run's observes.
     """
 
     def __init__(self, pool: PromptPool, name: str, build: Callable[[], Sampler], place: str) -> None:
@@ -79,11 +80,11 @@ class SamplingOrder:
         self._pool, self._name, self._build, self._place, self._ahead = pool, name, build, place, 0
         self._prompts = {prompt.example.id: prompt for prompt in pool.train}
         self._lock = Lock()
-        self._settled = self._drawing = _Follower(build())
+        self._sampler_state = self._drawing = _Follower(build())
         self._newest = -1  # the step drawn last
-        self._in_passes = bool(getattr(self._settled.sampler, "in_passes", False))
-        self._waiting: list[tuple[int, list[GroupOutcome]]] = []  # by step, not yet known to `settled`
-        self._drawn: dict[int, dict[int, PromptChoice]] = {}  # by step and cursor, of steps that are not over
+        self._in_passes = bool(getattr(self._sampler_state.sampler, "in_passes", False))
+        self._waiting: list[tuple[int, list[GroupOutcome]]] = []  # by step, not yet known to `_sampler_state`
+        self._choices: dict[int, dict[int, PromptChoice]] = {}  # by step and cursor, of steps that are not over
 
     def draw_ahead(self, steps: int) -> None:
         """Choose the prompts of each step this many steps before it is trained. Once, before anything is drawn."""
@@ -94,9 +95,9 @@ class SamplingOrder:
         with self._lock:
             if not self._in_passes:
                 self._prepare(step)
-            before = {at: choice for at, choice in self._drawn.get(step, {}).items() if at < cursor}
+            before = {at: choice for at, choice in self._choices.get(step, {}).items() if at < cursor}
             chosen = self._chosen(step, cursor, count, [choice.example_id for choice in before.values()])
-            self._drawn[step] = before | dict(enumerate(chosen, start=cursor))
+            self._choices[step] = before | dict(enumerate(chosen, start=cursor))
         size = len(self._pool.train)
         return [
             replace(self._prompts[choice.example_id], epoch=at // size if self._in_passes else at)
@@ -105,10 +106,10 @@ class SamplingOrder:
 
     def _prepare(self, step: int) -> None:
         """Have a sampler that knows just the steps that this one is chosen by."""
-        if self._ahead and (self._drawing is self._settled or step < self._newest):
-            self._drawing = _Follower(self._build(), self._settled.observed)
+        if self._ahead and (self._drawing is self._sampler_state or step < self._newest):
+            self._drawing = _Follower(self._build(), self._sampler_state.observed)
             with self._named("restore"):
-                self._drawing.sampler.restore(_stored(self._settled.sampler))
+                self._drawing.sampler.restore(_stored(self._sampler_state.sampler))
         self._newest = step
         self._show(self._drawing, step - 1 - self._ahead)
 
@@ -149,9 +150,9 @@ class SamplingOrder:
         if groups is None:
             return {}
         with self._lock:
-            chosen = list(self._drawn.get(groups.step, {}).values())
-            for step in [step for step in self._drawn if step <= groups.step]:
-                del self._drawn[step]
+            chosen = list(self._choices.get(groups.step, {}).values())
+            for step in [step for step in self._choices if step <= groups.step]:
+                del self._choices[step]
             if self._in_passes:
                 return {}
             outcomes = [_outcome(group) for group in groups.groups]
@@ -169,9 +170,9 @@ class SamplingOrder:
 
     def _settle(self, last: int) -> None:
         """Let both samplers know the steps up to `last`: what is drawn from now on may know them."""
-        for follower in (self._settled, self._drawing):
+        for follower in (self._sampler_state, self._drawing):
             self._show(follower, last)
-        self._waiting = [(step, outcomes) for step, outcomes in self._waiting if step > self._settled.observed]
+        self._waiting = [(step, outcomes) for step, outcomes in self._waiting if step > self._sampler_state.observed]
 
     def _show(self, follower: _Follower, last: int) -> None:
         for step, outcomes in self._waiting:
@@ -182,17 +183,24 @@ class SamplingOrder:
 
     @hookimpl
     def retrain_save_state(self) -> Mapping[str, Any] | None:
-        """The settled sampler, and what it does not know yet; None for a fixed order, which needs no state."""
+        """The sampler state and what it does not know yet; None for a fixed order, which needs no state."""
         if self._in_passes:
             return None
         with self._lock, self._named("state"):
             waiting = [
                 [step, [asdict(outcome) for outcome in outcomes]]
                 for step, outcomes in self._waiting
-                if step > self._settled.observed
+                if step > self._sampler_state.observed
             ]
-            state = _stored(self._settled.sampler)
-            return {STATE: {"name": self._name, "observed": self._settled.observed, "state": state, "waiting": waiting}}
+            state = _stored(self._sampler_state.sampler)
+            return {
+                STATE: {
+                    "name": self._name,
+                    "observed": self._sampler_state.observed,
+                    "state": state,
+                    "waiting": waiting,
+                }
+            }
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
@@ -204,8 +212,8 @@ class SamplingOrder:
             LOG.warning("Sampler %r begins without the steps before: the checkpoint has no state of it", self._name)
             return
         with self._lock, self._named("restore"):
-            self._settled.sampler.restore(saved["state"])
-            self._settled.observed = int(saved["observed"])
+            self._sampler_state.sampler.restore(saved["state"])
+            self._sampler_state.observed = int(saved["observed"])
             self._waiting = [
                 (int(step), [GroupOutcome(**each) for each in outcomes]) for step, outcomes in saved["waiting"]
             ]
