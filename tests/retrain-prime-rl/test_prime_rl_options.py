@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from retrain.api import Config, ConfigError, Kind, Plugins, load_plugins
 from retrain.kernel.config.load import load_config
+from retrain.kernel.plugins.first_party import promised_options
 from retrain.run.assemble import check
 from retrain.run.check import read_config, registered_tables
-from retrain.run.promised_options import PROMISED_OPTIONS
 from retrain_prime_rl import checks, plugin
 from retrain_prime_rl.create import task_name
 from retrain_prime_rl.options import PrimeRlOptions
@@ -55,7 +55,7 @@ def refused(plugins: Plugins) -> Callable[[Config], str]:
 
 def test_defaults_are_those_of_the_documentation():
     ours = PrimeRlOptions()
-    documented = PROMISED_OPTIONS["prime_rl"]
+    documented = promised_options()["prime_rl"]
     assert len(documented) == 7
     for name, default in documented.items():
         assert getattr(ours, name) == default, name

@@ -20,9 +20,8 @@ from retrain.kernel.types import Example
 from retrain.observe.trackers.recording import Recorders
 from retrain.records.files import JsonLines, write_json, write_text
 from retrain.run.interrupts import Interrupts
-from retrain.run.process import load_dotenv_file
-from retrain.run.streams import prepare_streams
 from retrain.tasks.scoring.failures import FailureRecord, read_failures, write_failures
+from retrain.text.process import load_dotenv_file, prepare_streams
 from retrain.text.secrets import HIDDEN, LEARNED
 
 SECRET = "sk-plantedPLANTED0123"

@@ -14,7 +14,7 @@ from retrain.campaign.devices import VARIABLE, DevicePool, listed_devices
 from retrain.campaign.launching import Job
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, Problem
-from retrain.run.process import python_command
+from retrain.text.process import python_command
 
 THREADS = "OMP_NUM_THREADS"
 GUARD = (*python_command(), "-m", "retrain.campaign.parent_death")

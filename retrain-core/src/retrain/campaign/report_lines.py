@@ -17,7 +17,7 @@ from rich.text import Text
 from retrain.campaign.load import Campaign
 from retrain.campaign.outcome import progress
 from retrain.campaign.planned import PlannedRun
-from retrain.run.streams import can_redraw
+from retrain.text.process import can_redraw
 from retrain.text.terminal_text import OUTCOME_LEVEL, harmless_lines
 
 LOOK_EVERY_S = 1.0

@@ -32,7 +32,7 @@ from retrain.campaign.report_lines import Lines
 from retrain.campaign.stops import Stops
 from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, RetrainError
 from retrain.records.files import write_text
-from retrain.run.process import python_command
+from retrain.text.process import python_command
 from retrain.text.terminal_text import OUTCOME_LEVEL
 
 POLL_S = 0.2

@@ -24,8 +24,7 @@ from retrain.kernel.errors import (
     StopRequested,
 )
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run.process import prepare_process
-from retrain.run.streams import drop_stdout, prepare_streams, wants_color
+from retrain.text.process import drop_stdout, prepare_process, prepare_streams, wants_color
 
 EXIT_INTERRUPTED = 130
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

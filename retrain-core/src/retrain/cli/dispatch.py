@@ -17,7 +17,7 @@ from retrain.kernel.plugins.installed import KERNEL, offered_plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.version import __version__
-from retrain.run.streams import is_interactive
+from retrain.text.process import is_interactive
 
 TRAIN = "train"
 MISSPELT = 0.8  # similarity above which a word counts as a misspelt option

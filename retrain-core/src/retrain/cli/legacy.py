@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from retrain.kernel.config.legacy import moved
-from retrain.run.promised_options import PROMISED_OPTIONS
+from retrain.kernel.plugins.first_party import promised_options
 
-LEGACY_KEYS = {f"prime_rl_{option}": option for option in PROMISED_OPTIONS["prime_rl"]}
+LEGACY_KEYS = {f"prime_rl_{option}": option for option in promised_options()["prime_rl"]}
 MOVED = {old: f"options.{new}" for old, new in LEGACY_KEYS.items()}
 
 

@@ -23,7 +23,7 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.run.configure import Checked, claim_of, load_file, split_arguments
 from retrain.run.interrupts import Interrupts
-from retrain.run.process import prepare_process
+from retrain.text.process import prepare_process
 from retrain.text.raised_at import raised_at
 
 if TYPE_CHECKING:

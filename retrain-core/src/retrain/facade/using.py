@@ -21,8 +21,8 @@ from retrain.records.record_names import CONFIG_FILE
 from retrain.run.assemble import import_backend
 from retrain.run.configure import load_file
 from retrain.run.opened import opened, subject_config
-from retrain.run.process import prepare_process
 from retrain.run.subject import find_subject
+from retrain.text.process import prepare_process
 from retrain.use.evaluate.subjects import Request, evaluate_subject
 from retrain.use.prompts import Prompt, prompts_of, read_prompts
 from retrain.use.sample_command import Wanted, sample_file

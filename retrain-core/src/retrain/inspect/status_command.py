@@ -14,7 +14,7 @@ import click
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED
 from retrain.kernel.registry import Plugins
 from retrain.records.runs.scan import Overview, scan
-from retrain.run.streams import can_redraw
+from retrain.text.process import can_redraw
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.interim import InterimLooks
 

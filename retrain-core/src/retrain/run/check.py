@@ -13,11 +13,10 @@ from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.build import validated_params
-from retrain.kernel.plugins.first_party import promised_default
+from retrain.kernel.plugins.first_party import promised_default, promised_options
 from retrain.kernel.plugins.resolve import ambiguity, problem_with
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.inputs import CODE, declared_sorts
-from retrain.run.promised_options import PROMISED_OPTIONS
 from retrain.run.public_package import missing_name, note_on
 from retrain.run.steps.learning_rate import Course
 from retrain.run.tables import read_config as read_config
@@ -173,7 +172,7 @@ def _options_of_others(config: Config, plugins: Plugins) -> dict[str, tuple[str,
     own = _declared_options(plugins, chosen)
     if not set(config.backend.options) - set(own or ()):
         return {}
-    declared: dict[str, Mapping[str, Any]] = dict(PROMISED_OPTIONS)
+    declared: dict[str, Mapping[str, Any]] = dict(promised_options())
     if own is not None:  # a backend that declares nothing may take options of any name
         others = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
         declared |= {name: found for name in others if (found := _declared_options(plugins, name)) is not None}

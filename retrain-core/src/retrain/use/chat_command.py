@@ -9,8 +9,8 @@ import click
 
 from retrain.kernel.registry import Plugins
 from retrain.run.opened import opened
-from retrain.run.streams import is_interactive
 from retrain.run.subject import find_subject
+from retrain.text.process import is_interactive
 
 EPILOG = """\b
 Examples:

@@ -15,7 +15,7 @@ from retrain.cli.start.templates import DEFAULT_FILE, exists_error, refuse_exist
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.run.streams import is_interactive
+from retrain.text.process import is_interactive
 from retrain.text.terminal_text import printable
 from retrain.text.typed_command import program
 

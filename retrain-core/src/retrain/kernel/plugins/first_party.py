@@ -54,6 +54,11 @@ def promised_default(kind: Kind) -> str:
     return str(_names().get(kind.value, {}).get(DEFAULT, ""))
 
 
+def promised_options() -> dict[str, dict[str, Any]]:
+    """By backend, the options that the documented full configuration holds at their defaults."""
+    return _names()["options"]
+
+
 def install_line(distribution: str, extra: str = "") -> str:
     """The command that installs a distribution here: by name, or from the clone that retrain-core was installed from.
 

@@ -13,7 +13,7 @@ import click
 from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.registry import Plugins
 from retrain.observe.console.notebook import NotebookLines, is_notebook
-from retrain.run.streams import can_redraw, drop_stdout
+from retrain.text.process import can_redraw, drop_stdout
 from retrain.text.secrets import redacted
 from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, harmless_lines
 

@@ -13,7 +13,7 @@ import click
 
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.records.identity.copies import FOLDER
-from retrain.run.streams import is_interactive
+from retrain.text.process import is_interactive
 from retrain.text.terminal_text import printable
 from retrain.tools.pack.archive import open_pack
 from retrain.tools.pack.contents import Contents, read_contents

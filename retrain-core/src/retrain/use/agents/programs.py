@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.run.process import import_from_here
+from retrain.text.process import import_from_here
 
 MOST_ANSWER = 2**20  # characters
 TAIL = 1500  # of what a command wrote to stderr
