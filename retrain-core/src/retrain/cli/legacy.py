@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from retrain.kernel.config.legacy import moved
-from retrain.kernel.plugins.first_party import promised_options
 
-LEGACY_KEYS = {f"prime_rl_{option}": option for option in promised_options()["prime_rl"]}
+OPTIONS = ("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
+LEGACY_KEYS = {f"prime_rl_{option}": option for option in OPTIONS}
 MOVED = {old: f"options.{new}" for old, new in LEGACY_KEYS.items()}
 
 

@@ -1,4 +1,4 @@
-"""Prepares a process that runs `retrain`: its streams, import path, `.env`, and libraries that print or spin too much."""
+"""Prepares a process that runs `retrain`: streams, import path, `.env`, and libraries that print or spin too much."""
 
 from __future__ import annotations
 
