@@ -47,8 +47,8 @@ EXPECTED: dict[str, dict[str, Seen]] = {
         "retrain audit": Seen(words=("gold 8/8",)),
         "retrain trace": Seen(words=("maxrl+gtpo_sepa",)),
         "retrain credit logs/tiny": Seen(files=("credit.html",)),
-        "retrain init-plugin": Seen(files=("plugins/entropy_floor.py", "tests/test_entropy_floor_plugin.py")),
-        "retrain plugin new": Seen(
+        "retrain init-plugin --kind": Seen(files=("plugins/entropy_floor.py", "tests/test_entropy_floor_plugin.py")),
+        "retrain init-plugin --distribution": Seen(
             files=tuple(f"my-transform/{name}" for name in ("pyproject.toml", "README.md", "tests", ".github"))
         ),
         "retrain plugins": Seen(words=("gtpo_sepa", "retrain-sepa")),

@@ -41,11 +41,13 @@ Edits = tuple[tuple[str, str, str], ...]
 
 
 class Stranger:
-    """Somebody with a plugin distribution called my-floor, made by `retrain plugin new` of the installed wheel."""
+    """Somebody with a plugin distribution called my-floor, made by the installed wheel."""
 
     def __init__(self, installation: Installation, work: Path) -> None:
         self.installation, self.work, self.project = installation, work, work / "my-floor"
-        made = installation.retrain("plugin", "new", "my-floor", "--kind", "transform", "--no-input", folder=work)
+        made = installation.retrain(
+            "init-plugin", "--distribution", "--name", "my-floor", "--kind", "transform", "--no-input", folder=work
+        )
         assert made.returncode == 0, made.stderr
 
     def edit(self, file: str, old: str, new: str) -> None:

@@ -1,4 +1,4 @@
-"""`retrain plugin new` for every kind: from the command to a passing `pytest` and the name in `retrain plugins`.
+"""`init-plugin --distribution` for every kind: from the command to a passing `pytest` and `retrain plugins`.
 
 All kinds are installed by one pip and tested by one pytest; one after the other, as somebody would type it and within a
 minute each, are two kinds at every change and the others in `nox -s proofs`.
@@ -70,7 +70,9 @@ def python(*words: str) -> tuple[str, ...]:
 )
 def test_from_the_command_to_passing_tests_and_the_name_in_the_list(kind: str, tmp_path: Path) -> None:
     newcomer = Newcomer(tmp_path)
-    told = newcomer.types(str(SCRIPT), "plugin", "new", f"my-{kind}", "--kind", kind, "--no-input")
+    told = newcomer.types(
+        str(SCRIPT), "init-plugin", "--distribution", "--name", f"my-{kind}", "--kind", kind, "--no-input"
+    )
     assert f'pip install -e "./my-{kind}[dev]"' in told
     assert f"pytest ./my-{kind}" in told
     newcomer.types(*python(*PIP, str(newcomer.site), f"./my-{kind}"))
@@ -94,7 +96,22 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         for kind in SLUGS:
-            assert run(["plugin", "new", f"my-{kind}", "-k", kind, "-o", str(folder), "--no-input"]) == 0
+            assert (
+                run(
+                    [
+                        "init-plugin",
+                        "--distribution",
+                        "--name",
+                        f"my-{kind}",
+                        "-k",
+                        kind,
+                        "-o",
+                        str(folder),
+                        "--no-input",
+                    ]
+                )
+                == 0
+            )
 
     return made_once(tmp_path_factory, "projects", make)
 

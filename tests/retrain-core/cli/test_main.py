@@ -24,7 +24,7 @@ from retrain.kernel.registry import Plugins
 from tests.shared import first_or_long
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
-MOST = 29  # commands in the help
+MOST = 28  # commands in the help
 HEAVY = ("torch", "transformers", "datasets", "peft", "tokenizers", "reasoning_gym", "starlette", "uvicorn")
 SLOW = (
     *HEAVY,

@@ -34,6 +34,7 @@ FORMER_NAMES = PUBLIC_NAMES | {
     "forecast": "status RUN --forecast",
     "ledger": "compare --ledger",
     "merge": "export RUN --format transformers",
+    "plugin": "init-plugin --distribution",
     "push": "export RUN --push REPO",
     "resume-check": "status RUN --resume",
     "schema": "explain --schema",

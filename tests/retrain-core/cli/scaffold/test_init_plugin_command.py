@@ -38,7 +38,7 @@ def test_it_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("kind", [slug(kind) for kind in KINDS])
 def test_the_file_is_the_example_of_the_distribution(kind: str, tmp_path: Path) -> None:
-    assert run(["plugin", "new", "my-part", "--kind", kind, "--no-input"]) == 0
+    assert run(["init-plugin", "--distribution", "--name", "my-part", "--kind", kind, "--no-input"]) == 0
     assert run(["init-plugin", "--kind", kind, "--name", "my_part", "--json"]) == 0
     own = (tmp_path / "plugins/my_part.py").read_text(encoding="utf-8").splitlines()
     file = kind.replace("-", "_")
@@ -104,7 +104,9 @@ def test_a_wrong_command_line_is_told_and_nothing_is_written(
         ("lab/own_parts.py", "own_parts"),
     ],
 )
-@pytest.mark.parametrize("command", [("init-plugin", "-k", "reward", "-n"), ("plugin", "new", "--no-input")])
+@pytest.mark.parametrize(
+    "command", [("init-plugin", "-k", "reward", "-n"), ("init-plugin", "--distribution", "--no-input", "-n")]
+)
 def test_a_name_that_a_file_here_has_is_refused_with_the_file_and_a_free_name(
     command: tuple[str, ...], holder: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,1 +1,1 @@
-"""Generates a new plugin: a distribution (`retrain plugin new`) or a single file (`retrain init-plugin`)."""
+"""Generates a new plugin: a single file, or a distribution."""

@@ -1,4 +1,4 @@
-"""`retrain init-plugin --kind KIND --name NAME`: a plugin in one file, found through `[plugins] search_paths`."""
+"""`retrain init-plugin`: a plugin in one file, or as a distribution."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import json
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
 
+from retrain.cli.scaffold.distribution import LICENSES, write_distribution
 from retrain.cli.scaffold.kinds import KINDS, kind_of, slug
 from retrain.cli.scaffold.naming import Names, names_from, refuse_taken
 from retrain.cli.scaffold.render import OneFile, render_file, scratch
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.text.command_options import json_option
 from retrain.text.typed_command import program
 
 DEFAULT_DIR = Path("plugins")
@@ -21,23 +24,66 @@ EPILOG = """\b
 Examples:
   retrain init-plugin --kind transform --name sharpen
   retrain init-plugin --kind reward --name exact --with-test
+  retrain init-plugin --distribution --kind transform --name entropy-floor
+  retrain init-plugin --distribution --kind reward --name close-number --output-dir ~/src --no-input
 
 \b
-Exit codes: 0 written; 2 usage error, or the name or a file is taken.
+Exit codes: 0 written; 2 usage error, or the name, a file or the folder is taken.
 """
 
 
 @click.command("init-plugin", epilog=EPILOG)
-@click.option("--kind", "-k", required=True, metavar="KIND", help=f"{', '.join(map(slug, KINDS))}.")
-@click.option("--name", "-n", required=True, help="Name of the file and of the plugin.")
+@click.option("--kind", "-k", metavar="KIND", help=f"{', '.join(map(slug, KINDS))}.")
+@click.option("--name", "-n", help="Name of the file or the distribution, and of the plugin.")
 @click.option(
-    "--output-dir", "-o", type=click.Path(path_type=Path), default=DEFAULT_DIR, show_default=True, help="Its folder."
+    "--output-dir",
+    "-o",
+    type=click.Path(path_type=Path),
+    help=f"Its folder (default: {DEFAULT_DIR}; with --distribution this one).",
 )
 @click.option("--with-test", is_flag=True, help="Write tests/test_NAME_plugin.py as well.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--distribution", is_flag=True, help="Write a folder with tests, README and CI that pip installs.")
+@click.option("--description", help="With --distribution: one sentence (default: a description of the example).")
+@click.option("--author", help="With --distribution (default: your name from git or the system).")
+@click.option(
+    "--license",
+    "licence",
+    type=click.Choice(LICENSES),
+    default=LICENSES[0],
+    show_default=True,
+    help="With --distribution.",
+)
+@click.option("--no-input", is_flag=True, help="With --distribution: ask nothing, use the defaults.")
+@json_option("As JSON; asks nothing.")
 @click.pass_obj
-def command(plugins: Plugins, kind: str, name: str, output_dir: Path, with_test: bool, as_json: bool) -> None:
-    """Write a working plugin as a single file, and print the TOML that selects it."""
+def command(
+    plugins: Plugins,
+    /,
+    kind: str | None,
+    name: str | None,
+    output_dir: Path | None,
+    with_test: bool,
+    distribution: bool,
+    as_json: bool,
+    **about: Any,
+) -> None:
+    """Write a working plugin and print the TOML that selects it: a single file that is found through
+    `[plugins] search_paths`, or with --distribution a folder with tests, README and CI."""
+    if distribution:
+        if with_test:
+            raise click.UsageError("--with-test is for a single file; a distribution has tests")
+        write_distribution(plugins, kind, name, output_dir or Path(), as_json=as_json, **about)
+    elif kind is None or name is None:
+        raise click.UsageError("--kind and --name are needed")
+    elif about["description"] or about["author"] or about["no_input"]:
+        raise click.UsageError("--description, --author and --no-input go with --distribution")
+    else:
+        _write_one_file(plugins, kind, name, output_dir or DEFAULT_DIR, with_test=with_test, as_json=as_json)
+
+
+def _write_one_file(
+    plugins: Plugins, kind: str, name: str, output_dir: Path, *, with_test: bool, as_json: bool
+) -> None:
     chosen = kind_of(kind)
     names = names_from(name, where="--name")
     prefix = search_path(output_dir)

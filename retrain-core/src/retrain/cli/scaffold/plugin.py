@@ -1,4 +1,4 @@
-"""Registers the commands that generate a plugin."""
+"""Registers the command that generates a plugin."""
 
 from __future__ import annotations
 
@@ -10,19 +10,7 @@ from retrain.kernel.plugin_spec import PluginSpec
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """`plugin new` for a distribution, `init-plugin` for a single file."""
-    summary = "Generate a plugin as a distribution: plugin new NAME --kind KIND."
-    register(
-        PluginSpec(
-            name="plugin", summary=summary, factory="retrain.cli.scaffold.plugin_command:command", traits="extend"
-        )
-    )
-    summary = "Generate a plugin as one file in this folder: --kind KIND --name NAME."
-    register(
-        PluginSpec(
-            name="init-plugin",
-            summary=summary,
-            factory="retrain.cli.scaffold.init_plugin_command:command",
-            traits="extend",
-        )
-    )
+    """`retrain init-plugin`."""
+    summary = "Generate a plugin as one file in this folder, or as a distribution."
+    factory = "retrain.cli.scaffold.init_plugin_command:command"
+    register(PluginSpec(name="init-plugin", summary=summary, factory=factory, traits="extend"))

@@ -1,4 +1,4 @@
-"""`retrain plugin new NAME --kind KIND`: a plugin as a distribution with tests, README and CI."""
+"""`retrain init-plugin --distribution`: a plugin as a distribution with tests, README and CI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from retrain.cli.scaffold.kinds import KINDS, kind_of, slug
+from retrain.cli.scaffold.kinds import kind_of, slug
 from retrain.cli.scaffold.naming import Names, names_from, plain_text, refuse_taken
 from retrain.cli.scaffold.render import description_of, render_distribution, scratch
 from retrain.kernel.errors import ConfigError, Problem
@@ -24,48 +24,25 @@ from retrain.text.typed_command import program
 
 LICENSES = ("Apache-2.0", "MIT", "BSD-3-Clause")
 DEFAULT_KIND = Kind.TRANSFORM
-KINDS_HELP = ", ".join(map(slug, KINDS))
-EPILOG = """\b
-Examples:
-  retrain plugin new entropy-floor --kind transform
-  retrain plugin new close-number --kind reward --output-dir ~/src --no-input
-
-\b
-Exit codes: 0 written; 2 usage error, or the name or the folder is taken.
-"""
 
 
-@click.group("plugin", epilog=EPILOG)
-def command() -> None:
-    """Generate plugins as distributions."""
-
-
-@command.command("new", epilog=EPILOG, short_help="Write a working plugin into a folder called NAME.")
-@click.argument("name", required=False)
-@click.option("--kind", "-k", metavar="KIND", help=f"{KINDS_HELP}. Default: {slug(DEFAULT_KIND)}.")
-@click.option("--output-dir", "-o", type=click.Path(path_type=Path), default=Path(), help="Folder that will hold NAME.")
-@click.option("--description", help="One sentence; default: a description of the example.")
-@click.option("--author", help="Default: your name from git or the system.")
-@click.option("--license", "licence", type=click.Choice(LICENSES), default=LICENSES[0], show_default=True)
-@click.option("--no-input", is_flag=True, help="Ask nothing, use the defaults.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON; asks nothing.")
-@click.pass_obj
-def new(
+def write_distribution(
     plugins: Plugins,
-    name: str | None,
     kind: str | None,
+    name: str | None,
     output_dir: Path,
+    *,
     description: str | None,
     author: str | None,
     licence: str,
     no_input: bool,
     as_json: bool,
 ) -> None:
-    """Write a working plugin with tests, README and CI into a folder called NAME."""
+    """Write a working plugin with tests, README and CI into a folder below `output_dir`, asking for what is missing."""
     asks = sys.stdin.isatty() and sys.stdout.isatty() and not no_input and not as_json
     chosen = kind_of(_answer("Kind", kind, slug(DEFAULT_KIND), asks))
-    names = names_from(_name(name, asks), where="NAME")
-    refuse_taken(names, chosen, plugins, where="NAME", targets=lambda wanted: [output_dir / wanted.distribution])
+    names = names_from(_name(name, asks), where="--name")
+    refuse_taken(names, chosen, plugins, where="--name", targets=lambda wanted: [output_dir / wanted.distribution])
     given = {
         "description": plain_text(
             _answer("Description", description, description_of(chosen), asks), where="--description"
@@ -123,8 +100,8 @@ def _answer(question: str, given: str | None, default: str, asks: bool) -> str:
 
 def _name(given: str | None, asks: bool) -> str:
     if given is None and not asks:
-        fix = "retrain plugin new entropy-floor --kind transform"
-        raise ConfigError(Problem(where="retrain plugin new", what="a name is needed", fix=fix))
+        fix = "add --name entropy-floor"
+        raise ConfigError(Problem(where="retrain init-plugin", what="a name is needed", fix=fix))
     name: str = click.prompt("Name") if given is None else given
     return name
 

@@ -1,4 +1,4 @@
-"""`retrain plugin new`: what it writes, what it asks, and that a failure leaves nothing behind."""
+"""`retrain init-plugin --distribution`: what it writes, what it asks, and that a failure leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from retrain.cli.command_line import run
+from retrain.cli.scaffold.distribution import LICENSES
 from retrain.cli.scaffold.kinds import KINDS, slug
-from retrain.cli.scaffold.plugin_command import LICENSES
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def tree(folder: Path) -> list[str]:
 
 
 def test_it_says_the_next_two_commands_and_the_toml(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plugin", "new", "Entropy Floor"]) == 0
+    assert run(["init-plugin", "--distribution", "--name", "Entropy Floor"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "Wrote ./entropy-floor: transform 'entropy_floor'. Next:",
         '  pip install -e "./entropy-floor[dev]"',
@@ -42,7 +42,9 @@ def test_it_says_the_next_two_commands_and_the_toml(capsys: pytest.CaptureFixtur
 
 
 def test_json_alone_is_written_with_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plugin", "new", "my-reward", "-k", "reward", "-o", "some/where", "--json"]) == 0
+    assert (
+        run(["init-plugin", "--distribution", "--name", "my-reward", "-k", "reward", "-o", "some/where", "--json"]) == 0
+    )
     content = json.loads(capsys.readouterr().out)
     assert content["kind"] == "reward"
     assert content["folder"] == "some/where/my-reward"
@@ -55,7 +57,22 @@ def test_json_alone_is_written_with_json(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("kind", [slug(kind) for kind in KINDS])
 def test_every_project_is_whole_and_holds_no_trace_of_the_template(kind: str, tmp_path: Path) -> None:
-    assert run(["plugin", "new", "retrain-my-part", "--kind", kind, "--author", "Zoë O'Neil", "--no-input"]) == 0
+    assert (
+        run(
+            [
+                "init-plugin",
+                "--distribution",
+                "--name",
+                "retrain-my-part",
+                "--kind",
+                kind,
+                "--author",
+                "Zoë O'Neil",
+                "--no-input",
+            ]
+        )
+        == 0
+    )
     project = tmp_path / "retrain-my-part"
     for name in ("LICENSE", "README.md", ".gitignore", ".github/workflows/ci.yml", "src/retrain_my_part/py.typed"):
         assert (project / name).is_file()
@@ -74,7 +91,10 @@ def test_every_project_is_whole_and_holds_no_trace_of_the_template(kind: str, tm
 
 @pytest.mark.parametrize("licence", LICENSES)
 def test_the_licence_is_the_chosen_one(licence: str, tmp_path: Path) -> None:
-    assert run(["plugin", "new", "mine", "--license", licence, "--author", "Ada", "--no-input"]) == 0
+    assert (
+        run(["init-plugin", "--distribution", "--name", "mine", "--license", licence, "--author", "Ada", "--no-input"])
+        == 0
+    )
     first = {"Apache-2.0": "Apache License", "MIT": "MIT License", "BSD-3-Clause": "BSD 3-Clause License"}[licence]
     text = (tmp_path / "mine/LICENSE").read_text(encoding="utf-8")
     assert text.strip().startswith(first)
@@ -84,23 +104,23 @@ def test_the_licence_is_the_chosen_one(licence: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["../x"], "is a path, not a name"),
-        (["class"], "is a Python keyword"),
-        (["json"], "a module of the standard library"),
-        ([""], "an empty name"),
-        (["x" * 300], "has 300 characters"),
-        (["grpo", "--kind", "advantage"], "retrain-sepa 0.1.0 provides it"),
-        (["mine", "--kind", "transfrom"], "did you mean 'transform'?"),
-        (["mine", "--kind", "quux"], "kinds: advantage, transform"),
-        (["mine", "--author", "{{ 7 * 7 }}"], "is not allowed here"),
-        (["mine", "--description", 'a "quoted" word'], "is not allowed here"),
+        (["--name", "../x"], "is a path, not a name"),
+        (["--name", "class"], "is a Python keyword"),
+        (["--name", "json"], "a module of the standard library"),
+        (["--name", ""], "an empty name"),
+        (["--name", "x" * 300], "has 300 characters"),
+        (["--name", "grpo", "--kind", "advantage"], "retrain-sepa 0.1.0 provides it"),
+        (["--name", "mine", "--kind", "transfrom"], "did you mean 'transform'?"),
+        (["--name", "mine", "--kind", "quux"], "kinds: advantage, transform"),
+        (["--name", "mine", "--author", "{{ 7 * 7 }}"], "is not allowed here"),
+        (["--name", "mine", "--description", 'a "quoted" word'], "is not allowed here"),
         ([], "a name is needed"),
     ],
 )
 def test_a_wrong_command_line_is_told_and_nothing_is_written(
     arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["plugin", "new", *arguments, "--no-input"]) == 2
+    assert run(["init-plugin", "--distribution", *arguments, "--no-input"]) == 2
     shown = capsys.readouterr().err
     assert told in shown
     assert "fix:" in shown
@@ -109,7 +129,7 @@ def test_a_wrong_command_line_is_told_and_nothing_is_written(
 
 @pytest.mark.parametrize("kind", ["planning", "data", "inference", "Data Source", "planning_detector"])
 def test_other_spellings_of_a_kind_are_understood(kind: str, tmp_path: Path) -> None:
-    assert run(["plugin", "new", "mine", "--kind", kind, "--no-input"]) == 0
+    assert run(["init-plugin", "--distribution", "--name", "mine", "--kind", kind, "--no-input"]) == 0
     assert (tmp_path / "mine").is_dir()
 
 
@@ -120,14 +140,14 @@ def test_what_exists_is_left_alone(is_link: bool, tmp_path: Path, capsys: pytest
     else:
         (tmp_path / "mine").mkdir()
     before = tree(tmp_path)
-    assert run(["plugin", "new", "mine", "--no-input"]) == 2
+    assert run(["init-plugin", "--distribution", "--name", "mine", "--no-input"]) == 2
     assert "exists already; nothing was written" in capsys.readouterr().err
     assert tree(tmp_path) == before
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    assert run(["plugin", "new", "mine", "-o", "file/below", "--no-input"]) == 2
+    assert run(["init-plugin", "--distribution", "--name", "mine", "-o", "file/below", "--no-input"]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert tree(tmp_path) == ["file"]
 
@@ -136,7 +156,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.
 def test_a_read_only_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    assert run(["plugin", "new", "mine", "-o", "closed", "--no-input"]) == 2
+    assert run(["init-plugin", "--distribution", "--name", "mine", "-o", "closed", "--no-input"]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert tree(closed) == []
 
@@ -146,7 +166,7 @@ def test_nothing_is_left_when_rendering_fails(tmp_path: Path, monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr("retrain.cli.scaffold.render.shutil.copytree", broken)
-    assert run(["plugin", "new", "mine", "-o", "deep/er", "--no-input"]) == 130
+    assert run(["init-plugin", "--distribution", "--name", "mine", "-o", "deep/er", "--no-input"]) == 130
     assert tree(tmp_path) == []
 
 
@@ -155,7 +175,18 @@ def test_the_home_folder_is_left_alone(tmp_path: Path) -> None:
     home.mkdir()
     work.mkdir()
     (home / ".cookiecutterrc").write_text("default_context: {author: Somebody Else, kind: reward}", encoding="utf-8")
-    command = [sys.executable, "-m", "retrain", "plugin", "new", "mine", "--no-input", "--author", "Ada"]
+    command = [
+        sys.executable,
+        "-m",
+        "retrain",
+        "init-plugin",
+        "--distribution",
+        "--name",
+        "mine",
+        "--no-input",
+        "--author",
+        "Ada",
+    ]
     done = subprocess.run(command, cwd=work, env={**os.environ, "HOME": str(home)}, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert tree(home) == [".cookiecutterrc"]
@@ -164,7 +195,7 @@ def test_the_home_folder_is_left_alone(tmp_path: Path) -> None:
 
 def test_on_a_terminal_it_asks(tmp_path: Path) -> None:
     main, terminal = pty.openpty()
-    command = [sys.executable, "-m", "retrain", "plugin", "new"]
+    command = [sys.executable, "-m", "retrain", "init-plugin", "--distribution"]
     process = subprocess.Popen(command, cwd=tmp_path, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     os.write(main, b"reward\nclose-enough\nAn own description.\nAda\n")
