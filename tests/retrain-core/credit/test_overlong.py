@@ -23,7 +23,7 @@ from retrain.kernel.informative import GroupStatus, verdicts
 from retrain.kernel.overlap import Planned, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Completion, Group, StopReason
-from retrain.records.stored_step import read_step
+from retrain.records.run import Run
 from retrain.run.steps.selection import joined_fields, selection
 from tests.overlapped import GENERATIONS, lines, steps
 
@@ -273,7 +273,7 @@ def test_a_run_counts_and_records_what_it_masks_drops_and_punishes(
     assert shaped == pytest.approx(amounts)
     assert soft["mean_reward"] == line["mean_reward"]
     assert soft["useful_groups"] == line["useful_groups"]
-    stored = [each.reward for group in read_step(tmp_path / "soft", None).groups for each in group]
+    stored = [each.reward for group in Run(tmp_path / "soft").step(None).groups for each in group]
     assert stored == [each.get("shaped_reward", each["reward"]) for each in records]
-    unjudged = [each.reward is None for group in read_step(tmp_path / "drop", None).groups for each in group]
+    unjudged = [each.reward is None for group in Run(tmp_path / "drop").step(None).groups for each in group]
     assert unjudged == [each["stop_reason"] == "length" for each in generations]

@@ -20,7 +20,7 @@ from retrain.inspect.stored import replay
 from retrain.kernel.contracts.algorithm import Needs
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Group
-from retrain.records.stored_step import StoredStep
+from retrain.records.run import StoredStep
 from retrain.testing import conformance
 from retrain.testing.toy_groups import scored_groups
 from tests.docs.reading import SITE, blocks

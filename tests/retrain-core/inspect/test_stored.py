@@ -17,7 +17,7 @@ from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.records.record_names import token_file
-from retrain.records.stored_step import read_step
+from retrain.records.run import Run
 from retrain.records.tokens import TokenRecord, read_tokens, write_tokens
 
 
@@ -81,12 +81,12 @@ def test_a_step_is_replayed_under_an_advantage_that_sees_all_of_it(tmp_path: Pat
     store(tmp_path, [1.0, 1.0, 1.0, 0.0], [record(3), record(4), record(5), record(6)], parts=True)
     table = AlgorithmTable(advantage_mode="reinforce_pp", transform_mode="none", uncertainty_kind="surprisal")
     flow = build_flow(Config(tables={"algorithm": table}), load_plugins())
-    _, _, result = replay(read_step(tmp_path, None), flow, None, sepa_lambda=0.0)
+    _, _, result = replay(Run(tmp_path).step(None), flow, None, sepa_lambda=0.0)
     shown = [[round(advs_T[0], 6) for advs_T in advs_G] for advs_G in result.token_advs]
     assert shown == [[0.57735, 0.57735], [0.57735, -1.732051]]
     gdpo = table.model_copy(update={"advantage_mode": "gdpo", "advantage_params": {"weights": {"b": 1.0}}})
     flow = build_flow(Config(tables={"algorithm": gdpo}), load_plugins())
-    _, _, result = replay(read_step(tmp_path, None), flow, None, sepa_lambda=0.0)
+    _, _, result = replay(Run(tmp_path).step(None), flow, None, sepa_lambda=0.0)
     shown = [[float(np.sign(advs_T[0])) for advs_T in advs_G] for advs_G in result.token_advs]
     assert shown == [[0.0, 0.0], [-1.0, 1.0]]  # by the stored reward b, the negative of the sum
 
@@ -105,13 +105,13 @@ def test_texts_are_decoded_for_a_transform_that_reads_them(tmp_path: Path, flow:
     tokens = [record(2), record(3)]
     store(tmp_path, [1.0, 0.0], tokens)
     reading = replace(flow, transform=TransformSpec(name="reads", compute_context=credit, needs_text=True))
-    replay(read_step(tmp_path, None), reading, None, sepa_lambda=0.0, tokenizer=Tokenizer())
+    replay(Run(tmp_path).step(None), reading, None, sepa_lambda=0.0, tokenizer=Tokenizer())
     assert seen[0].texts_G == [[f"<{token}>" for token in each.tokens_T] for each in tokens]
 
 
 def test_completions_without_a_verdict_are_left_out(tmp_path: Path, flow: CreditFlow) -> None:
     store(tmp_path, [1.0, None, 1.0, 0.0], [record(3), record(4), record(5), record(6)])
-    groups, masks, result = replay(read_step(tmp_path, None), flow, None, sepa_lambda=0.0)
+    groups, masks, result = replay(Run(tmp_path).step(None), flow, None, sepa_lambda=0.0)
     assert [len(group) for group in groups] == [1, 2]
     assert [[len(mask) for mask in group] for group in masks] == [[3], [5, 6]]
     assert [advs.shape for advs in result.token_advs[1]] == [(5,), (6,)]
@@ -119,13 +119,13 @@ def test_completions_without_a_verdict_are_left_out(tmp_path: Path, flow: Credit
 
 def test_missing_steps_and_runs_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
-        read_step(tmp_path, None)
+        Run(tmp_path).step(None)
     store(tmp_path, [1.0, 0.0], [record(3), record(4)])
     with pytest.raises(ConfigError, match="holds no step 9"):
-        read_step(tmp_path, 9)
+        Run(tmp_path).step(9)
 
 
 def test_records_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     store(tmp_path, [1.0, 0.0], [record(3), record(4), record(5)])
     with pytest.raises(ConfigError, match="2 completions but 3 token records"):
-        read_step(tmp_path, 0)
+        Run(tmp_path).step(0)

@@ -19,7 +19,8 @@ from retrain.kernel.registry import Plugins
 from retrain.records.folder import check_run_folder, move_aside
 from retrain.records.lock import RunLock
 from retrain.records.reading import read_regular
-from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
+from retrain.records.record_names import CAMPAIGN_FILE
+from retrain.records.run import is_run
 from retrain.records.seal import hash_of
 
 PARENT = Path("logs")
@@ -72,7 +73,7 @@ def open_campaign(
             fix = "restore these values, or start another campaign with --new: it keeps this one beside the new folder"
             return _continued(path, before, campaign, plugins, started, fix=fix, is_beyond_plan=is_beyond_plan)
         fresh = Growth(devices=settle_campaign(campaign, plugins, None, {})[0])
-        if (path / CAMPAIGN_FILE).exists() or (path / RUN_FILE).exists():
+        if (path / CAMPAIGN_FILE).exists() or is_run(path):
             keep_earlier(path)
         return _taken(path, started, None, growth=fresh)
     notice = ""

@@ -18,9 +18,7 @@ from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, Config
 from retrain.records.checkpoints import FINAL, newest_valid
 from retrain.records.lock import owner_of
 from retrain.records.places import adapters_of
-from retrain.records.reading import last_record
-from retrain.records.record_names import METRICS, RUN_FILE
-from retrain.records.run import Run
+from retrain.records.run import Run, is_run
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
 
@@ -75,7 +73,7 @@ def can_continue(run: PlannedRun) -> bool:
 
 def has_records(run: PlannedRun) -> bool:
     """Whether an earlier attempt wrote a `run.json`, readable or not."""
-    return (run.folder / RUN_FILE).exists()
+    return is_run(run.folder)
 
 
 def reason_of_failure(run: PlannedRun, code: int) -> str:
@@ -89,7 +87,7 @@ def reason_of_failure(run: PlannedRun, code: int) -> str:
 def progress(folder: Path) -> RunProgress:
     """Progress of a run; only the end of `metrics.jsonl` is read."""
     with suppress(ConfigError, ValueError, KeyError, TypeError):
-        record = last_record(folder / METRICS, skip_damaged=True) or {}
+        record = Run(folder).last_step(skip_damaged=True)
         return RunProgress(steps_done=max(0, int(record["step"]) + 1), correct_rate=record.get("correct_rate"))
     return RunProgress()
 

@@ -9,9 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import retrain.records.run as records
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.reading import damaged, read_object, read_records
-from retrain.records.record_names import CONFIG_FILE, GENERATIONS, METRICS, RUN_FILE
+from retrain.records.reading import damaged
+from retrain.records.record_names import CONFIG_FILE, RUN_FILE
 
 LOG = logging.getLogger("retrain")
 OnStep = Callable[[Mapping[str, Any]], object]
@@ -25,14 +26,14 @@ class Run:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).expanduser()
-        if not (self.folder / RUN_FILE).is_file():
-            fix = "give the log_dir of a run that had started: the folder with run.json"
+        if not records.is_run(self.folder):
+            fix = f"give the log_dir of a run that had started: the folder with {RUN_FILE}"
             raise ConfigError(Problem(where=str(self.folder), what="is not the folder of a run", fix=fix))
 
     @property
     def config(self) -> dict[str, dict[str, Any]]:
         """Every table with every key as the run used it, defaults included; secrets are hidden."""
-        found = read_object(self.folder / RUN_FILE).get("config")
+        found = self._records.manifest.get("config")
         if not isinstance(found, dict):
             raise damaged(str(self.folder / RUN_FILE), "it holds no configuration")
         return dict(found)
@@ -48,8 +49,7 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one per step; that of the evaluation before training has `step` -1."""
         self._is_looked_at()
-        file = self.folder / METRICS
-        return [dict(record) for _, record in read_records(file)] if file.exists() else []
+        return [dict(record) for _, record in self._records.steps()]
 
     @property
     def metrics(self) -> Any:
@@ -67,8 +67,7 @@ class Run:
         Among the fields are `step`, `group`, `prompt`, `completion`, `reward` and `trained`.
         """
         self._is_looked_at()
-        file = self.folder / GENERATIONS
-        return (record for _, record in read_records(file)) if file.exists() else iter(())
+        return (record for _, record in self._records.completions())
 
     @property
     def adapter(self) -> Path:
@@ -157,6 +156,10 @@ class Run:
 
         how = {"samples": samples, "greedy": greedy, "seed": seed, "raw": raw}
         return sample_run(self.folder, checkpoint, prompts, how, overrides)
+
+    @property
+    def _records(self) -> records.Run:
+        return records.Run(self.folder)
 
     def _is_looked_at(self) -> None:
         """Of a campaign that goes on, a look at results is recorded, as the commands do it."""

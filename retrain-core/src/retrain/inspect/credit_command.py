@@ -20,7 +20,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats, Mask
 from retrain.records.files import write_text
 from retrain.records.record_names import CONFIG_FILE
-from retrain.records.stored_step import StoredCompletion, read_step
+from retrain.records.run import Run, StoredCompletion
 from retrain.report.heat import ShadedCompletion, ShadedStep, render, show
 from retrain.run.configure import Checked, load_checked
 from retrain.text.token_text import token_texts
@@ -90,7 +90,7 @@ class Choice:
 
 def shade(run: Path, choice: Choice, plugins: Plugins) -> ShadedStep:
     """A step's completions under each chosen transform (the run's own if none), ready to be shown."""
-    stored = read_step(run, choice.step)
+    stored = Run(run).step(choice.step)
     own_lambda = float(stored.metrics.get("sepa_lambda", 0.0))
     sepa_lambda = own_lambda if choice.sepa_lambda is None else choice.sepa_lambda
     checked = [

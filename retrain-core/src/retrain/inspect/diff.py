@@ -9,7 +9,7 @@ from typing import Any
 from retrain.inspect.diff_data import DataDiff, Reader, compare_data
 from retrain.inspect.diff_metrics import FINAL, HELD_OUT, MetricsDiff, compare_metrics
 from retrain.inspect.diff_setup import SetupDiff, compare_setups, read_setup
-from retrain.records.record_names import METRICS
+from retrain.records.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,13 @@ class RunDiff:
 def compare_runs(a: Path, b: Path) -> RunDiff:
     """Read both folders, streaming the records; ConfigError names the first unreadable file and line."""
     setup_a, setup_b = read_setup(a), read_setup(b)
-    metrics = compare_metrics(a / METRICS, b / METRICS)
+    metrics = compare_metrics(Run(a), Run(b))
     return RunDiff(
         label_a=str(a),
         label_b=str(b),
         status_a=str(setup_a.manifest.get("status", "unknown")),
         status_b=str(setup_b.manifest.get("status", "unknown")),
         setup=compare_setups(setup_a, setup_b),
-        data=compare_data(Reader(a, metrics.curve_a.last_step), Reader(b, metrics.curve_b.last_step)),
+        data=compare_data(Reader(Run(a), metrics.curve_a.last_step), Reader(Run(b), metrics.curve_b.last_step)),
         metrics=metrics,
     )

@@ -6,16 +6,11 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors import safe_open
-
 from retrain.inspect.diff_metrics import side_by_side
-from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.reading import Record, read_steps
-from retrain.records.record_names import GENERATIONS, token_file
+from retrain.records.reading import Record
+from retrain.records.run import Run
 
 MOST_NAMED = 5
 
@@ -32,31 +27,25 @@ class Batch:
 class Reader:
     """Streams the batches of a run's complete steps; `seen` collects the ids of their examples."""
 
-    run: Path
+    run: Run
     last_step: int
     seen: set[str] = field(default_factory=set)
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
         """Step and batch. What a killed run wrote after its last metrics line is not a complete step."""
-        for step, lines in groupby(read_steps(self.run / GENERATIONS), key=lambda line: line[0]):
+        for step, lines in groupby(self.run.completions(required=True), key=lambda line: line[0]):
             if step > self.last_step:
                 return
             yield step, self._batch(record for _, record in lines)
 
     def tokens(self, step: int) -> bytes | None:
         """Digest of the step's token ids, completion by completion; None if the run has no tokens of that step."""
-        file = token_file(self.run, step)
-        if not file.is_file():
+        arrays = self.run.token_arrays(step, ("lengths", "tokens"))
+        if arrays is None:
             return None
-        try:
-            with safe_open(file, framework="numpy") as stream:
-                arrays: list[np.ndarray] = [stream.get_tensor(name) for name in ("lengths", "tokens")]
-        except Exception as error:  # the library raises exceptions of its own
-            fix = "restore the file, or delete it to compare texts instead"
-            raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from error
         digest = hashlib.blake2b()
-        for array in arrays:
-            digest.update(array.tobytes())
+        for name in ("lengths", "tokens"):
+            digest.update(arrays[name].tobytes())
         return digest.digest()
 
     def _batch(self, records: Iterator[Record]) -> Batch:

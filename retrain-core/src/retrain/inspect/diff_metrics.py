@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
-from retrain.records.reading import TIMED, Record, number, read_steps
+from retrain.records.reading import TIMED, Record, number
+from retrain.records.run import Run
 
 T = TypeVar("T")
 FINAL = ("loss", "correct_rate", "mean_reward")
@@ -74,11 +74,11 @@ class MetricsDiff:
         }
 
 
-def compare_metrics(file_a: Path, file_b: Path) -> MetricsDiff:
-    """Compare two `metrics.jsonl` line by line."""
+def compare_metrics(run_a: Run, run_b: Run) -> MetricsDiff:
+    """Compare the metrics of two runs line by line."""
     curve_a, curve_b = Curve(), Curve()
     common, diverging, fields = 0, None, {}
-    for step, a, b in side_by_side(read_steps(file_a), read_steps(file_b)):
+    for step, a, b in side_by_side(run_a.steps(required=True), run_b.steps(required=True)):
         for curve, metrics in ((curve_a, a), (curve_b, b)):
             if metrics is not None:
                 curve.add(step, metrics)

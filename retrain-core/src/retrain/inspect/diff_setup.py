@@ -9,9 +9,8 @@ from typing import Any
 
 from retrain.records.identity.acceptance import accepted_changes
 from retrain.records.identity.changes import Change, changes_between, source_diff
-from retrain.records.identity.copies import stored_identity
-from retrain.records.reading import Record, read_object, read_toml
-from retrain.records.record_names import CONFIG_FILE, RUN_FILE
+from retrain.records.reading import Record
+from retrain.records.run import Run
 
 PLACES = frozenset({"logging.log_dir", "backend.adapter_path"})  # paths of records do not affect results
 _ABSENT = object()
@@ -79,8 +78,8 @@ class SetupDiff:
 
 def read_setup(folder: Path) -> Setup:
     """Read `run.json` and `config.toml`; ConfigError with file and line if they cannot be read."""
-    manifest, settings = read_object(folder / RUN_FILE), _flat(read_toml(folder / CONFIG_FILE))
-    return Setup(manifest=manifest, settings=settings, identity=stored_identity(folder, manifest))
+    run = Run(folder)
+    return Setup(manifest=run.manifest, settings=_flat(run.settings), identity=run.identity)
 
 
 def compare_setups(a: Setup, b: Setup) -> SetupDiff:

@@ -13,7 +13,7 @@ from retrain.credit.parts import PlanningDetector
 from retrain.credit.pipeline import CreditGroup, CreditResult, assign_credit
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Mask
-from retrain.records.stored_step import StoredCompletion, StoredStep
+from retrain.records.run import StoredCompletion, StoredStep
 from retrain.text.token_text import token_texts
 
 

@@ -12,8 +12,7 @@ from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.informative import num_correct
 from retrain.kernel.types import Completion, Example, Floats, Group, Outcome, Score
 from retrain.records.reading import number
-from retrain.records.rows import RowRecord
-from retrain.records.tokens import TokenRecord
+from retrain.records.tokens import RowRecord, TokenRecord
 from retrain.text.secrets import hide_text
 
 TOP_SURPRISALS = 10

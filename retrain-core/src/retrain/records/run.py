@@ -47,6 +47,29 @@ if TYPE_CHECKING:
 RATE = "eval_correct_rate"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredCompletion:
+    """One completion: its line of `generations.jsonl` and its tokens."""
+
+    record: Record
+    tokens: TokenRecord
+
+    @property
+    def reward(self) -> float | None:
+        """The reward that credit was assigned to; None without a verdict, or when that was dropped."""
+        reward: float | None = self.record.get("shaped_reward", self.record["reward"])
+        return reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredStep:
+    """A step: its line of `metrics.jsonl`, and its completions by group."""
+
+    step: int
+    metrics: Record
+    groups: tuple[tuple[StoredCompletion, ...], ...]
+
+
 def is_run(folder: Path) -> bool:
     """True if the folder is that of a run that has started."""
     return os.path.isfile(folder / RUN_FILE)  # Path.is_file raises for a name that is too long
@@ -102,9 +125,12 @@ class Run:
         """Hashes of code, data, model and plugins, with their files where they are listed; {} where not recorded."""
         return stored_identity(self.folder, self.record)
 
-    def steps(self) -> Iterator[tuple[int, Record]]:
-        """Step and line of `metrics.jsonl`, streamed; the evaluation before training is step -1."""
-        return read_steps(self.folder / METRICS) if self.has(METRICS) else iter(())
+    def steps(self, *, required: bool = False) -> Iterator[tuple[int, Record]]:
+        """Step and line of `metrics.jsonl`, streamed; the evaluation before training is step -1.
+
+        `required` makes a file that does not exist an error.
+        """
+        return read_steps(self.folder / METRICS) if required or self.has(METRICS) else iter(())
 
     def last_step(self, *, field: str = "", skip_damaged: bool = False) -> Record:
         """The last line of `metrics.jsonl`, or the last with `field`, read from the end; empty without one."""
@@ -112,8 +138,11 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        """Finished steps, by the last line."""
-        step = number(self.last_step(skip_damaged=True).get("step"))
+        """Finished steps, by the last line; 0 where the file cannot be read."""
+        try:
+            step = number(self.last_step(skip_damaged=True).get("step"))
+        except ConfigError:
+            return 0
         return 0 if step is None else max(0, int(step) + 1)
 
     def curves(self, fields: Collection[str]) -> Curves:
@@ -126,19 +155,20 @@ class Run:
         """The rate of correct held-out answers, by the step after which it was measured."""
         return {step: rate for step, line in self.steps() if (rate := number(line.get(RATE))) is not None}
 
-    def evaluations(self) -> Iterator[Record]:
-        """The lines of `eval.jsonl`: one per held-out example and evaluation."""
-        return self._lines(EVALUATION)
+    def evaluations(self, *, required: bool = False) -> Iterator[Record]:
+        """The lines of `eval.jsonl`: one per held-out example and evaluation; `required` as in `steps`."""
+        is_read = required or self.has(EVALUATION)
+        return (line for _, line in read_records(self.folder / EVALUATION)) if is_read else iter(())
 
-    def completions(self) -> Iterator[tuple[int, Record]]:
-        """Step and line of every completion, in the order of steps."""
-        return read_steps(self.folder / GENERATIONS) if self.has(GENERATIONS) else iter(())
+    def completions(self, *, required: bool = False) -> Iterator[tuple[int, Record]]:
+        """Step and line of every completion, in the order of steps; `required` as in `steps`."""
+        return read_steps(self.folder / GENERATIONS) if required or self.has(GENERATIONS) else iter(())
 
-    def completions_of(self, step: int) -> list[Record]:
-        """The completions of a step; lines of other steps are not parsed."""
-        mark = f'{{"step": {step},'.encode()  # the first field of each line
+    def completions_of(self, *steps: int) -> list[Record]:
+        """The completions of these steps; lines of other steps are not parsed."""
+        marks = tuple(f'{{"step": {step},'.encode() for step in steps)  # the first field of each line
         file = self.folder / GENERATIONS
-        lines = parsed_lines(file, lambda line: parse_record(line) if line.startswith(mark) else None)
+        lines = parsed_lines(file, lambda line: parse_record(line) if line.startswith(marks) else None)
         return [record for _, record in lines if record is not None]
 
     def tokens(self, step: int) -> list[TokenRecord]:
@@ -146,6 +176,26 @@ class Run:
         from retrain.records.tokens import read_tokens
 
         return read_tokens(self.folder, step)
+
+    def step(self, number: int | None) -> StoredStep:
+        """A step, the last one by default: its line, and its completions with their tokens, group by group."""
+        metrics: Record = {}
+        for step, line in self.steps(required=True):
+            if step >= 0 and (number is None or step == number):
+                metrics = line
+        fix = "choose another --step"
+        if not metrics:
+            what = "holds no step" if number is None else f"holds no step {number}"
+            raise ConfigError(Problem(where=str(self.folder / METRICS), what=what, fix=fix))
+        chosen = int(metrics["step"])
+        tokens, records = self.tokens(chosen), self.completions_of(chosen)
+        if len(records) != len(tokens):
+            what = f"step {chosen} has {len(records)} completions but {len(tokens)} token records"
+            raise ConfigError(Problem(where=str(self.folder), what=what, fix=fix))
+        by_group: dict[int, list[StoredCompletion]] = {}
+        for record, record_tokens in zip(records, tokens, strict=True):
+            by_group.setdefault(record["group"], []).append(StoredCompletion(record=record, tokens=record_tokens))
+        return StoredStep(step=chosen, metrics=metrics, groups=tuple(tuple(group) for group in by_group.values()))
 
     def token_arrays(self, step: int, names: Collection[str]) -> dict[str, np.ndarray] | None:
         """Arrays over all tokens of a step, by name; None if the step has no file."""
@@ -170,6 +220,3 @@ class Run:
     def has(self, name: str) -> bool:
         """True if it has this file."""
         return (self.folder / name).exists()
-
-    def _lines(self, name: str) -> Iterator[Record]:
-        return (line for _, line in read_records(self.folder / name)) if self.has(name) else iter(())

@@ -2,13 +2,18 @@
 
 One safetensors file per step, flat arrays over all action tokens in the order of `generations.jsonl`; `lengths` splits
 them into completions. Numbers are float32, which is all the precision that samplers and trainers have, but rewards of
-single tokens are float64, because credit is computed from them. `rows.py` stores the tokens around them.
+single tokens are float64, because credit is computed from them.
+
+The tokens around them are stored too, so that a completion's whole row can be put together again. A prompt is stored
+once for all completions that begin with it. `runs` are lengths in turn: actions, then tokens of the environment, then
+actions again; `num_runs` of them belong to each completion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +24,16 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats, Mask, Tokens
 from retrain.records.files import new_digest
 from retrain.records.record_names import token_file
-from retrain.records.rows import RowRecord, row_arrays, rows_of
 from retrain.text.whole_file import write_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowRecord:
+    """A completion's whole row: all tokens, which of them the policy sampled, where it got a fresh context."""
+
+    tokens_T: Tokens
+    action_T: Mask
+    starts: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +105,7 @@ def read_arrays(run: Path, step: int, names: Collection[str] | None = None) -> d
             wanted = [name for name in stream.keys() if names is None or name in names]  # noqa: SIM118 (not a mapping)
             return {name: stream.get_tensor(name) for name in wanted}
     except Exception as error:  # the library raises exceptions of its own
-        fix = "choose another --step, or a run made by this version"
+        fix = "restore the file, or choose another step"
         raise ConfigError(Problem(where=str(file), what=f"no readable token records: {error}", fix=fix)) from error
 
 
@@ -119,3 +132,53 @@ def read_tokens(run: Path, step: int) -> list[TokenRecord]:
         )
         for i in range(num)
     ]
+
+
+def row_arrays(rows: Sequence[RowRecord]) -> dict[str, np.ndarray]:
+    """Everything but the action tokens, as flat arrays."""
+    prompts: dict[bytes, int] = {}
+    prompt_of, others, runs, num_runs = [], [np.zeros(0, np.int64)], [], []
+    for row in rows:
+        edges = [0, *(np.flatnonzero(np.diff(row.action_T)) + 1).tolist(), len(row.tokens_T)]
+        first = edges[1] if not row.action_T[:1].any() else 0
+        prompt = row.tokens_T[:first].astype(np.int64).tobytes()
+        prompt_of.append(prompts.setdefault(prompt, len(prompts)))
+        lengths = [end - begin for begin, end in pairwise(edges) if begin >= first and end > begin]
+        runs += lengths
+        num_runs.append(len(lengths))
+        others.append(row.tokens_T[first:][~row.action_T[first:]])
+    texts = [np.frombuffer(prompt, np.int64) for prompt in prompts]
+    return {
+        "prompts": np.concatenate([np.zeros(0, np.int64), *texts]).astype(np.int32),
+        "prompt_lengths": np.array([len(text) for text in texts], dtype=np.int64),
+        "prompt_of": np.array(prompt_of, dtype=np.int64),
+        "environment": np.concatenate(others).astype(np.int32),
+        "runs": np.array(runs, dtype=np.int64),
+        "num_runs": np.array(num_runs, dtype=np.int64),
+        "starts": np.array([start for row in rows for start in row.starts], dtype=np.int64),
+        "num_starts": np.array([len(row.starts) for row in rows], dtype=np.int64),
+    }
+
+
+def rows_of(arrays: Mapping[str, np.ndarray], actions: Sequence[Tokens]) -> list[RowRecord]:
+    """The rows whose action tokens these are; ValueError when arrays and actions do not fit together."""
+    prompts = _cut(arrays["prompts"], arrays["prompt_lengths"])
+    runs, starts = _cut(arrays["runs"], arrays["num_runs"]), _cut(arrays["starts"], arrays["num_starts"])
+    environment = _cut(arrays["environment"], np.array([int(each[1::2].sum()) for each in runs], dtype=np.int64))
+    rows = []
+    for number, tokens_A in enumerate(actions):
+        prompt = prompts[int(arrays["prompt_of"][number])]
+        is_action = np.repeat(np.arange(len(runs[number])) % 2 == 0, runs[number])
+        action_T = np.concatenate([np.zeros(len(prompt), np.bool_), is_action])
+        tokens_T = np.concatenate([prompt, np.zeros(len(is_action))]).astype(np.int64)
+        tokens_T[action_T] = tokens_A
+        tokens_T[len(prompt) :][~is_action] = environment[number]
+        rows.append(RowRecord(tokens_T=tokens_T, action_T=action_T, starts=tuple(starts[number].tolist())))
+    return rows
+
+
+def _cut(values: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Flat values split into parts of these lengths."""
+    if lengths.sum() != len(values):
+        raise ValueError("the lengths of the rows do not add up")
+    return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []

@@ -10,8 +10,9 @@ from itertools import islice
 from pathlib import Path
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.reading import Record, last_record, number, read_object
-from retrain.records.record_names import CAMPAIGN_FILE, METRICS, RUN_FILE
+from retrain.records.reading import Record, read_object
+from retrain.records.record_names import CAMPAIGN_FILE, METRICS
+from retrain.records.run import Run
 from retrain.records.runs.metric import HELD_OUT
 from retrain.records.runs.run_status import DONE, LIVE
 from retrain.records.runs.source import Candidate, Source, find_runs
@@ -102,7 +103,7 @@ def gather(paths: Sequence[Path]) -> Material:
     source = find_runs(paths)
     study, no_study = _study(paths, sets=len(set_metrics(source.candidates, None)) > 1)
     manifest = read_object(source.campaign / CAMPAIGN_FILE) if source.campaign else {}
-    num_lines = sum(_num_steps(each) for each in source.candidates)
+    num_lines = sum(Run(each.folder).num_steps for each in source.candidates if each.folder)
     stride = max(1, math.ceil(num_lines / MOST_LINES))
     entries = {entry.get("run_name"): entry for entry in _entries(manifest)}
     runs = tuple(_run(each, entries.get(each.name, {}), stride) for each in source.candidates)
@@ -130,29 +131,14 @@ def _study(paths: Sequence[Path], *, sets: bool) -> tuple[Study | None, str]:
 
 def _run(candidate: Candidate, entry: Mapping[str, object], stride: int) -> ReportRun:
     folder, lines = candidate.folder, NO_LINES
-    record: Record = {}
-    if folder is not None:
-        try:
-            record = read_object(folder / RUN_FILE)
-        except ConfigError:  # the candidate has the reason
-            record = {}
-        if (folder / METRICS).exists():
-            lines = read_lines(folder / METRICS, FIELDS, stride=stride)
+    record = Run(folder).record if folder else {}
+    if folder and Run(folder).has(METRICS):
+        lines = read_lines(folder / METRICS, FIELDS, stride=stride)
     errors = (candidate.problem, record.get("error"), entry.get("error"), lines.problem)
     error = next((each for each in errors if isinstance(each, str) and each), "")
     if not error and candidate.state == "failed" and type(entry.get("returncode")) is int:
         error = f"exit code {entry['returncode']}; see its stderr.log"
     return ReportRun(candidate=candidate, record=record, lines=lines, error=error[:ERROR_CHARS])
-
-
-def _num_steps(candidate: Candidate) -> int:
-    if candidate.folder is None:
-        return 0
-    try:
-        step = number((last_record(candidate.folder / METRICS) or {}).get("step"))
-    except ConfigError:
-        return 0
-    return 0 if step is None else max(0, int(step) + 1)
 
 
 def _shown(source: Source, study: Study | None) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.records.identity.changes import Change, changes_between, input_digests
-from retrain.records.identity.copies import stored_identity
 from retrain.records.reading import Record
+from retrain.records.run import Run
 from retrain.records.runs.settings_key import FREE_KEYS, FREE_TABLES
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import Box, Code, Piece, Section, Table, note
@@ -143,7 +143,7 @@ def _place(change: Change) -> str:
 
 def _inputs_of(run: ReportRun) -> Mapping[str, Any]:
     folder = run.candidate.folder
-    return stored_identity(folder, run.record) if folder else {}
+    return Run(folder).identity if folder else {}
 
 
 def _varies(key: str, seen: Mapping[str, Mapping[str, Mapping[str, None]]]) -> bool:

@@ -21,9 +21,8 @@ from retrain.records.checkpoints import (
     read_checkpoint,
     steps_of,
 )
-from retrain.records.places import adapters_of
 from retrain.records.record_names import RUN_FILE
-from retrain.records.run import Run
+from retrain.records.run import Run, is_run
 from retrain.text.terminal_text import printable
 
 BASE, BEST = "base", "best"
@@ -94,7 +93,7 @@ def find_subject(named: str | Path, checkpoint: str = "") -> Subject:
 def checkpoints_of(run: Path) -> list[Subject]:
     """Every intact checkpoint of a run, oldest first; CheckpointError names one that is damaged."""
     manifest = Run(run).started_manifest()
-    found = map(read_checkpoint, reversed(checkpoint_folders(adapters_of(run, manifest))))
+    found = map(read_checkpoint, reversed(Run(run).checkpoints()))
     return [_of_checkpoint(str(run), run, checkpoint, _model_of(manifest)) for checkpoint in found]
 
 
@@ -114,7 +113,7 @@ def _of_run(name: str, run: Path, folder: Path, checkpoint: str) -> Subject:
     manifest = Run(run).started_manifest()
     if checkpoint == BASE:
         return Subject(named=name, kind=SubjectKind.RUN, model=_model_of(manifest), run=run, checkpoint=BASE, steps=0)
-    adapters = adapters_of(run, manifest)
+    adapters = Run(run).adapters
     if (folder / STATE).is_file() and not checkpoint:
         chosen: Path | None = folder
     else:
@@ -158,13 +157,13 @@ def _of_checkpoint(name: str, run: Path, checkpoint: Checkpoint, model: str) -> 
 
 def _run_of(folder: Path) -> Path | None:
     """The run whose folder, `adapter` folder or checkpoint this is."""
-    if (folder / RUN_FILE).is_file():
+    if is_run(folder):
         return folder
     is_checkpoint = (folder / STATE).is_file()
     parents = folder.resolve().parents
     near = parents[1:2] if is_checkpoint else parents[:1]
     if is_checkpoint or folder.name == "adapter":
-        return next((parent for parent in near if (parent / RUN_FILE).is_file()), None)
+        return next((parent for parent in near if is_run(parent)), None)
     return None
 
 

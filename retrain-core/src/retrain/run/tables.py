@@ -21,7 +21,7 @@ from retrain.kernel.plugin_spec import LoadFailure, Owner, Registered
 from retrain.kernel.plugins.first_party import install_line, left_out, promised_names, provider
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.recorded import follow_record
-from retrain.records.record_names import RUN_FILE
+from retrain.records.run import is_run
 from retrain.run.public_package import note_on
 from retrain.text.secrets import LEARNED
 
@@ -54,7 +54,7 @@ def read_config(
     module of that name: functions that were passed to `retrain.train` exist nowhere else. Its paths, and those of a run
     that is resumed, lead where they led then: see `follow_record`.
     """
-    if isinstance(file, Path) and (code := file.parent / COPIED_CODE).is_dir() and (file.parent / RUN_FILE).is_file():
+    if isinstance(file, Path) and (code := file.parent / COPIED_CODE).is_dir() and is_run(file.parent):
         sys.path += [folder for folder in (str(code.resolve()),) if folder not in sys.path]
     config, problems = load_config(
         file,

@@ -12,8 +12,7 @@ from typing import Any
 import tomli_w
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
-from retrain.records.reading import Record, read_steps
-from retrain.records.record_names import METRICS
+from retrain.records.reading import Record
 from retrain.records.run import Run
 from retrain.run.subject import Subject
 from retrain.text.secrets import redacted
@@ -64,7 +63,7 @@ def make_card(subject: Subject, *, repo: str, is_adapter: bool, notes: Sequence[
     config = ""
     if subject.run is not None:
         manifest = Run(subject.run).started_manifest()
-        lines = list(_lines(subject.run / METRICS, subject.steps))
+        lines = list(_lines(Run(subject.run), subject.steps))
         config = repeating_config(manifest)
         parts += [*_training(manifest), *_held_out(lines), *_curves(lines), _repeat(manifest, config)]
     parts.append(_use(repo, base, is_adapter))
@@ -100,11 +99,9 @@ def _public(value: Any, *, is_path: bool = False) -> Any:
     return [_public(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _lines(file: Path, steps: int | None) -> Iterator[Record]:
+def _lines(run: Run, steps: int | None) -> Iterator[Record]:
     """The lines of the steps that are in the checkpoint; -1 is the evaluation before training."""
-    if not file.is_file():
-        return
-    for step, line in read_steps(file):
+    for step, line in run.steps():
         if step >= -1 and (steps is None or step < steps):
             yield line
 

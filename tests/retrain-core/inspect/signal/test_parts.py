@@ -24,6 +24,7 @@ from retrain.inspect.signal.summary import by_difficulty
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import parse_record
+from retrain.records.run import Run
 from retrain.records.tokens import TokenRecord, write_tokens
 from retrain.verdicts.stats.teaching import Calibration
 
@@ -83,10 +84,10 @@ def test_a_damaged_line_is_named_and_a_cut_one_left_out(tmp_path: Path, change: 
     file = tmp_path / "emergence/generations.jsonl"
     file.parent.mkdir()
     file.write_text(json.dumps(record) + "\n" + json.dumps(record)[:40], encoding="utf-8")
-    assert read_drawn(tmp_path).tokens_N.tolist() == [4]
+    assert read_drawn(Run(tmp_path)).tokens_N.tolist() == [4]
     file.write_text(json.dumps(record) + "\n" + json.dumps(record | change) + "\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"generations.jsonl:2.*{told}"):
-        read_drawn(tmp_path)
+        read_drawn(Run(tmp_path))
 
 
 def forecasts(rng: np.random.Generator, *, bias: float, groups: int = 320) -> Forecasts:
@@ -135,7 +136,7 @@ def stored(folder: Path, advantages: list[list[float]], trained: list[bool]) -> 
 
 def test_credit_is_summed_over_trained_tokens_by_rank(tmp_path: Path) -> None:
     run = stored(tmp_path, [[1.0] * 9 + [0.0], [-2.0] * 10, [5.0]], [True, True, False])
-    found = read_credit(run, read_drawn(run))
+    found = read_credit(Run(run), read_drawn(Run(run)))
     assert found.zero_tokens_N.tolist() == [1, 0, 0]
     assert found.credit_N.tolist() == [9.0, 20.0, 5.0]
     assert (found.total.tokens, found.total.credit) == (20, 29.0)
@@ -159,7 +160,7 @@ def test_without_a_fitting_token_file_credit_is_not_known(tmp_path: Path, harm: 
     else:
         (run / "other").mkdir()
         file.write_bytes(next((stored(run / "other", [[1.0]], [True]) / "emergence/tokens").iterdir()).read_bytes())
-    found = read_credit(run, read_drawn(run))
+    found = read_credit(Run(run), read_drawn(Run(run)))
     assert not found.is_known_N.any()
     assert "1 of 1 steps have no token file" in found.notes[0]
 

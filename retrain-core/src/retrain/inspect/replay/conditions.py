@@ -13,8 +13,7 @@ from retrain.kernel.contracts.algorithm import Algorithm
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
 from retrain.kernel.registry import Plugins
-from retrain.records.reading import read_toml
-from retrain.records.record_names import CONFIG_FILE
+from retrain.records.run import Run
 from retrain.run.configure import Checked, load_file
 
 SHORT = {
@@ -62,7 +61,7 @@ def build_condition(text: str, position: Position, plugins: Plugins) -> Conditio
     A controller that the run did not have begins as in a new run.
     """
     settings = parse_settings(text)
-    tables = changed_tables(read_toml(position.run / CONFIG_FILE), settings, position.manifest.get("origins") or {})
+    tables = changed_tables(Run(position.run).settings, settings, position.manifest.get("origins") or {})
     checked = load_file(tables, [f"--set={path}={value}" for path, value in settings.items()], plugins, will_run=False)
     context = PluginContext(
         config=checked.config, seeds=position.context.seeds, plugins=plugins, tokenizer=position.context.tokenizer

@@ -20,7 +20,7 @@ from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Group, TrainBatch
 from retrain.records.files import digest_of
-from retrain.records.stored_step import StoredStep
+from retrain.records.run import StoredStep
 from retrain.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")

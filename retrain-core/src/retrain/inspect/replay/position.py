@@ -22,8 +22,7 @@ from retrain.kernel.types import Group, TrainBatch
 from retrain.records.checkpoints import Checkpoint, checkpoint_folders, read_checkpoint
 from retrain.records.places import adapters_of
 from retrain.records.record_names import CONFIG_FILE
-from retrain.records.run import Run
-from retrain.records.stored_step import StoredStep, read_step
+from retrain.records.run import Run, StoredStep
 from retrain.run.backend import build_backend
 from retrain.run.configure import Checked, load_file
 from retrain.run.devices import settle_devices
@@ -58,7 +57,7 @@ class Position:
 
     def stored(self, step: int) -> tuple[StoredStep, tuple[Group, ...], Credit]:
         """A step's records, its groups, and their credit as it was; ConfigError when that cannot be had."""
-        stored = read_step(self.run, step)
+        stored = Run(self.run).step(step)
         groups = groups_of(stored, correct_above=self.context.config.scoring.correct_above)
         credit = self.algorithm.assign(step, groups)
         check_credit(stored, credit)

@@ -7,7 +7,7 @@ from typing import Any
 
 from retrain.inspect.replay.compare import largest
 from retrain.inspect.replay.job import AsItWas, Replay, Seen
-from retrain.records.stored_step import StoredCompletion
+from retrain.records.run import StoredCompletion
 from retrain.text.token_text import token_texts
 
 ONE_STEP = (

@@ -10,7 +10,7 @@ import numpy as np
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Completion, Example, Floats, Group, Outcome, Score, StopReason
-from retrain.records.stored_step import StoredCompletion, StoredStep
+from retrain.records.run import StoredCompletion, StoredStep
 
 OLD = "its records hold no prompts' tokens, which earlier versions did not write"
 

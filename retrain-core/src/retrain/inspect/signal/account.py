@@ -15,6 +15,7 @@ from retrain.inspect.signal.prompts import Forecasts, PromptAccount, forecast_gr
 from retrain.inspect.signal.recorded import Recorded, read_recorded
 from retrain.kernel.errors import ConfigError
 from retrain.records.record_names import GENERATIONS
+from retrain.records.run import Run
 from retrain.records.runs.source import Candidate
 
 
@@ -69,17 +70,15 @@ class Account:
 def read_account(candidate: Candidate) -> Account:
     """The account of a run that has a folder; ConfigError names what of it cannot be read."""
     assert candidate.folder is not None, "the caller checks"
-    run = candidate.folder
-    recorded, drawn = read_recorded(run, candidate.record), read_drawn(run)
+    run = Run(candidate.folder)
+    recorded, drawn = read_recorded(run), read_drawn(run)
     cause_N, teaches_G = causes_of(drawn, recorded.facts)
     credit = read_credit(run, drawn)
     is_trained_N = cause_N == CAUSES.index(Cause.TRAINED)
     taught_N = np.where(is_trained_N, drawn.tokens_N - np.where(credit.is_known_N, credit.zero_tokens_N, 0), 0)
     forecasts, book = forecast_groups(drawn, teaches_G, correct_above=recorded.correct_above)
     tallies, steps_note = _tallies(drawn, recorded, credit, cause_N, is_trained_N)
-    missing = (
-        "" if (run / GENERATIONS).exists() else "no completion is stored: an older run, or one that has just begun"
-    )
+    missing = "" if run.has(GENERATIONS) else "no completion is stored: the run has just begun"
     return Account(
         name=candidate.name,
         condition=candidate.condition,
@@ -104,7 +103,7 @@ def read_account(candidate: Candidate) -> Account:
         ),
         forecasts=forecasts,
         credit=credit,
-        gain=gain_of(run, recorded.held_out),
+        gain=gain_of(run.folder, recorded.held_out),
         notes=tuple(note for note in (missing, *recorded.notes, steps_note, *credit.notes) if note),
     )
 

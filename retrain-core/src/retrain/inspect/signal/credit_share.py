@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
 from retrain.inspect.signal.drawn import Drawn, Ints
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats, Mask
-from retrain.records.record_names import token_file
-from retrain.records.tokens import read_arrays
+from retrain.records.run import Run
 
 DECILES = 10
 STORED = ("lengths", "advantages", "logprobs", "entropies", "planning")
@@ -53,7 +51,7 @@ class CreditShares:
     notes: tuple[str, ...]
 
 
-def read_credit(run: Path, drawn: Drawn) -> CreditShares:
+def read_credit(run: Run, drawn: Drawn) -> CreditShares:
     """The credit of a run, one step's token file after another; a note where files are missing or do not fit."""
     size = drawn.step_N.size
     is_known_N, zero_N, credit_N = np.zeros(size, np.bool_), np.zeros(size, np.int64), np.zeros(size)
@@ -93,12 +91,12 @@ def read_credit(run: Path, drawn: Drawn) -> CreditShares:
     )
 
 
-def _arrays(run: Path, step: int, lengths_N: Ints) -> Mapping[str, np.ndarray] | None:
+def _arrays(run: Run, step: int, lengths_N: Ints) -> Mapping[str, np.ndarray] | None:
     """The token arrays of a step; None unless they are those of its completions."""
-    if not token_file(run, step).is_file():
-        return None
     try:
-        arrays = read_arrays(run, step, STORED)
+        arrays = run.token_arrays(step, STORED)
+        if arrays is None:
+            return None
         flat = [arrays[name] for name in arrays if name != "lengths"]
         fits = np.array_equal(arrays["lengths"], lengths_N) and {*map(len, flat)} == {int(lengths_N.sum())}
         fits = fits and bool(np.isfinite(arrays["advantages"]).all() and np.isfinite(arrays["logprobs"]).all())

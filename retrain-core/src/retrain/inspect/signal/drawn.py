@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from retrain.kernel.types import Floats, Mask, Outcome, StopReason
 from retrain.records.reading import Record, damaged, number, parse_record, parsed_lines
 from retrain.records.record_names import GENERATIONS
+from retrain.records.run import Run
 
 Ints = NDArray[np.int64]
 _PROMPT, _OUTCOME, _REWARD = b', "prompt": ', b', "outcome": "', b', "reward": '
@@ -55,11 +55,11 @@ class Drawn:
         return map(slice, starts[:-1], starts[1:])
 
 
-def read_drawn(run: Path) -> Drawn:
+def read_drawn(run: Run) -> Drawn:
     """The completions of a run; none where it has no such file. ConfigError names the first damaged line."""
-    file = run / GENERATIONS
+    file = run.folder / GENERATIONS
     rows, examples, difficulties = list[tuple[Any, ...]](), dict[str, int](), dict[str, str]()
-    for line, record in parsed_lines(file, _fields) if file.exists() else ():
+    for line, record in parsed_lines(file, _fields) if run.has(GENERATIONS) else ():
         try:
             rows.append(_row(record, examples))
         except (KeyError, TypeError, ValueError) as error:

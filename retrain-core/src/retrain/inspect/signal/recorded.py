@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from retrain.inspect.signal.causes import RunFacts, StepFacts
 from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.errors import ConfigError
 from retrain.records.controls import Control, control_of_record
-from retrain.records.reading import Record, number, read_records, read_steps
-from retrain.records.record_names import EVALUATION, METRICS
+from retrain.records.reading import Record, number
+from retrain.records.run import Run
 from retrain.records.runs.metric import HELD_OUT, eval_sets
 
 
@@ -34,16 +32,14 @@ class Recorded:
     group_size: int
 
 
-def read_recorded(run: Path, manifest: Record) -> Recorded:
+def read_recorded(run: Run) -> Recorded:
     """The lines of a run; ConfigError names the first damaged one."""
-    lines = [record for _, record in read_steps(run / METRICS)] if (run / METRICS).exists() else []
-    config = manifest.get("config")
-    values: Mapping[str, Any] = config if isinstance(config, dict) else {}
-    training, scoring = _table(values, "training"), _table(values, "scoring")
+    lines = [record for _, record in run.steps()]
+    training, scoring = run.table("training"), run.table("scoring")
     steps = [record for record in lines if record["step"] >= 0]
     facts = RunFacts(
         steps={record["step"]: _facts(record) for record in steps},
-        is_no_update=control_of_record(manifest) is Control.NO_UPDATE,
+        is_no_update=control_of_record(run.record) is Control.NO_UPDATE,
         leaves_truncated=training.get("overlong", "keep") != "keep",
     )
     eval_tokens, eval_note = _eval_tokens(run, [record for record in lines if _is_evaluated(record)])
@@ -54,7 +50,7 @@ def read_recorded(run: Path, manifest: Record) -> Recorded:
         eval_tokens=eval_tokens,
         sft_tokens=sum(int(number(record.get("sft_tokens")) or 0) for record in lines),
         held_out={r["step"]: v for r in lines if (v := number(r.get(HELD_OUT.field))) is not None},
-        notes=tuple(note for note in (*_notes(steps, manifest), eval_note) if note),
+        notes=tuple(note for note in (*_notes(steps, run.record), eval_note) if note),
         correct_above=CORRECT_ABOVE if above is None else above,
         group_size=int(number(training.get("group_size")) or 0),
     )
@@ -72,13 +68,13 @@ def _is_evaluated(record: Record) -> bool:
     return HELD_OUT.field in record or bool(eval_sets(record))
 
 
-def _eval_tokens(run: Path, evaluated: list[Record]) -> tuple[int | None, str]:
+def _eval_tokens(run: Run, evaluated: list[Record]) -> tuple[int | None, str]:
     """Tokens of the evaluations, and what to say where they cannot be counted."""
     if not evaluated:
         return 0, ""
     tokens = 0
     try:
-        for _, record in read_records(run / EVALUATION):
+        for record in run.evaluations(required=True):
             tokens += sum(record["lengths"])
     except (ConfigError, KeyError, TypeError):
         return None, f"the tokens of {_times(len(evaluated), 'evaluation')} are not recorded"
@@ -106,8 +102,3 @@ def _notes(steps: list[Record], manifest: Record) -> list[str]:
 
 def _times(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}

@@ -25,8 +25,8 @@ from retrain.observe.console.step_lines import (
     training_complete,
     with_parts,
 )
-from retrain.records.reading import read_records
 from retrain.records.record_names import METRICS
+from retrain.records.run import Run
 from retrain.text.terminal_text import OUTCOME_LEVEL
 from retrain.text.typed_command import program
 
@@ -109,7 +109,7 @@ class RunLines(Watcher):
         if devices.get("why"):
             LOG.log(OUTCOME_LEVEL, "Trained on %s: %s", devices["used"], devices["why"])
         if self._last_eval:
-            LOG.info("%s", held_out_line(run.folder / METRICS, self._last_eval))
+            LOG.info("%s", held_out_line(Run(run.folder), self._last_eval))
         is_evaluated = self._last_eval is not None
         if commands := next_commands(run.folder, self._plugins, self._last_adapter, is_evaluated=is_evaluated):
             LOG.info("Next:")
@@ -129,14 +129,14 @@ def columns() -> int:
     return min(COLUMNS, shutil.get_terminal_size().columns) if sys.stdout.isatty() else COLUMNS
 
 
-def held_out_line(records: Path, last: Mapping[str, Any]) -> str:
+def held_out_line(run: Run, last: Mapping[str, Any]) -> str:
     """`Held-out: 47.3% [41.2, 53.4] before -> 94.9% [91.5, 97.0] after 70 steps`: correct rates with 95 % intervals.
 
     What it was before training stands in the records, since another session of the run may have measured it.
     """
     now = f"{rate_text(last)} after {_steps(last)}"
     try:
-        first = next((line for _, line in read_records(records) if "eval_correct_rate" in line), last)
+        first = next((line for _, line in run.steps() if "eval_correct_rate" in line), last)
         if first["step"] < last["step"]:
             when = "before" if first["step"] < 0 else f"after {_steps(first)}"
             now = f"{rate_text(first)} {when} -> {now}"

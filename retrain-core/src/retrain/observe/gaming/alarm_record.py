@@ -14,9 +14,9 @@ import numpy as np
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.types import Floats, Group, Tokens
 from retrain.records.files import write_text
-from retrain.records.reading import parse_record, parsed_lines, read_records
-from retrain.records.record_names import GAMING, GENERATIONS
-from retrain.records.tokens import read_tokens
+from retrain.records.reading import read_records
+from retrain.records.record_names import GAMING
+from retrain.records.run import Run
 from retrain.text.secrets import redacted_json
 
 MOST_NAMED = 100  # completions of an alarm
@@ -62,14 +62,11 @@ def paid_in(groups: Sequence[Group], credit: Credit) -> list[PaidCompletion]:
 def paid_on_disk(run: Path, first: int, last: int, correct_above: float) -> Iterator[PaidCompletion]:
     """The same of several steps, from a run's records; they are streamed."""
     by_step: dict[int, list[Mapping[str, Any]]] = {step: [] for step in range(first, last + 1)}
-    marks = tuple(f'{{"step": {step},'.encode() for step in by_step)
-    lines = parsed_lines(run / GENERATIONS, lambda line: parse_record(line) if line.startswith(marks) else None)
-    for _, record in lines:
-        if record is not None:
-            by_step[record["step"]].append(record)
+    for record in Run(run).completions_of(*by_step):
+        by_step[record["step"]].append(record)
     kept = ("step", "group", "index", "example_id", "reward", "shadow_reward", "completion")
     for step, records in by_step.items():
-        for record, tokens in zip(records, read_tokens(run, step) if records else (), strict=True):
+        for record, tokens in zip(records, Run(run).tokens(step) if records else (), strict=True):
             reward, shadow = record.get("reward"), record.get("shadow_reward")
             if reward is not None and shadow is not None and reward > correct_above:
                 yield PaidCompletion(

@@ -9,8 +9,8 @@ import numpy as np
 from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError
-from retrain.records.reading import Record, number, read_steps
-from retrain.records.record_names import METRICS
+from retrain.records.reading import Record, number
+from retrain.records.run import Run
 from retrain.tasks.scoring.shadow import shadow_name
 
 MOST_POINTS = 200
@@ -24,7 +24,7 @@ PLOTS = (  # title, note, the reward's field and the shadow's
 def report_section(run: RunView) -> Mapping[str, ReportSection] | None:
     """Both curves of a run with a shadow; None before its first line."""
     try:
-        lines = [line for _, line in read_steps(run.folder / METRICS)]
+        lines = [line for _, line in Run(run.folder).steps()]
     except ConfigError:
         return None
     plots = [plot for spec in PLOTS if (plot := _plot(lines, *spec)) is not None]

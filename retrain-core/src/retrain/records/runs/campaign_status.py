@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import Record, number, read_object
-from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
+from retrain.records.record_names import CAMPAIGN_FILE
+from retrain.records.run import is_run
 from retrain.records.runs.run_status import (
     RunStatus,
     iso_time,
@@ -162,8 +162,7 @@ def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
         folder / "runs" / name,
         Path(text(entry.get("log_dir"))),
     ]  # the first is right even if the campaign was moved
-    # `Path.is_file` raises for a name that is too long
-    found = next((path for path in candidates if path.name and os.path.isfile(path / RUN_FILE)), None)
+    found = next((path for path in candidates if path.name and is_run(path)), None)
     status = read_run(found) if found else None
     is_failed = status.state in FAILED if status else entry.get("returncode") not in (None, 0)
     return CampaignRun(

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.record_names import METRICS
+from retrain.records.run import Run
 from retrain.records.runs.budget import Align, Spent, along
-from retrain.records.runs.curves import Curves, read_curves
+from retrain.records.runs.curves import Curves
 from retrain.records.runs.run_status import DONE
 from retrain.records.runs.source import Candidate, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
+class ComparedRun:
     """A run included in the comparison."""
 
     candidate: Candidate
@@ -40,13 +40,13 @@ class LeftOut:
 
 def readable_runs(
     source: Source, fields: set[str], *, align: Align, at: float | None
-) -> tuple[list[Run], list[LeftOut]]:
+) -> tuple[list[ComparedRun], list[LeftOut]]:
     """The runs that can be compared, with these fields of their metrics, and the others with the reason.
 
     Runs that are done count, or with a budget `at`, in units of `align`, those that reached it. ConfigError when none
     does.
     """
-    runs: list[Run] = []
+    runs: list[ComparedRun] = []
     left_out: list[LeftOut] = []
     taken: dict[tuple[str, int], str] = {}
     for each in source.candidates:
@@ -54,7 +54,7 @@ def readable_runs(
         if spent and each.seed is not None:
             first = taken.setdefault((each.condition, each.seed), each.name)
             if first == each.name:
-                runs.append(Run(candidate=each, seed=each.seed, spent=spent))
+                runs.append(ComparedRun(candidate=each, seed=each.seed, spent=spent))
                 continue
             reason = f"the same condition and seed as {first}"
         left_out.append(LeftOut(name=each.name, condition=each.condition, seed=each.seed, reason=reason))
@@ -63,7 +63,7 @@ def readable_runs(
     return runs, left_out
 
 
-def common_budget(runs: Sequence[Run], at: float | None) -> tuple[float, tuple[str, ...]]:
+def common_budget(runs: Sequence[ComparedRun], at: float | None) -> tuple[float, tuple[str, ...]]:
     """Where the curves are cut, at `at` or where the shortest run ends, and the runs that end there before others."""
     if at is not None:
         return at, ()
@@ -81,7 +81,7 @@ def _spent(candidate: Candidate, fields: set[str], *, align: Align, at: float | 
     if candidate.seed is None:
         return None, "no seed is recorded"
     try:
-        curves = read_curves(candidate.folder / METRICS, fields)
+        curves = Run(candidate.folder).curves(fields)
     except ConfigError as error:
         problem = error.problems[0]
         return None, f"{problem.where.removeprefix(f'{candidate.folder}/')}: {problem.what}"

@@ -13,8 +13,9 @@ from typing import Any
 from retrain.kernel.errors import ConfigError
 from retrain.records import lock
 from retrain.records.identity.acceptance import accepted_changes
-from retrain.records.reading import Record, last_record, number, read_object
+from retrain.records.reading import Record, number, read_object
 from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
+from retrain.records.run import Run
 from retrain.records.runs.metric import eval_sets
 
 DONE = "done"
@@ -107,10 +108,9 @@ class RunStatus:
 
 def read_run(folder: Path) -> RunStatus:
     """The status of the run in `folder`; a damaged one is `unreadable` and does not hide the others."""
-    activity_s = last_change_s(folder / RUN_FILE, folder / METRICS)
+    run, activity_s = Run(folder), last_change_s(folder / RUN_FILE, folder / METRICS)
     try:
-        manifest = read_object(folder / RUN_FILE)
-        metrics = last_record(folder / METRICS) or {}
+        manifest, metrics = run.manifest, run.last_step()
     except ConfigError as error:
         problem = error.problems[0]
         reason = f"{problem.where.removeprefix(f'{folder}/')}: {problem.what}"
@@ -118,7 +118,7 @@ def read_run(folder: Path) -> RunStatus:
     pid = process_id(manifest.get("pid"))
     is_alive = manifest.get("status") == "running" and _is_held(folder, pid)
     state = _state(manifest, is_alive=is_alive, idle_s=time.time() - activity_s)
-    training = _table(_table(manifest, "config"), "training")
+    training = run.table("training")
     beat = _heartbeat(folder, pid) if state in LIVE else {}
     step, max_steps = number(metrics.get("step")), number(training.get("max_steps"))
     return RunStatus(
@@ -132,7 +132,7 @@ def read_run(folder: Path) -> RunStatus:
         health=_health(metrics),
         gaming_example=text(metrics.get("gaming_example")),
         eval_rates=_eval_rates(metrics),
-        **_held_out(folder, manifest, metrics),
+        **_held_out(run, metrics),
         loss=number(metrics.get("loss")),
         mean_reward=number(metrics.get("mean_reward")),
         wall_time_s=_wall_time_s(manifest, is_alive=is_alive, activity_s=activity_s),
@@ -145,7 +145,7 @@ def read_run(folder: Path) -> RunStatus:
         phase=text(beat.get("phase")),
         phase_step=number(beat.get("step")),
         phase_elapsed_s=number(beat.get("phase_elapsed_s")),
-        progress=_table(beat, "progress"),
+        progress=progress if isinstance(progress := beat.get("progress"), dict) else {},
     )
 
 
@@ -162,12 +162,12 @@ def _eval_rates(metrics: Record) -> dict[str, float]:
     return {name: rate for name, rate in rates.items() if rate is not None}
 
 
-def _held_out(folder: Path, manifest: Record, metrics: Record) -> dict[str, Any]:
+def _held_out(run: Run, metrics: Record) -> dict[str, Any]:
     """Rate and step of the last evaluation; earlier lines are read only for a run that evaluates."""
     field, found = "eval_correct_rate", metrics
-    if field not in metrics and number(_table(_table(manifest, "config"), "eval").get("examples")) != 0:
+    if field not in metrics and number(run.table("eval").get("examples")) != 0:
         try:
-            found = last_record(folder / METRICS, skip_damaged=True, field=field) or {}
+            found = run.last_step(field=field, skip_damaged=True)
         except ConfigError:  # replaced since its last line was read
             found = {}
     rate, step = number(found.get(field)), number(found.get("step"))
@@ -257,8 +257,3 @@ def _seconds(value: object) -> float | None:
         return datetime.fromisoformat(text(value)).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
-
-
-def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = record.get(name)
-    return found if isinstance(found, dict) else {}

@@ -11,6 +11,7 @@ from typing import Any
 
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.records.record_names import ADAPTERS, CAMPAIGN_FILE, EMERGENCE, RUN_FILE
+from retrain.records.run import is_run
 from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
 from retrain.records.runs.run_status import RunStatus, read_run
 
@@ -79,7 +80,7 @@ def _marked(folder: Path, *, inside_run: bool, seen: set[tuple[int, int]]) -> It
             names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
     except OSError:  # deleted meanwhile, or not readable
         return
-    if (folder / RUN_FILE).is_file():
+    if is_run(folder):
         inside_run = True
         yield folder, RUN_FILE
     elif not inside_run and (folder / CAMPAIGN_FILE).is_file():

@@ -10,7 +10,8 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, read_object
-from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE, RUN_FILE
+from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
+from retrain.records.run import Run, is_run
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.registered import Plan, read_plan
 from retrain.records.runs.run_status import read_run
@@ -59,7 +60,7 @@ class Source:
 
 def find_runs(paths: Sequence[Path]) -> Source:
     """The runs of one campaign folder, or of several run folders; ConfigError for anything else."""
-    campaigns = [path for path in paths if (path / CAMPAIGN_FILE).is_file() and not (path / RUN_FILE).is_file()]
+    campaigns = [path for path in paths if (path / CAMPAIGN_FILE).is_file() and not is_run(path)]
     if campaigns and len(paths) > 1:
         what = "a campaign cannot be combined with other folders"
         fix = "give one campaign, or the folders of its runs: CAMPAIGN/runs/*"
@@ -67,7 +68,7 @@ def find_runs(paths: Sequence[Path]) -> Source:
     if campaigns:
         return _campaign(campaigns[0])
     for path in paths:
-        if not (path / RUN_FILE).is_file():
+        if not is_run(path):
             what = "is neither a campaign (manifest.json) nor a run (run.json)" if path.is_dir() else "no such folder"
             fix = "give the folder of a campaign, or those of runs; `retrain status` lists them"
             raise ConfigError(Problem(where=str(path), what=what, fix=fix))
@@ -89,7 +90,7 @@ def _campaign(folder: Path) -> Source:
         if not run.is_needed:
             continue
         state = run.status.state if run.status else ("failed" if run.has_failed else "not started")
-        record = _run_record(run.status.path) if run.status else {}
+        record = Run(run.status.path).record if run.status else {}
         candidates.append(
             Candidate(
                 name=run.name,
@@ -138,7 +139,7 @@ def _declared(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _runs(folders: Sequence[Path], names: Mapping[Path, str]) -> Source:
-    records = {folder: _run_record(folder) for folder in folders}
+    records = {folder: Run(folder).record for folder in folders}
     label_of = _labels(records)
     candidates = []
     for folder, record in records.items():
@@ -198,13 +199,6 @@ def _settings(record: Record) -> Iterator[tuple[str, str]]:
 def _condition(record: Record) -> str:
     value = record.get("condition")
     return value if isinstance(value, str) and value else "(no condition)"
-
-
-def _run_record(folder: Path) -> Mapping[str, Any]:
-    try:
-        return read_object(folder / RUN_FILE)
-    except ConfigError:  # `read_run` reports what is wrong with it
-        return {}
 
 
 def _started(record: Record) -> datetime | None:

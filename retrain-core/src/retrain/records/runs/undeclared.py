@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.records.identity.acceptance import accepted_changes
 from retrain.records.identity.changes import ADDED, REMOVED, ChangeKind, changes_between
-from retrain.records.identity.copies import stored_identity
+from retrain.records.run import Run
 from retrain.records.runs.settings_key import FREE_KEYS, FREE_TABLES
 from retrain.records.runs.source import Candidate, Source
 
@@ -124,7 +124,7 @@ def _shows(label: str, path: str) -> bool:
 
 
 def _stored(run: Candidate) -> Mapping[str, Any]:
-    return stored_identity(run.folder, run.record) if run.folder else {}
+    return Run(run.folder).identity if run.folder else {}
 
 
 def _than(run: Candidate, against: Candidate) -> str:

@@ -31,12 +31,12 @@ Exit codes: 0 ended by Ctrl-C; 1 the port is taken; 2 usage error, or no run and
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 def command(run: Path, port: int, opens: bool) -> None:
     """Serve a page with the curves and completions of RUN, or of each run of a campaign, to this machine alone."""
-    from retrain.records.record_names import RUN_FILE
+    from retrain.records.run import is_run
     from retrain.records.runs.campaign_status import read_campaign
     from retrain.report.watch.server import WatchServer
     from retrain.verdicts.ledger.interim import InterimLooks
 
-    if not (run / RUN_FILE).is_file() and read_campaign(run) is None:
+    if not is_run(run) and read_campaign(run) is None:
         fix = "name the folder of a run or campaign: `retrain status` lists them"
         raise ConfigError(Problem(where=str(run), what="there is no run here, and no campaign", fix=fix))
     interim = InterimLooks("watch", partial(click.echo, err=True))

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from retrain.records.record_names import RUN_FILE
+from retrain.records.run import is_run
 from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
 from retrain.report.shell import Page
 from retrain.report.watch.page import render, render_campaign
@@ -50,7 +50,7 @@ class WatchServer(Server):
     ) -> None:
         self._looked = looked
         self.folder, self.every_s, self.token = folder, every_s, secrets.token_urlsafe(TOKEN_BYTES)
-        self._run = WatchedRun(folder) if (folder / RUN_FILE).is_file() else None
+        self._run = WatchedRun(folder) if is_run(folder) else None
         self._runs: dict[str, tuple[Path, WatchedRun]] = {}  # of a campaign, by name: those whose pages were opened
         routes = [Route("/{path:path}", self._respond)]
         app = Starlette(routes=routes, exception_handlers={HTTPException: _refuse})

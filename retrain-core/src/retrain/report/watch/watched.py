@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.toml_file import open_regular
-from retrain.kernel.errors import ConfigError
-from retrain.records.reading import number, read_object
-from retrain.records.record_names import GENERATIONS, METRICS, RUN_FILE
+from retrain.records.reading import number
+from retrain.records.record_names import GENERATIONS, METRICS
+from retrain.records.run import Run, is_run
 from retrain.records.runs.run_status import read_run
 from retrain.report.chart_specs import LEARNING, ChartSpec, part_charts, set_charts
 from retrain.report.completions import STEP_BYTES, Sample, record_of, sample_of
@@ -55,7 +55,7 @@ class WatchedRun:
         )
 
     def _status(self) -> dict[str, Any]:
-        if not (self._folder / RUN_FILE).is_file():
+        if not is_run(self._folder):
             return {"status": "gone"}
         found = read_run(self._folder).as_data()
         kept = {name: value for name, value in found.items() if name not in NOT_SENT}
@@ -63,18 +63,11 @@ class WatchedRun:
             name: plain(value) if isinstance(value, str) else number(value) for name, value in found["progress"].items()
         }
         shown = {name: plain(value, 2000) if isinstance(value, str) else value for name, value in kept.items()}
-        return shown | {"progress": progress, "model": plain(self._manifest("model").get("model", ""))}
+        return shown | {"progress": progress, "model": plain(Run(self._folder).table("model").get("model", ""))}
 
     def _number(self, table: str, key: str, default: float) -> float:
-        found = number(self._manifest(table).get(key))
+        found = number(Run(self._folder).table(table).get(key))
         return default if found is None else found
-
-    def _manifest(self, table: str) -> Mapping[str, Any]:
-        try:
-            found = read_object(self._folder / RUN_FILE).get("config", {}).get(table)
-        except (ConfigError, AttributeError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
 
 def _int(query: Mapping[str, str], name: str) -> int:

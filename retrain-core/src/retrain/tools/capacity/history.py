@@ -13,8 +13,7 @@ from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError
-from retrain.records.reading import read_object
-from retrain.records.record_names import RUN_FILE
+from retrain.records.run import Run, is_run
 from retrain.tools.capacity.machine import device_kind
 
 MAX_DEPTH = 4  # logs/campaign/runs/NAME/run.json
@@ -97,24 +96,24 @@ def eval_completion_s(measured: Mapping[str, Any], config: Mapping[str, Any]) ->
 
 
 def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
-    for count, file in enumerate(_run_files(folder, MAX_DEPTH)):
+    for count, run in enumerate(_runs(folder, MAX_DEPTH)):
         if count == MAX_RUNS:
             return
         with suppress(ConfigError):
-            yield read_object(file)
+            yield run.manifest
 
 
-def _run_files(folder: Path, depth: int) -> Iterator[Path]:
+def _runs(folder: Path, depth: int) -> Iterator[Run]:
     try:
         entries = sorted(folder.iterdir())
     except OSError:
         return
-    if (folder / RUN_FILE).is_file():
-        yield folder / RUN_FILE
+    if is_run(folder):
+        yield Run(folder)
     elif depth:
         for entry in entries:
             if entry.is_dir() and not entry.is_symlink():
-                yield from _run_files(entry, depth - 1)
+                yield from _runs(entry, depth - 1)
 
 
 def _is_here(manifest: Mapping[str, Any]) -> bool:

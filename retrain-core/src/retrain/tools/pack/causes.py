@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from retrain.records.identity.changes import changes_between
-from retrain.records.identity.copies import FOLDER, stored_identity
+from retrain.records.identity.copies import FOLDER
 from retrain.records.manifest import LIBRARIES
-from retrain.records.reading import read_object
 from retrain.records.record_names import RUN_FILE
+from retrain.records.run import Run
 from retrain.text.secrets import HIDDEN
 from retrain.tools.pack.contents import Contents, PackedRun
 from retrain.tools.pack.inputs import with_moved
@@ -52,10 +52,10 @@ def differences(
 
     `inputs` is the folder of the packed copies, `packages` what is installed where it was run again.
     """
-    before, now = contents.record(f"{packed.place}/{RUN_FILE}"), read_object(run / RUN_FILE)
+    before, now = contents.record(f"{packed.place}/{RUN_FILE}"), Run(run).manifest
     identity = {**contents.record(packed.identity), FOLDER: str(inputs)}
     found = [*_settings(before, now, contents.moved)]
-    for change in changes_between(_renamed(identity, contents), stored_identity(run, now)):
+    for change in changes_between(_renamed(identity, contents), Run(run).identity):
         if str(change.kind) != "package":
             found.append(Difference(kind=str(change.kind), what=str(change)))
     if not any(each.kind in ("data", "configuration", "seed") for each in found):

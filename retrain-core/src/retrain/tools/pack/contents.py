@@ -10,9 +10,8 @@ from typing import Any
 
 from retrain.kernel.config.toml_file import parse_toml
 from retrain.records.reading import parse_record
-from retrain.records.record_names import METRICS, RUN_FILE
+from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
 from retrain.tools.pack.archive import Opened, is_safe, refused
-from retrain.tools.pack.gather import CONFIG
 from retrain.tools.pack.lines import Line
 from retrain.tools.pack.places import refusal
 
@@ -79,7 +78,7 @@ class Contents:
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration."""
-        return parse_toml(self.opened.read(CONFIG).decode("utf-8"), f"{self.opened.file}:{CONFIG}")
+        return parse_toml(self.opened.read(CONFIG_FILE).decode("utf-8"), f"{self.opened.file}:{CONFIG_FILE}")
 
     def lines(self, run: PackedRun) -> list[Line]:
         """What a run recorded, line by line."""
@@ -113,7 +112,7 @@ def read_contents(opened: Opened) -> Contents:
         raise refused(opened.file, f"its manifest cannot be used: {str(error)[:200]}") from error
     places = [file.place.casefold() for file in found.files]
     parents = {str(parent) for place in places for parent in PurePosixPath(place).parents}
-    if len(set(places)) < len(places) or parents & set(places) or not found.runs or CONFIG not in opened.files:
+    if len(set(places)) < len(places) or parents & set(places) or not found.runs or CONFIG_FILE not in opened.files:
         raise refused(opened.file, "its manifest cannot be used: no run, no configuration, or two files in one place")
     return found
 
@@ -141,7 +140,7 @@ def _file(each: Mapping[str, Any], opened: Opened) -> PlacedFile:
     place, size = _text(each["place"], is_safe), each["size"]
     if why := refusal(kind, place):
         raise ValueError(f"{place!r} {why}")
-    if type(size) is not int or place.casefold().partition("/")[0] in (CONFIG, "rerun"):
+    if type(size) is not int or place.casefold().partition("/")[0] in (CONFIG_FILE, "rerun"):
         raise ValueError(f"{place!r} cannot be laid there")
     return PlacedFile(
         kind=kind, name=_text(each["name"]), place=place, member=member, hash=_text(each["hash"]), size=size

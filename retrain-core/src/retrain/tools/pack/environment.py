@@ -13,10 +13,10 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.identity.files import MODEL_WHOLE_BYTES
 from retrain.records.identity.hashing import SAMPLED_ABOVE, Budget, hash_file
 from retrain.records.manifest import THREADS
+from retrain.records.record_names import CONFIG_FILE
 from retrain.text.secrets import is_secret_variable
 from retrain.text.terminal_text import printable
 from retrain.tools.pack.contents import Contents, PlacedFile
-from retrain.tools.pack.gather import CONFIG
 
 RUN = "rerun"  # the log_dir of the run, below its folder
 DROPPED = ("RETRAIN", "PYTHON", "VIRTUAL_ENV", "CONDA_", "WANDB_")
@@ -75,7 +75,7 @@ def lay_out(contents: Contents, unpacked: Path, work: Path, chosen: Mapping[str,
         target = work / file.place
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(chosen.get(file.place) or unpacked / file.member, target)
-    (work / CONFIG).write_text(tomli_w.dumps(forced(contents.config())), encoding="utf-8")
+    (work / CONFIG_FILE).write_text(tomli_w.dumps(forced(contents.config())), encoding="utf-8")
 
 
 def forced(tables: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def forced(tables: dict[str, Any]) -> dict[str, Any]:
     for key in _keys(campaign.get("conditions") if isinstance(campaign, dict) else ()):
         if key.rpartition(".")[2].replace("-", "_") in own:
             what, fix = f"a condition sets {printable(key)}, which a rerun sets itself", "pack single runs"
-            raise ConfigError(Problem(where=CONFIG, what=what, fix=fix))
+            raise ConfigError(Problem(where=CONFIG_FILE, what=what, fix=fix))
     for table, keys in OWN.items():
         if isinstance(tables.get(table), dict):
             tables[table] |= {name: value for name, value in keys.items() if name in tables[table] or name == "log_dir"}

@@ -16,10 +16,19 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.version import __version__
 from retrain.records.checkpoints import SUMS, checkpoint_folders
 from retrain.records.identity.acceptance import accepted_changes
-from retrain.records.identity.copies import FOLDER, stored_identity
+from retrain.records.identity.copies import FOLDER
 from retrain.records.identity.recorded import with_places
-from retrain.records.reading import read_object, read_regular, read_toml
-from retrain.records.record_names import ADAPTERS, CAMPAIGN_CONTENT, CAMPAIGN_FILE, CONFIG_FILE, EVALUATION, RUN_FILE
+from retrain.records.reading import read_object, read_regular
+from retrain.records.record_names import (
+    ADAPTERS,
+    CAMPAIGN_CONTENT,
+    CAMPAIGN_FILE,
+    CONFIG_FILE,
+    EVALUATION,
+    METRICS,
+    RUN_FILE,
+)
+from retrain.records.run import Run, is_run
 from retrain.text.secrets import HIDDEN, hide, redacted
 from retrain.tools.pack.archive import FORMAT
 from retrain.tools.pack.equivalence import expected_half_width, final_rates, parsed
@@ -30,7 +39,7 @@ from retrain.tools.pack.software import Software, collect_software
 from retrain.tools.pack.verdict import verdict_of
 from retrain.verdicts.ledger.place import ledger_folder
 
-CONFIG, LEDGER = CONFIG_FILE, "ledger.jsonl"
+LEDGER = "ledger.jsonl"
 OF_A_CAMPAIGN = (CAMPAIGN_FILE, CAMPAIGN_CONTENT)
 WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
 OF_THE_PROCESS = ("pid", "command", "config_file", "paths")
@@ -68,10 +77,10 @@ class Recorded:
 
 def gather(folder: Path, options: Options) -> Gathered:
     """The pack of a run or of a campaign; ConfigError says why there can be none, or which lines hold a secret."""
-    is_campaign = (folder / CAMPAIGN_FILE).is_file() and not (folder / RUN_FILE).is_file()
+    is_campaign = (folder / CAMPAIGN_FILE).is_file() and not is_run(folder)
     runs = list(_campaign_runs(folder) if is_campaign else [_recorded("", folder)])
     _check_repeatable(runs)
-    tables = read_toml(folder / CONFIG)
+    tables = Run(folder).settings
     inputs = collect_inputs(
         {str(run.folder): run.identity for run in runs},
         tables,
@@ -80,7 +89,7 @@ def gather(folder: Path, options: Options) -> Gathered:
     )
     software = collect_software((run.identity for run in runs), (run.record for run in runs), texts_of(tables))
     members = {**inputs.members, **software.members, **_plugin_copies(runs)}
-    members[CONFIG] = tomli_w.dumps(hide(with_moved(tables, inputs.moved))).encode()
+    members[CONFIG_FILE] = tomli_w.dumps(hide(with_moved(tables, inputs.moved))).encode()
     found = Gathered(manifest={}, members=members)
     listed = [_run_entry(run, found, options) for run in runs]
     if is_campaign:
@@ -106,7 +115,7 @@ def gather(folder: Path, options: Options) -> Gathered:
         "equivalence": options.margin,
         "verdict": verdict_of(folder) if is_campaign else None,
     }
-    if HIDDEN in members[CONFIG].decode():
+    if HIDDEN in members[CONFIG_FILE].decode():
         note = "the configuration holds a secret, which is hidden; where it matters, rerun with --set TABLE.KEY=VALUE"
         found.notes.append(note)
     _check_no_leaks(inputs, software, members)
@@ -126,12 +135,12 @@ def _campaign_runs(folder: Path) -> Iterator[Recorded]:
 
 
 def _recorded(name: str, folder: Path) -> Recorded:
-    if not (folder / RUN_FILE).is_file():
+    if not is_run(folder):
         fix = "give the folder of a run or of a campaign; `retrain status` lists them"
         raise ConfigError(Problem(where=str(folder), what="is no run and no campaign", fix=fix))
-    record = read_object(folder / RUN_FILE)
+    run = Run(folder)
     return Recorded(
-        name=name, folder=folder, record=record, identity=with_places(stored_identity(folder, record), record, folder)
+        name=name, folder=folder, record=run.manifest, identity=with_places(run.identity, run.manifest, folder)
     )
 
 
@@ -158,7 +167,7 @@ def _run_entry(run: Recorded, found: Gathered, options: Options) -> dict[str, An
     place = f"runs/{run.name}" if run.name else "run"
     lines = list(RunLines(run.folder).new())
     text = b"".join(map(encoded, lines))
-    found.members[f"{place}/metrics.jsonl"] = text
+    found.members[f"{place}/{METRICS}"] = text
     record = {name: value for name, value in run.record.items() if name not in OF_THE_PROCESS}
     found.members[f"{place}/{RUN_FILE}"] = (json.dumps(redacted(record), indent=1, sort_keys=True) + "\n").encode()
     identity = json.dumps(redacted(_without_places(run.identity)), sort_keys=True).encode()

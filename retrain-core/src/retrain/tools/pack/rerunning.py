@@ -12,13 +12,14 @@ from typing import Any
 
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.records.reading import read_regular
-from retrain.records.record_names import EVALUATION, RUN_FILE
+from retrain.records.record_names import CONFIG_FILE, EVALUATION
+from retrain.records.run import is_run
 from retrain.text.terminal_text import printable
 from retrain.tools.pack.causes import LOOKED_AT, Difference, differences, ranked
 from retrain.tools.pack.contents import Contents, PackedRun
 from retrain.tools.pack.environment import RUN
 from retrain.tools.pack.equivalence import Equivalence, equivalence, final_rates, parsed
-from retrain.tools.pack.gather import CONFIG, weights_of
+from retrain.tools.pack.gather import weights_of
 from retrain.tools.pack.lines import Divergence, Line, RunLines, divergence
 from retrain.tools.pack.verdict import verdict_of
 
@@ -128,7 +129,7 @@ def rerun(
         followed.append(_Followed(packed, place, lines, RunOutcome(run=packed), RunLines(place)))
     log = work.parent / LOG
     with log.open("wb") as stream:
-        command = [str(python), "-P", "-m", "retrain", CONFIG, *arguments]  # -P: see `prepare_process`
+        command = [str(python), "-P", "-m", "retrain", CONFIG_FILE, *arguments]  # -P: see `prepare_process`
         process = subprocess.Popen(
             command, cwd=work, env=dict(environ), stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
         )
@@ -184,7 +185,7 @@ def _explain(
 ) -> None:
     """Find in what the rerun differs, and tell it: as causes of the first divergence, or as without an effect."""
     first = each.outcome.first
-    if (each.folder / RUN_FILE).is_file():
+    if is_run(each.folder):
         with suppress(ConfigError):
             found = differences(contents, each.packed, inputs, each.folder, packages())
             each.outcome.causes = ranked(found, first)

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.records.record_names import RUN_FILE
+from retrain.records.run import is_run
 from retrain.run.opened import Opened, opened
 from retrain.run.subject import BASE, find_subject
 from retrain.tasks.tasks import closed_on_error, load_tasks
@@ -19,7 +19,7 @@ from retrain.tools.squeeze.evaluate import Evaluate
 def run_of(adapter: Path) -> Path:
     """The run that saved an adapter: the nearest parent folder with a `run.json`; ConfigError if there is none."""
     for folder in adapter.resolve().parents:
-        if (folder / RUN_FILE).is_file():
+        if is_run(folder):
             return folder
     what = "no parent folder is a run, so it is unknown what to evaluate the adapter on"
     raise ConfigError(Problem(where=str(adapter), what=what, fix="give the run: --run DIR"))

@@ -16,7 +16,7 @@ from retrain.kernel.types import Outcome, Score
 from retrain.records.checkpoints import SUMS
 from retrain.records.files import JsonLines, digest_of
 from retrain.records.reading import read_records
-from retrain.records.record_names import EVALUATION
+from retrain.records.run import Run
 from retrain.run.subject import Subject
 from retrain.text.chat import prompt_text
 from retrain.text.secrets import hide
@@ -88,10 +88,8 @@ def _scores(record: Record, prefix: str = "") -> list[Score]:
 
 def own_records(run: Path, step: int, name: str) -> list[Record]:
     """What a run recorded itself about a set after a step; none where it did not evaluate then."""
-    file = run / EVALUATION
-    if not file.is_file():
-        return []
-    return [record for _, record in read_records(file) if (record.get("step"), record.get("set")) == (step, name)]
+    found = Run(run).evaluations()
+    return [record for record in found if (record.get("step"), record.get("set")) == (step, name)]
 
 
 def _header(subject: Subject, each: LoadedSet) -> dict[str, Any]:

@@ -11,9 +11,8 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats
-from retrain.records.reading import read_object
-from retrain.records.record_names import METRICS, RUN_FILE
-from retrain.records.runs.curves import read_curves
+from retrain.records.record_names import METRICS
+from retrain.records.run import Run, is_run
 from retrain.records.runs.metric import HELD_OUT
 from retrain.records.runs.run_status import DONE, read_run
 from retrain.records.runs.scan import scan
@@ -64,12 +63,11 @@ class Past:
 
 def read_curve(run: Path) -> Curve:
     """The held-out rates of a run so far; ConfigError when the folder is no run, or damaged."""
-    if not (run / RUN_FILE).is_file():
+    if not is_run(run):
         what = "is not a run (run.json)" if run.is_dir() else "no such folder"
         raise ConfigError(Problem(where=str(run), what=what, fix="`retrain status` lists runs"))
-    record = read_object(run / RUN_FILE)
-    file = run / METRICS
-    curves = read_curves(file, {HELD_OUT.field}) if file.is_file() else None
+    record = Run(run).manifest
+    curves = Run(run).curves({HELD_OUT.field}) if Run(run).has(METRICS) else None
     rates_R = curves.column(HELD_OUT.field) if curves else np.zeros(0)
     is_rate_R = np.isfinite(rates_R)
     steps = tuple(int(step) + 1 for step in curves.steps_R[is_rate_R]) if curves else ()

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from retrain.kernel.errors import ConfigError
-from retrain.records.reading import Record, last_record, number, read_object
+from retrain.records.reading import Record, number
 from retrain.records.record_names import RUN_FILE
+from retrain.records.run import Run
 from retrain.verdicts.ledger.history import History, Identity, RunHistory, Setup
 from retrain.verdicts.ledger.place import (
     EMPTY,
@@ -70,7 +70,7 @@ class RunOnDisk:
 
 def read_run(folder: Path, run: Path) -> RunOnDisk:
     """The run in `run`, named for the ledger in `folder`; its records are hashed."""
-    manifest = _manifest(run)
+    manifest = Run(run).record
     hashes = record_hashes(run) | manifest_hashes(manifest)
     return RunOnDisk(name=name_in(folder, run), folder=run, manifest=manifest, hashes=hashes)
 
@@ -94,7 +94,7 @@ class Elsewhere:
     def find(self, run: RunHistory) -> Path | None:
         """A folder below the ledger's with this start time, condition and seed."""
         if self._index is None:
-            self._index = {_identity(_manifest(each)): each for each in folders_below(self._folder)}
+            self._index = {_identity(Run(each).record): each for each in folders_below(self._folder)}
         return self._index.get(run.identity)
 
     def unknown(self, history: History, campaign: Path) -> Iterator[RunOnDisk]:
@@ -102,16 +102,9 @@ class Elsewhere:
         for folder in folders_below(self._folder):
             if campaign.resolve() in folder.resolve().parents:
                 continue
-            run = RunOnDisk(name=name_in(self._folder, folder), folder=folder, manifest=_manifest(folder), hashes={})
+            run = RunOnDisk(name=name_in(self._folder, folder), folder=folder, manifest=Run(folder).record, hashes={})
             if run.manifest and history.known(run.name, run.identity, {}) is None:
                 yield run
-
-
-def _manifest(run: Path) -> Record:
-    try:
-        return read_object(run / RUN_FILE)
-    except ConfigError:  # whoever reads the run says what is wrong
-        return {}
 
 
 def _identity(manifest: Record) -> Identity:
@@ -153,11 +146,7 @@ def _steps(run: RunHistory, folder: Path | None) -> int:
     """Finished steps of a run, on record or in its folder."""
     if run.ended:
         return int(number(run.ended.get("steps")) or 0)
-    try:
-        line = last_record(folder / METRICS, skip_damaged=True) if folder else None
-    except ConfigError:
-        line = None
-    return int(number((line or {}).get("step")) or 0) + 1 if line else 0
+    return Run(folder).num_steps if folder else 0
 
 
 def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:

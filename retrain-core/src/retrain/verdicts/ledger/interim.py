@@ -13,7 +13,8 @@ from typing import Any
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError
 from retrain.records.reading import parse_record, read_object
-from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
+from retrain.records.record_names import CAMPAIGN_FILE
+from retrain.records.run import is_run
 from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
 from retrain.records.runs.run_status import DONE
 from retrain.verdicts.ledger.chain import NAME, append
@@ -58,7 +59,7 @@ def campaign_of(path: Path) -> Path | None:
     """The campaign that a path is, or lies in; None if there is none."""
     full = path.expanduser().resolve()
     for folder in (full, *full.parents[:LEVELS]):
-        if (folder / CAMPAIGN_FILE).is_file() and not (folder / RUN_FILE).is_file():
+        if (folder / CAMPAIGN_FILE).is_file() and not is_run(folder):
             return folder
     return None
 

@@ -6,12 +6,10 @@ The ledger never stops a run: where it cannot be written the run goes on, and sa
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.errors import ConfigError, StopRequested
-from retrain.records.reading import Record, last_record, read_object
-from retrain.records.record_names import METRICS, RUN_FILE
+from retrain.kernel.errors import StopRequested
+from retrain.records.run import Run
 from retrain.verdicts.ledger.chain import append
 from retrain.verdicts.ledger.place import (
     learned_by,
@@ -30,7 +28,7 @@ LOG = logging.getLogger("retrain")
 def begin(run: RunView) -> None:
     """The run begins, or goes on from a checkpoint."""
     is_resumed = "resumed_at_step" in run.manifest
-    learns = learned_by(_manifest(run.folder))
+    learns = learned_by(Run(run.folder).record)
     reason = _append(run, "run_started", first_step=run.first_step, resumed=is_resumed, learns=learns, hashes={})
     if reason:
         LOG.warning("Not in the ledger: %s. The run goes on; `retrain compare` will say what is unknown", reason)
@@ -39,7 +37,7 @@ def begin(run: RunView) -> None:
 def end(run: RunView, error: BaseException | None) -> None:
     """The run ended: `done`, `stopped` by a signal, or `failed`."""
     state = "done" if error is None else "stopped" if isinstance(error, StopRequested) else "failed"
-    _append(run, "run_ended", state=state, steps=_steps_done(run.folder), hashes=record_hashes(run.folder))
+    _append(run, "run_ended", state=state, steps=Run(run.folder).num_steps, hashes=record_hashes(run.folder))
 
 
 def _append(run: RunView, kind: str, *, hashes: dict[str, str], **fields: Any) -> str:
@@ -52,21 +50,5 @@ def _append(run: RunView, kind: str, *, hashes: dict[str, str], **fields: Any) -
         condition=run.condition,
         seed=run.seed,
         **fields,
-        hashes=hashes | manifest_hashes(_manifest(run.folder)),
+        hashes=hashes | manifest_hashes(Run(run.folder).record),
     )
-
-
-def _manifest(folder: Path) -> Record:
-    """From the file, which lacks secrets that the run knows."""
-    try:
-        return read_object(folder / RUN_FILE)
-    except ConfigError:
-        return {}
-
-
-def _steps_done(folder: Path) -> int:
-    try:
-        step = (last_record(folder / METRICS, skip_damaged=True) or {}).get("step")
-    except ConfigError:
-        return 0
-    return max(0, step + 1) if type(step) is int else 0

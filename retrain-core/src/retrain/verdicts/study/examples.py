@@ -10,9 +10,9 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
-from retrain.records.record_names import METRICS
+from retrain.records.run import Run
 from retrain.records.runs.budget import Spent
-from retrain.records.runs.curves import SECONDS, read_curves
+from retrain.records.runs.curves import SECONDS
 from retrain.records.runs.example_rates import (
     ExampleRates,
     NoExamplesError,
@@ -23,7 +23,7 @@ from retrain.records.runs.example_rates import (
     read_rates,
 )
 from retrain.records.runs.metric import Metric
-from retrain.records.runs.readable import Run
+from retrain.records.runs.readable import ComparedRun
 from retrain.verdicts.stats.components import components, draw_components
 from retrain.verdicts.stats.crossed import Inference, crossed
 from retrain.verdicts.study.advice import Cost, advise
@@ -35,7 +35,7 @@ TIMED_RUNS = 2  # of each condition; reading their times again costs little
 
 
 def with_examples(
-    comparisons: Sequence[Comparison], runs: Sequence[Run], *, metric: Metric, budget: float
+    comparisons: Sequence[Comparison], runs: Sequence[ComparedRun], *, metric: Metric, budget: float
 ) -> tuple[Comparison, ...]:
     """The comparisons, each with its view on examples like these, or the reason why there is none."""
     try:
@@ -45,7 +45,7 @@ def with_examples(
     return tuple(replace(each, examples=_view(each, reader)) for each in comparisons)
 
 
-def two_runs(runs: Sequence[Run], *, metric: Metric, budget: float) -> TwoPolicies | None:
+def two_runs(runs: Sequence[ComparedRun], *, metric: Metric, budget: float) -> TwoPolicies | None:
     """Two single runs over their examples; None for any other number of runs, or where these are not on record."""
     if len(runs) != 2:
         return None
@@ -107,8 +107,8 @@ def _not_narrower(both: Inference, comparison: Comparison) -> tuple[tuple[float,
 class _Reader:
     """Reads each run's examples once, at the evaluation that its value of the metric is from."""
 
-    def __init__(self, runs: Sequence[Run], figure: PerExample, *, metric: Metric, budget: float) -> None:
-        self._runs: Mapping[tuple[str, int], Run] = {(run.candidate.condition, run.seed): run for run in runs}
+    def __init__(self, runs: Sequence[ComparedRun], figure: PerExample, *, metric: Metric, budget: float) -> None:
+        self._runs: Mapping[tuple[str, int], ComparedRun] = {(run.candidate.condition, run.seed): run for run in runs}
         self._figure, self._metric, self._budget = figure, metric, budget
         self._found: dict[tuple[str, int], tuple[str, ExampleRates] | NoExamplesError] = {}
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}  # a thousand runs have one list of ids
@@ -138,7 +138,7 @@ class _Reader:
             example_s += len(seeds) * float(np.mean([each[1] for each in known]))
         return Cost(seed_s=run_s, example_s=example_s) if run_s > 0.0 and example_s > 0.0 else None
 
-    def _read(self, run: Run) -> tuple[str, ExampleRates]:
+    def _read(self, run: ComparedRun) -> tuple[str, ExampleRates]:
         folder, name = run.candidate.folder, run.candidate.name
         found = _evaluated(run.spent, self._metric, self._budget)
         if folder is None or found is None:
@@ -167,7 +167,7 @@ def _evaluated(spent: Spent, metric: Metric, budget: float) -> tuple[int, float]
 
 def _timed(folder: Path, spent: Spent, examples: int, budget: float) -> tuple[float, float] | None:
     try:
-        curves = read_curves(folder / METRICS, {SECONDS, EVAL_SECONDS})
+        curves = Run(folder).curves({SECONDS, EVAL_SECONDS})
     except ConfigError:  # read once already: it has changed since
         return None
     steps_R, evaluations_R = curves.column(SECONDS), curves.column(EVAL_SECONDS)

@@ -17,7 +17,7 @@ from retrain.records.runs.budget import COSTS, Align
 from retrain.records.runs.choose import chosen_metric, condition_metrics
 from retrain.records.runs.held_out import other_examples
 from retrain.records.runs.metric import CORRECT, Direction, Metric, parse_metric
-from retrain.records.runs.readable import LeftOut, Run, common_budget, readable_runs
+from retrain.records.runs.readable import ComparedRun, LeftOut, common_budget, readable_runs
 from retrain.records.runs.registered import Analysis, Plan, departures
 from retrain.records.runs.source import Source, find_runs
 from retrain.records.runs.undeclared import undeclared, without_inputs
@@ -273,7 +273,7 @@ def _departures(study: Study, options: Options, source: Source) -> tuple[str, ..
     return (*found, MORE_DIFFERS) if study.undeclared else found
 
 
-def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Run], metric: Metric) -> tuple[str, ...]:
+def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[ComparedRun], metric: Metric) -> tuple[str, ...]:
     """By the ids in `eval.jsonl` where all runs have them, and by the settings that draw the examples."""
     views = [each.examples for each in comparisons if each.examples]
     are_alike = bool(views) and all(view.num_examples for view in views)
@@ -281,7 +281,7 @@ def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Run], metr
     return found or tuple(f"other held-out examples: {view.reason}" for view in views if view.are_others)[:1]
 
 
-def _samplers(runs: Sequence[Run], metric: Metric) -> tuple[str, ...]:
+def _samplers(runs: Sequence[ComparedRun], metric: Metric) -> tuple[str, ...]:
     """The samplers of the runs where they differ and chose the prompts behind the metric."""
     if metric.is_eval:
         return ()
@@ -291,7 +291,7 @@ def _samplers(runs: Sequence[Run], metric: Metric) -> tuple[str, ...]:
     return tuple(sorted(found)) if len(found) > 1 else ()
 
 
-def _baseline(options: Options, source: Source, runs: Sequence[Run]) -> str:
+def _baseline(options: Options, source: Source, runs: Sequence[ComparedRun]) -> str:
     """The requested baseline, the planned one, or the first condition with a compared run."""
     present = {run.candidate.condition for run in runs}
     first = next(label for label in source.conditions if label in present)

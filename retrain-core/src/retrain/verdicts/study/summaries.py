@@ -10,7 +10,7 @@ import numpy as np
 
 from retrain.records.runs.budget import Spent, value_at
 from retrain.records.runs.metric import Direction, Metric
-from retrain.records.runs.readable import Run
+from retrain.records.runs.readable import ComparedRun
 from retrain.verdicts.stats.binomial import held_out_limits, training_limits
 from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.judge import Pairing
@@ -46,7 +46,7 @@ class Condition:
 class Summaries:
     """The value of each run for each metric, computed once."""
 
-    def __init__(self, runs: Sequence[Run], *, budget: float, last: int | None, direction: Direction) -> None:
+    def __init__(self, runs: Sequence[ComparedRun], *, budget: float, last: int | None, direction: Direction) -> None:
         self._runs: dict[str, dict[int, Spent]] = {}
         self._records: dict[str, list[Mapping[str, Any]]] = {}
         for run in runs:

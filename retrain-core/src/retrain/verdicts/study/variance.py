@@ -14,11 +14,9 @@ import numpy as np
 
 from retrain.kernel.config.schema import SeedSource
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.reading import read_records
-from retrain.records.record_names import EVALUATION, METRICS
+from retrain.records.run import Run
 from retrain.records.runs.budget import Align, along, value_at
 from retrain.records.runs.choose import chosen_metric
-from retrain.records.runs.curves import read_curves
 from retrain.records.runs.example_rates import HELD_OUT_SET
 from retrain.records.runs.metric import CORRECT, HELD_OUT, Direction, Metric, Summary
 from retrain.records.runs.run_status import DONE
@@ -76,7 +74,7 @@ def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: flo
         if each.state != DONE or each.folder is None or each.seed is None:
             left_out.append((each.name, each.problem or each.state if each.state != DONE else "no seed is recorded"))
             continue
-        found.append((each, read_curves(each.folder / METRICS, fields)))
+        found.append((each, Run(each.folder).curves(fields)))
     if len(found) < LEAST_RUNS:
         raise _too_few(len(found), paths)
     chosen = chosen_metric(metric, [curves for _, curves in found], where="--metric")
@@ -141,8 +139,7 @@ def _noise(measured: Sequence[_Measured], total: float) -> SampledNoise | None:
 
 def _noise_of(run: Path) -> float | None:
     """sum_e p_e (1 - p_e) / (S - 1) / E^2: unbiased for E examples of S completions drawn anew; None with S = 1."""
-    file = run / EVALUATION
-    rows = [record for _, record in read_records(file)] if file.is_file() else []
+    rows = list(Run(run).evaluations())
     last = max((int(row["step"]) for row in rows), default=None)
     right = [row["correct"] for row in rows if row["step"] == last and row["set"] == HELD_OUT_SET]
     if not right or min(map(len, right)) < 2:
