@@ -10,8 +10,7 @@ from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
 from retrain.records.runs.metric import Direction
 from retrain.verdicts.study.comparison import Verdict
-from retrain.verdicts.study.equivalence import with_margin
-from retrain.verdicts.study.judge import Pairing, judge
+from retrain.verdicts.study.judge import Pairing, judge, with_margin
 
 ALPHA = 0.05
 MARGINS = (1.0, 2.0)  # in standard deviations of the differences

@@ -11,7 +11,7 @@ import pytest
 from retrain.campaign.on_record import CampaignRecord
 from retrain.campaign.report_lines import Lines
 from retrain.verdicts.ledger.chain import NAME, read_chain
-from retrain.verdicts.study.looked import looked_at
+from retrain.verdicts.study.comparison_with_ledger import looked_at
 from retrain.verdicts.study.study import Options
 from retrain.verdicts.wording.command import command as compare_command
 from tests.invoke import invoke

@@ -13,9 +13,9 @@ from retrain.campaign.outcome import State
 from retrain.campaign.settled import settle_campaign
 from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.registry import Plugins
+from retrain.records.files import hash_of
 from retrain.records.reading import read_regular
 from retrain.records.record_names import CAMPAIGN_CONTENT
-from retrain.records.seal import hash_of
 from retrain.run.devices import KEY, SettledDevices
 
 MOST_CHANGES = 20

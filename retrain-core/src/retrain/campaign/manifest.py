@@ -15,9 +15,8 @@ from retrain.campaign.load import Campaign, sealed_plan
 from retrain.campaign.outcome import State
 from retrain.campaign.planned import PlannedRun
 from retrain.kernel.version import __version__
-from retrain.records.files import cannot_write, write_text
+from retrain.records.files import cannot_write, hash_of, write_text
 from retrain.records.record_names import CAMPAIGN_FILE
-from retrain.records.seal import hash_of
 from retrain.text.secrets import hide, redacted_json
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.campaign_table import PlanTable
-from retrain.records.seal import SEAL, seal_of
+from retrain.records.files import SEAL, seal_of
 
 
 def seal_plan(

@@ -35,7 +35,7 @@ from retrain.kernel.types import Kind
 from retrain.records.files import write_json, write_text
 from retrain.records.identity.recorded import places_entry
 from retrain.records.manifest import public_values
-from retrain.records.record_names import CAMPAIGN_CONTENT, CONFIG_FILE
+from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE, CONFIG_FILE
 from retrain.run.check import registered_tables
 from retrain.run.devices import ENTRY, KEY, SettledDevices
 from retrain.text.terminal_text import OUTCOME_LEVEL, duration
@@ -217,7 +217,7 @@ def _conclude(
     if saved := len(runs) - len(needed):
         counts += f"; the planned looks saved {saved} of {len(runs)}"
     lines.say(f"Campaign {status}: {counts} ({duration(seconds)})", OUTCOME_LEVEL)
-    lines.say(f"  manifest: {folder / 'manifest.json'}", OUTCOME_LEVEL)
+    lines.say(f"  manifest: {folder / CAMPAIGN_FILE}", OUTCOME_LEVEL)
     for told in _device_notes(opened):
         lines.say(told, OUTCOME_LEVEL)
     if stops.reason:

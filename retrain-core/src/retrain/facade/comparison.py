@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from retrain.verdicts.study.looked import looked_at
+from retrain.verdicts.study.comparison_with_ledger import looked_at
 from retrain.verdicts.study.study import Study, options_of
 from retrain.verdicts.wording.data import study_data
 from retrain.verdicts.wording.show import picture

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retrain.records.identity.acceptance import accepted_changes
 from retrain.records.identity.changes import Change, changes_between, source_diff
 from retrain.records.reading import Record
-from retrain.records.run import Run
+from retrain.records.run import Run, accepted_changes
 
 PLACES = frozenset({"logging.log_dir", "backend.adapter_path"})  # paths of records do not affect results
 _ABSENT = object()

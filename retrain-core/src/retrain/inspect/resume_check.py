@@ -11,9 +11,9 @@ from retrain.kernel.errors import ResumeError
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Kind
 from retrain.records.checkpoints import Checkpoint, without_checksum
-from retrain.records.identity.acceptance import accepted_changes
 from retrain.records.identity.collect import Identity
 from retrain.records.lock import owner_of
+from retrain.records.run import accepted_changes
 from retrain.run.check import registered_tables, wanted_names
 from retrain.run.configure import load_checked
 from retrain.run.restore import restore_obstacles

@@ -1,7 +1,9 @@
-"""Atomic writes: temporary name, flush to disk, rename. Known secrets are left out of all text."""
+"""Atomic writes (temporary name, flush to disk, rename) and checksums. Known secrets are left out of all text."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import sys
@@ -168,3 +170,18 @@ def cannot_write(path: Path, error: OSError) -> RecordError:
     """The error for a record that could not be written."""
     fix = "free space or repair the folder, then `retrain --resume RUN`: checkpoints and earlier records are intact"
     return RecordError(Problem(where=str(path), what=f"cannot be written: {error.strerror or error}", fix=fix))
+
+
+SEAL = "sha256"
+
+
+def hash_of(content: Mapping[str, Any]) -> str:
+    """SHA-256 of plain data, independent of the order of its keys; what is not JSON counts as its text."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def seal_of(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a record without its own `sha256`, as canonical JSON (sorted keys, no spaces, UTF-8)."""
+    hashed = {name: value for name, value in content.items() if name != SEAL}
+    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -18,7 +18,7 @@ from retrain.records.runs.run_status import DONE, LIVE
 from retrain.records.runs.source import Candidate, Source, find_runs
 from retrain.report.chart_specs import FIELDS
 from retrain.report.lines import NO_LINES, RunLines, read_lines
-from retrain.verdicts.study.looked import looked_at
+from retrain.verdicts.study.comparison_with_ledger import looked_at
 from retrain.verdicts.study.sets import set_metrics
 from retrain.verdicts.study.study import Options, Study
 

@@ -10,7 +10,7 @@ from typing import Any
 from retrain.records.identity.changes import Change, changes_between, input_digests
 from retrain.records.reading import Record
 from retrain.records.run import Run
-from retrain.records.runs.settings_key import FREE_KEYS, FREE_TABLES
+from retrain.records.runs.source import FREE_KEYS, FREE_TABLES
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import Box, Code, Piece, Section, Table, note
 

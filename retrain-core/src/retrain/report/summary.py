@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from retrain.records.identity.acceptance import accepted_changes
 from retrain.records.record_names import CAMPAIGN_FILE, GENERATIONS, METRICS, RUN_FILE
+from retrain.records.run import accepted_changes
 from retrain.report.chart_specs import Unit, value_text
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import Box, Facts, Fold, Links, Paragraph, Part, Piece, Section, Table, Words, lede, note

@@ -30,8 +30,7 @@ from retrain.report.text import plain
 from retrain.verdicts.study.comparison import Comparison, Verdict
 from retrain.verdicts.study.sets import SetsView
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.wording import plainly
-from retrain.verdicts.wording.answer import NOTHING, answer
+from retrain.verdicts.wording import plain_words as plainly
 from retrain.verdicts.wording.sentences import (
     budget_sentence,
     differing,
@@ -42,10 +41,15 @@ from retrain.verdicts.wording.sentences import (
     standing,
     survivors,
 )
-from retrain.verdicts.wording.sets_tables import sets_notes, sets_tables
-from retrain.verdicts.wording.tables import comparison_table, condition_tables
-from retrain.verdicts.wording.typical_seed import collapse_sentences
-from retrain.verdicts.wording.verdict_line import alarms, further_lines, verdict_line
+from retrain.verdicts.wording.tables import comparison_table, condition_tables, sets_notes, sets_tables
+from retrain.verdicts.wording.verdict_line import (
+    NOTHING,
+    alarms,
+    answer,
+    collapse_sentences,
+    further_lines,
+    verdict_line,
+)
 from retrain.verdicts.wording.words import level_words
 
 MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.PRACTICALLY_SAME: "≈", Verdict.CANNOT_TELL: "●"}

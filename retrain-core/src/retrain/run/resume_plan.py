@@ -15,14 +15,13 @@ from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import FINAL, Checkpoint, newest_valid, valid_states
-from retrain.records.identity.acceptance import recorded_resume
 from retrain.records.identity.changes import Change, changes_between
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import FOLDER, stored_identity
 from retrain.records.integrity import RecordCheck, check_records, check_sizes
 from retrain.records.manifest import LIBRARIES, public_values
 from retrain.records.places import adapters_of
-from retrain.records.run import Run
+from retrain.records.run import Run, recorded_resume
 from retrain.run.check import free_options
 from retrain.run.interchangeable import interchangeable
 from retrain.run.steps.learning_rate import Course

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from retrain.campaign.plan import PlanTable, seal_plan
 from retrain.kernel.errors import ConfigError
-from retrain.records.seal import seal_of
+from retrain.records.files import seal_of
 
 EFFECTS = {"grpo+none": 0.0, "maxrl+none": 0.1}
 SEEDS = range(8)

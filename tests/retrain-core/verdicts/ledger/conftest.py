@@ -13,7 +13,7 @@ import pytest
 from retrain.campaign.on_record import CampaignRecord
 from retrain.campaign.report_lines import Lines
 from retrain.kernel.contracts.views import RunView
-from retrain.records.seal import seal_of
+from retrain.records.files import seal_of
 from retrain.verdicts.ledger.watch import begin, end
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})

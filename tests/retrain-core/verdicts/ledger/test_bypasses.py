@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from retrain.records.seal import seal_of
+from retrain.records.files import seal_of
 from retrain.verdicts.ledger.chain import NAME
-from retrain.verdicts.study.looked import looked_at
+from retrain.verdicts.study.comparison_with_ledger import looked_at
 from retrain.verdicts.study.study import Options
 from retrain.verdicts.wording.command import command as compare_command
 from tests.invoke import invoke

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from retrain.kernel.errors import StopRequested
-from retrain.records.seal import seal_of
+from retrain.records.files import seal_of
 from retrain.verdicts.ledger.chain import NAME
 
 Campaign = Callable[..., Path]

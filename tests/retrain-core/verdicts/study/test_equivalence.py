@@ -14,8 +14,7 @@ from retrain.campaign.plan import PlanTable, seal_plan
 from retrain.records.runs.metric import Direction
 from retrain.verdicts.stats.flip import flip_interval
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
-from retrain.verdicts.study.equivalence import with_margin
-from retrain.verdicts.study.judge import Pairing, judge
+from retrain.verdicts.study.judge import Pairing, judge, with_margin
 
 SMALL = [0.01, -0.01, 0.005, 0.0075, -0.005, 0.002, -0.0075, -0.002]
 

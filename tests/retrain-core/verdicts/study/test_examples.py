@@ -16,7 +16,7 @@ from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.study.comparison import ExamplesView
 from retrain.verdicts.study.study import Options
 from retrain.verdicts.study.study import compare as compared
-from retrain.verdicts.wording.example_sentences import advice_sentence
+from retrain.verdicts.wording.verdict_line import advice_sentence
 from tests.made_runs import write_campaign
 
 EFFECTS = {"maxrl+none": 0.0, "grpo+none": 0.05}

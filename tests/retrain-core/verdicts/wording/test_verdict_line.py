@@ -23,7 +23,7 @@ from retrain.verdicts.study.judge import Pairing, judge
 from retrain.verdicts.study.lost import with_seeds
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.study.summaries import Condition, Estimate
-from retrain.verdicts.wording import plainly
+from retrain.verdicts.wording import plain_words as plainly
 from retrain.verdicts.wording.data import study_data
 from retrain.verdicts.wording.show import markdown
 from retrain.verdicts.wording.tables import comparison_table

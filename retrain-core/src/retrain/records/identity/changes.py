@@ -12,9 +12,9 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from retrain.records.identity.acceptance import VARIABLE
 from retrain.records.identity.copies import FOLDER, copy_name, text_of
 from retrain.records.identity.variables import ALL, UNSET
+from retrain.records.run import VARIABLE
 from retrain.text.secrets import HIDDEN
 
 SHOWN_CHARS = 120

@@ -10,9 +10,9 @@ from enum import StrEnum
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
+from retrain.records.files import seal_of
 from retrain.records.reading import number
 from retrain.records.runs.metric import Direction, Metric, parse_metric
-from retrain.records.seal import seal_of
 
 
 class Spend(StrEnum):

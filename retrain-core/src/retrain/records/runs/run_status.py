@@ -12,10 +12,9 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records import lock
-from retrain.records.identity.acceptance import accepted_changes
 from retrain.records.reading import Record, number, read_object
 from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
-from retrain.records.run import Run
+from retrain.records.run import Run, accepted_changes
 from retrain.records.runs.metric import eval_sets
 
 DONE = "done"

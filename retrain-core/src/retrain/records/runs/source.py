@@ -1,4 +1,4 @@
-"""Finds the runs to compare: those of a campaign, or individual folders."""
+"""Finds the runs to compare, those of a campaign or individual folders, and labels them by their settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,33 @@ from retrain.records.run import Run, is_run
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.registered import Plan, read_plan
 from retrain.records.runs.run_status import read_run
-from retrain.records.runs.settings_key import FREE_KEYS, FREE_TABLES
+
+# Keys in which runs of one condition may differ: none of them affects what a step learns.
+FREE_TABLES = frozenset({"logging", "resume", "deadlines", "health", "campaign", "squeeze", "plugins"})
+FREE_KEYS = frozenset(
+    {
+        *("training.seed", "training.max_steps", "training.save_every", "training.keep_last", "training.keep_best"),
+        *("training.keep_best_metric", "training.grace_s", "backend.adapter_path", "backend.devices"),
+        *("backend.throttle_dir", "backend.max_concurrent", "scoring.workers", "scoring.memory_gb", "scoring.cache"),
+    }
+)
+SEED_KEYS = frozenset({"training.seed", "training.seeds", "eval.seed"})
+
+SettingsKey = tuple[tuple[str, str], ...]
+
+
+def settings_key(record: Mapping[str, Any]) -> SettingsKey:
+    """The settings of a `run.json` that decide what a run learns, as sorted pairs of key and value."""
+    config = record.get("config")
+    return tuple(
+        sorted(
+            (f"{table}.{key}", str(value))
+            for table, keys in (config if isinstance(config, dict) else {}).items()
+            if table not in FREE_TABLES and isinstance(keys, dict)
+            for key, value in keys.items()
+            if f"{table}.{key}" not in FREE_KEYS | SEED_KEYS
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ import tomli_w
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.version import __version__
 from retrain.records.checkpoints import SUMS, checkpoint_folders
-from retrain.records.identity.acceptance import accepted_changes
 from retrain.records.identity.copies import FOLDER
 from retrain.records.identity.recorded import with_places
 from retrain.records.reading import read_object, read_regular
@@ -28,7 +27,7 @@ from retrain.records.record_names import (
     METRICS,
     RUN_FILE,
 )
-from retrain.records.run import Run, is_run
+from retrain.records.run import Run, accepted_changes, is_run
 from retrain.text.secrets import HIDDEN, hide, redacted
 from retrain.tools.pack.archive import FORMAT
 from retrain.tools.pack.equivalence import expected_half_width, final_rates, parsed

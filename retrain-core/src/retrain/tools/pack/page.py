@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from retrain.records.reading import Record, number
+from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
 from retrain.report.parts import Facts, Paragraph, Part, Pre, Section, Table, Tiles
 from retrain.report.shell import sections_page
 from retrain.tools.pack.equivalence import parsed
@@ -30,9 +31,9 @@ Runs = Sequence[tuple[Mapping[str, Any], list[Record]]]
 
 def page_of(manifest: Mapping[str, Any], members: Mapping[str, bytes], file_name: str) -> str:
     """The page about a pack in a file of this name, from what was written into it."""
-    runs = [(run, list(parsed(members[f"{run['place']}/metrics.jsonl"]))) for run in manifest["runs"]]
+    runs = [(run, list(parsed(members[f"{run['place']}/{METRICS}"]))) for run in manifest["runs"]]
     packages = [(name, each["version"], each["digest"]) for name, each in manifest["packages"].items()]
-    config = members["config.toml"].decode("utf-8", "replace")
+    config = members[CONFIG_FILE].decode("utf-8", "replace")
     sections = [
         Section("ran", "What ran", [_facts(manifest, members)]),
         Section("results", "What came out", _results(manifest, runs)),
@@ -46,7 +47,7 @@ def page_of(manifest: Mapping[str, Any], members: Mapping[str, bytes], file_name
 
 
 def _facts(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> Facts:
-    record: Record = json.loads(members[f"{manifest['runs'][0]['place']}/run.json"])
+    record: Record = json.loads(members[f"{manifest['runs'][0]['place']}/{RUN_FILE}"])
     hardware, config = manifest["hardware"], record.get("config") or {}
     data, training = config.get("data") or {}, config.get("training") or {}
     threads = ", ".join(f"{name} {value}" for name, value in (hardware.get("threads") or {}).items())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.verdicts.study.looked import looked_at
+from retrain.verdicts.study.comparison_with_ledger import looked_at
 from retrain.verdicts.study.study import Options
 
 

@@ -16,7 +16,7 @@ from retrain.records.run import Run, is_run
 from retrain.records.runs.metric import HELD_OUT
 from retrain.records.runs.run_status import DONE, read_run
 from retrain.records.runs.scan import scan
-from retrain.records.runs.settings_key import SettingsKey, settings_key
+from retrain.records.runs.source import SettingsKey, settings_key
 
 SAME_TABLES = ("data", "environment", "reward", "eval")
 SAME_KEYS = (("model", "model"), ("training", "max_steps"))

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
+from retrain.records.files import hash_of
 from retrain.records.reading import Record, number, read_object
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
-from retrain.records.seal import hash_of
 from retrain.verdicts.ledger.disk import RESTORE, Finding, RunOnDisk
 from retrain.verdicts.ledger.history import History, RunHistory, Setup
 from retrain.verdicts.ledger.place import cells_of, name_in

@@ -1,4 +1,4 @@
-"""Looks at results: what was compared, with which choices, recorded once each and counted."""
+"""Looks at results: each comparison and its choices, recorded once, counted, and put in a sentence."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retrain.records.files import seal_of
 from retrain.records.reading import Record
-from retrain.records.seal import seal_of
 from retrain.verdicts.ledger.chain import as_recorded
 from retrain.verdicts.ledger.history import History
 
@@ -95,3 +95,30 @@ def _look(record: Record) -> Look:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shopping:
+    """Every look on record at these runs, this one included; `registered_in` is the file of the plan, empty without.
+
+    The same choices on the same records are one look. The chance of a false verdict is that of one planned look only.
+    """
+
+    looks: Looks
+    registered_in: str = ""
+
+
+def shopping_sentence(shopping: Shopping | None) -> str:
+    """`3 looks, at 2 metrics, with 3 choices of ...`; nothing without a ledger."""
+    if shopping is None:
+        return ""
+    looks, metrics, choices = len(shopping.looks.looks), len(shopping.looks.metrics), shopping.looks.num_choices
+    parts = [_counted(looks, "look")]
+    parts += [f"at {metrics} metrics"] if metrics > 1 else []
+    parts += [f"with {choices} choices of metric, side, alpha, baseline and budget"] if choices > metrics else []
+    plan = f"; plan registered in {shopping.registered_in}" if shopping.registered_in else ""
+    return ", ".join(parts) + plan
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.toml_file import open_regular
+from retrain.records.files import seal_of
 from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS, RUN_FILE
-from retrain.records.runs.settings_key import settings_key
-from retrain.records.seal import seal_of
+from retrain.records.runs.source import settings_key
 from retrain.verdicts.ledger.chain import NAME
 
 RUNS = "runs"

@@ -1,7 +1,15 @@
-"""Judges comparisons together: Holm's correction, the power of this many seeds, and the verdict."""
+"""Decides "better", "worse" and "practically the same": Holm's correction over all comparisons, and the verdict.
+
+`practically the same` is two one-sided tests (D. J. Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15:657, 1987),
+each at alpha / 2 divided by the number of comparisons: the interval at 1 - alpha / m. So a difference of the margin or
+more is called the same anywhere in the family in at most alpha / 2 of campaigns. The levels of Holm's steps would not
+do: the last step has the smallest of m differences, with an interval that knows nothing of the others. TOST at
+1 - 2 alpha, which is common, would need fewer seeds, and an interval that is not the one on the page.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +19,8 @@ from retrain.kernel.types import Floats
 from retrain.records.runs.metric import Direction
 from retrain.verdicts.stats import paired, power
 from retrain.verdicts.stats.flip import FlipTest, at_most, fewest_exchanged, patterns_for
-from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
+from retrain.verdicts.stats.paired import t_interval
+from retrain.verdicts.study.comparison import Comparison, FewSeeds, Verdict, VerdictReason
 from retrain.verdicts.study.deciding_test import DecidingTest
 from retrain.verdicts.study.per_seed import Values
 
@@ -153,3 +162,57 @@ def _judged(
         alpha=alpha,
         num_comparisons=comparisons,
     )
+
+
+def with_margin(
+    comparisons: Sequence[Comparison], pairings: Sequence[Pairing], margin: float | None
+) -> tuple[Comparison, ...]:
+    """The comparisons of `pairings`, `practically the same` where the interval is strictly inside (-margin, margin).
+
+    That holds where the test finds a difference, too: it is there, and by the plan too small to matter. An infinite
+    limit is never inside. A comparison that is the same, or without a finding, then has the interval of this test.
+    Without a margin nothing is the same.
+    """
+    if margin is None:
+        return tuple(comparisons)
+    pairs = zip(comparisons, pairings, strict=True)
+    return tuple(_against(each, pairing, margin) for each, pairing in pairs)
+
+
+def _against(comparison: Comparison, pairing: Pairing, margin: float) -> Comparison:
+    told = replace(comparison, margin=margin)
+    test = deciding_test(pairing, patterns_for(comparison.num_comparisons, comparison.alpha))
+    if test is None:
+        return told
+    level = 1.0 - comparison.alpha / comparison.num_comparisons
+    interval = test.interval(level)
+    is_found = comparison.verdict in (Verdict.BETTER, Verdict.WORSE)
+    if not all(math.isfinite(limit) and -margin < limit < margin for limit in interval):
+        return told if is_found else replace(told, interval=interval, level=level)
+    cause = VerdictReason.FOUND_WITHIN if is_found else VerdictReason.WITHIN
+    return replace(told, interval=interval, level=level, verdict=Verdict.PRACTICALLY_SAME, cause=cause)
+
+
+FEWEST = 3  # Student's t of two seeds is about six times as wide as of four
+
+
+def with_few_seeds(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """The comparisons, with an estimate where three seeds or more cannot reach a verdict.
+
+    By crossed effects of seeds and examples where every example is on record, otherwise Student's t over the paired
+    differences of the seeds. Both assume roughly normal seeds, which so few can neither show nor refute.
+    """
+    return tuple(
+        replace(each, few_seeds=_estimate(each)) if each.cause is VerdictReason.TOO_FEW else each
+        for each in comparisons
+    )
+
+
+def _estimate(comparison: Comparison) -> FewSeeds | None:
+    seeds, level = comparison.per_seed, 1.0 - comparison.alpha
+    if seeds is None or len(seeds.baseline) < FEWEST:
+        return None
+    if comparison.examples and comparison.examples.normal:
+        return FewSeeds(interval=comparison.examples.normal, level=level, is_of_examples=True)
+    interval = t_interval(np.array(seeds.condition) - np.array(seeds.baseline), level=level)
+    return FewSeeds(interval=interval, level=level, is_of_examples=False) if interval else None

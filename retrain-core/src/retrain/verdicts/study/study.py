@@ -14,24 +14,27 @@ from typing import Any
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.controls import Control
 from retrain.records.runs.budget import COSTS, Align
-from retrain.records.runs.choose import chosen_metric, condition_metrics
-from retrain.records.runs.held_out import other_examples
 from retrain.records.runs.metric import CORRECT, Direction, Metric, parse_metric
-from retrain.records.runs.readable import ComparedRun, LeftOut, common_budget, readable_runs
+from retrain.records.runs.readable import (
+    ComparedRun,
+    LeftOut,
+    chosen_metric,
+    common_budget,
+    condition_metrics,
+    readable_runs,
+)
 from retrain.records.runs.registered import Analysis, Plan, departures
 from retrain.records.runs.source import Source, find_runs
-from retrain.records.runs.undeclared import undeclared, without_inputs
+from retrain.records.runs.undeclared import other_examples, undeclared, without_inputs
+from retrain.verdicts.ledger.looks import Shopping
 from retrain.verdicts.study.comparison import Comparison
 from retrain.verdicts.study.controls import controls_in, with_controls
-from retrain.verdicts.study.equivalence import with_margin
 from retrain.verdicts.study.examples import two_runs, with_examples
-from retrain.verdicts.study.few_seeds import with_few_seeds
-from retrain.verdicts.study.judge import Pairing, judge
+from retrain.verdicts.study.judge import Pairing, judge, with_few_seeds, with_margin
 from retrain.verdicts.study.looks import Looks, chosen_looks
 from retrain.verdicts.study.lost import sides_of, with_lost, with_seeds
 from retrain.verdicts.study.per_seed import Collapse, collapses
 from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
-from retrain.verdicts.study.shopping import Shopping
 from retrain.verdicts.study.summaries import Condition, Summaries
 from retrain.verdicts.study.two_policies import TwoPolicies
 

@@ -5,8 +5,9 @@ A source can be told apart only where `[training] seeds` moved it without anothe
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,13 +17,12 @@ from retrain.kernel.config.schema import SeedSource
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.run import Run
 from retrain.records.runs.budget import Align, along, value_at
-from retrain.records.runs.choose import chosen_metric
 from retrain.records.runs.example_rates import HELD_OUT_SET
-from retrain.records.runs.metric import CORRECT, HELD_OUT, Direction, Metric, Summary
+from retrain.records.runs.metric import CORRECT, HELD_OUT, Direction, Metric, Summary, shown_difference
+from retrain.records.runs.readable import chosen_metric
 from retrain.records.runs.run_status import DONE
-from retrain.records.runs.settings_key import settings_key
-from retrain.records.runs.source import Candidate, find_runs
-from retrain.verdicts.stats.variance import Components, components
+from retrain.records.runs.source import Candidate, find_runs, settings_key
+from retrain.verdicts.stats.variance import REST, Components, components
 
 SOURCES: tuple[str, ...] = get_args(SeedSource)
 CALLED = {"data": "data order"}  # as a reader would; the others are called as in `[training] seeds`
@@ -152,3 +152,57 @@ def _too_few(count: int, paths: Sequence[Path]) -> ConfigError:
     what = f"{count} finished runs are too few for shares of variance"
     fix = f"at least {LEAST_RUNS}, better 16: 4 data seeds x 4 initialisation seeds"
     return ConfigError(Problem(where=", ".join(map(str, paths[:3])), what=what, fix=fix))
+
+
+def variance_sentences(found: Decomposition) -> Iterator[str]:
+    """What was estimated and what could not be, in plain English."""
+    parts = found.components
+    spread = shown_difference(parts.total**0.5, found.metric, signed=False)
+    conditions = f" of {found.conditions} conditions" if found.conditions > 1 else ""
+    yield (
+        f"{parts.runs} runs{conditions}: {found.metric} has a standard deviation of {spread} within a condition "
+        f"after {found.budget:,.0f} steps. Shares of that variance, with {100 * parts.level:.0f} % intervals:"
+    )
+    for part in parts.parts:
+        low, high = part.interval
+        name = rest_name(parts) if part.name == REST else part.name
+        yield f"{name}: {100 * part.share:.0f} % ({100 * low:.0f} to {100 * high:.0f} %)"
+    for names in parts.together:
+        yield f"{_joined(names)} always moved together: their shares cannot be told apart."
+    if parts.constant:
+        yield f"never moved: {_joined(parts.constant)}. What it would add is not in these figures."
+    if parts.tangled:
+        yield f"{_joined(parts.tangled)} never moved alone: no share can be given."
+    if found.left_out:
+        reasons = Counter(reason for _, reason in found.left_out)
+        yield f"left out: {', '.join(f'{count} runs ({reason})' for reason, count in reasons.most_common())}"
+    if noise := found.noise:
+        sd = shown_difference(noise.variance**0.5, found.metric, signed=False)
+        where = "evaluation" if any("evaluation" in part.name for part in parts.parts) else "the rest"
+        yield (
+            f"Of a single run, the finite number of held-out completions makes up a standard deviation of {sd}, "
+            f"{100 * noise.share:.0f} % of the variance; it is a part of {where}."
+        )
+
+
+def rest_name(parts: Components) -> str:
+    """The rest, with the sources that had another seed in every run."""
+    return f"rest (with {_joined(parts.in_rest)})" if parts.in_rest else "rest (interactions, and what no seed decides)"
+
+
+def variance_data(found: Decomposition) -> dict[str, Any]:
+    """Plain data; `noise` is null where the runs recorded no single completions of held-out examples."""
+    parts = asdict(found.components)
+    return {
+        "metric": str(found.metric),
+        "budget": found.budget,
+        "conditions": found.conditions,
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in parts.items()},
+        "noise": asdict(found.noise) if found.noise else None,
+        "left_out": [{"name": name, "reason": reason} for name, reason in found.left_out],
+    }
+
+
+def _joined(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

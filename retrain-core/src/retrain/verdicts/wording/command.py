@@ -16,7 +16,7 @@ from retrain.records.runs.budget import Align
 from retrain.records.runs.metric import parse_metric
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.interim import InterimLooks
-from retrain.verdicts.study.looked import looked_at
+from retrain.verdicts.study.comparison_with_ledger import looked_at
 from retrain.verdicts.study.study import Study, options_of
 
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
@@ -118,8 +118,7 @@ def _print_ledger(folder: Path | None, head: str, *, events: bool, as_json: bool
 
 
 def _print_variance(paths: Sequence[Path], metric: str | None, *, as_json: bool) -> None:
-    from retrain.verdicts.study.variance import decompose
-    from retrain.verdicts.wording.variance_lines import variance_data, variance_sentences
+    from retrain.verdicts.study.variance import decompose, variance_data, variance_sentences
 
     found = decompose(paths, parse_metric(metric, where="--metric") if metric else None)
     InterimLooks("compare --variance", partial(click.echo, err=True)).at(paths)

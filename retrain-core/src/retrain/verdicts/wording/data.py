@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from retrain.records.runs.registered import Plan
+from retrain.verdicts.ledger.looks import Shopping
 from retrain.verdicts.study.comparison import Comparison
-from retrain.verdicts.study.shopping import Shopping
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.study.summaries import Condition
-from retrain.verdicts.wording.answer import answer
 from retrain.verdicts.wording.sentences import explanation
-from retrain.verdicts.wording.verdict_line import verdict_line
+from retrain.verdicts.wording.verdict_line import answer, verdict_line
 
 
 def study_data(study: Study) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from collections import Counter
 
 from retrain.records.runs.budget import Align
 from retrain.records.runs.metric import Metric, shown_difference
+from retrain.verdicts.ledger.looks import shopping_sentence
 from retrain.verdicts.stats.e_process import fewest_equal
 from retrain.verdicts.stats.power import spread_range
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.controls import controls_sentence
 from retrain.verdicts.study.deciding_test import Design
 from retrain.verdicts.study.reach import reach_of, reach_sentences
-from retrain.verdicts.study.shopping import shopping_sentence
 from retrain.verdicts.study.study import Study
 
 MOST_DIFFERING = 20

@@ -12,11 +12,8 @@ from retrain.text.terminal_text import printable
 from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording import sentences
-from retrain.verdicts.wording.answer import answer
-from retrain.verdicts.wording.sets_tables import sets_notes, sets_tables
-from retrain.verdicts.wording.tables import TextTable, comparison_table, condition_tables
-from retrain.verdicts.wording.typical_seed import collapse_sentences
-from retrain.verdicts.wording.verdict_line import further_lines, verdict_line
+from retrain.verdicts.wording.tables import TextTable, comparison_table, condition_tables, sets_notes, sets_tables
+from retrain.verdicts.wording.verdict_line import answer, collapse_sentences, further_lines, verdict_line
 
 COLOURS = {
     Verdict.BETTER.value: "green",

@@ -1,19 +1,30 @@
-"""The line of a verdict: its size, its scope, how sure it is, and whether anybody had planned it."""
+"""Verdicts in words: the answer of a comparison, the line of each verdict, and the sentences below it."""
 
 from __future__ import annotations
 
-from retrain.records.runs.metric import shown_difference
+import math
+from collections.abc import Sequence
+
+from retrain.records.runs.metric import Metric, shown, shown_difference
 from retrain.records.runs.registered import NO_PLAN
-from retrain.verdicts.study.comparison import Comparison, VerdictReason
+from retrain.verdicts.ledger.looks import shopping_sentence
+from retrain.verdicts.stats.components import MOST, Foreseen, Needed
+from retrain.verdicts.study.advice import Advice, Way
+from retrain.verdicts.study.comparison import Comparison, ExamplesView, Verdict, VerdictReason
+from retrain.verdicts.study.comparison_with_ledger import UNKNOWN
 from retrain.verdicts.study.controls import controls_sentence
 from retrain.verdicts.study.deciding_test import looks_sentence
-from retrain.verdicts.study.looked import UNKNOWN
-from retrain.verdicts.study.shopping import shopping_sentence
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.wording.example_sentences import example_lines, scope_sentence
 from retrain.verdicts.wording.sentences import UNVERIFIED, explanation
-from retrain.verdicts.wording.typical_seed import lost_sentence, seeds_sentence
-from retrain.verdicts.wording.words import over_seeds, scope, sized, too_few_seeds, verdict_words, worst_seeds
+from retrain.verdicts.wording.words import (
+    over_seeds,
+    policies_sentence,
+    scope,
+    sized,
+    too_few_seeds,
+    verdict_words,
+    worst_seeds,
+)
 
 SUMMARY_CHARS = 240
 NO_PLAN_BRIEF = "no plan was registered"
@@ -95,3 +106,190 @@ def _despite(comparison: Comparison, study: Study) -> str:
             margin = shown_difference(comparison.margin, study.metric, signed=False)
             return f", inside the planned margin of ±{margin}"
     return ""
+
+
+MOST_NAMED = 6
+NOTHING = "Only one condition: there is nothing to compare it with."
+
+
+def answer(study: Study) -> str:
+    """Verdict, size, scope and standing of a single comparison; of several, the conditions by verdict."""
+    if study.two_runs:
+        return f"{policies_sentence(study.two_runs)}."
+    if not study.comparisons:
+        return NOTHING
+    if len(study.comparisons) == 1:
+        return f"{_single(study.comparisons[0], study)}{_standing(study, study.comparisons)}."
+    against = {each.baseline for each in study.comparisons}
+    head = f"Against {study.baseline}" if len(against) == 1 else "In pairs"
+    head = f"{head}, {over_seeds(min(len(each.seeds) for each in study.comparisons))}"
+    groups: dict[str, list[Comparison]] = {}
+    for verdict in Verdict:
+        for each in study.comparisons:
+            if each.verdict is verdict:
+                groups.setdefault(verdict_words(each), []).append(each)
+    parts = [f"{words}: {_named(found, study, in_pairs=len(against) > 1)}" for words, found in groups.items()]
+    return f"{head}, on {scope(study)}: {'; '.join(parts)}{_standing(study, study.comparisons)}."
+
+
+def _single(comparison: Comparison, study: Study) -> str:
+    condition, baseline = comparison.condition, comparison.baseline
+    if comparison.difference is None:
+        return f"Nothing can be told about {condition} against {baseline}: no seed has a number on both sides"
+    if comparison.cause is VerdictReason.TOO_FEW:
+        return f"{condition} against {baseline}: {too_few_seeds(comparison, study)}"
+    size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
+    found = f"{size}, {over_seeds(len(comparison.seeds))}, on {scope(study)}"
+    match comparison.verdict:
+        case Verdict.CANNOT_TELL if comparison.cause is VerdictReason.NOT_BEYOND_CONTROL:
+            but = controls_sentence(comparison, study.metric)
+            return f"{condition} is not shown to be better than {baseline}: {found}, but {but}"
+        case Verdict.CANNOT_TELL:
+            return f"These runs cannot tell if {condition} is better than {baseline}: {found}"
+        case Verdict.PRACTICALLY_SAME:
+            margin = shown_difference(comparison.margin, study.metric, signed=False)
+            return f"{condition} is practically the same as {baseline}: {found}, inside the planned margin of ±{margin}"
+    verdict, _, unless = verdict_words(comparison).partition(",")
+    return f"{condition} is {verdict} than {baseline}{f',{unless}' if unless else ''}: {found}"
+
+
+def _named(found: Sequence[Comparison], study: Study, *, in_pairs: bool) -> str:
+    named = [
+        f"{each.condition}{f' against {each.baseline}' if in_pairs else ''}{_size(each, study)}"
+        for each in found[:MOST_NAMED]
+    ]
+    return ", ".join([*named, *([f"{len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else [])])
+
+
+def _size(comparison: Comparison, study: Study) -> str:
+    if comparison.difference is None:
+        return ""
+    few = (
+        f", too few seeds: {comparison.least_seeds} are the fewest" if comparison.cause is VerdictReason.TOO_FEW else ""
+    )
+    return f" ({shown_difference(comparison.difference, study.metric)}{few})"
+
+
+def _standing(study: Study, comparisons: Sequence[Comparison]) -> str:
+    """Exploratory verdicts are marked where they are stated; without a verdict there is nothing to mark."""
+    decided = any(each.verdict is not Verdict.CANNOT_TELL for each in comparisons)
+    return f" ({study.standing})" if decided else ""
+
+
+MOST_SEEDS = 5
+
+
+def seeds_sentence(comparison: Comparison) -> str:
+    """How many seeds agree, with exact limits for the chance of another seed; empty without a common seed."""
+    seeds = comparison.per_seed
+    if seeds is None:
+        return ""
+    low, high = (f"{100 * limit:.0f}" for limit in seeds.in_pairs.interval)
+    tied = f", {seeds.ties} tied" if seeds.ties else ""
+    chance = f"the chance that another seed is better is {low} to {high} %"
+    return f"better in {seeds.wins} of {len(seeds.baseline)} seeds{tied}: {chance}"
+
+
+def lost_sentence(comparison: Comparison, study: Study) -> str:
+    """The second line, with lost runs at the worst value seen; empty if no run was lost."""
+    lost = comparison.lost
+    if lost is None or lost.difference is None:
+        return ""
+    sides = ((comparison.baseline, lost.baseline_seeds), (comparison.condition, lost.condition_seeds))
+    runs = " and ".join(f"{_runs(len(seeds))} of {label}" for label, seeds in sides if seeds)
+    size = sized(lost.difference, lost.interval, lost.level, study.metric)
+    line = f"with {runs} at the worst value seen ({shown(lost.worst, study.metric)}): {lost.verdict}, {size}"
+    if lost.survives or comparison.verdict is Verdict.CANNOT_TELL:
+        return line
+    return f"{line}; '{comparison.verdict}' does not survive the lost runs"
+
+
+def collapse_sentences(study: Study) -> list[str]:
+    """A warning for each condition with collapsed seeds."""
+    return [
+        f"{each.condition}: {_seeds(each.seeds)} far from the others (worst {shown(each.worst, study.metric)}, median "
+        f"{shown(each.median, study.metric)}); a verdict is about the typical seed and does not rule out such a one"
+        for each in study.collapses
+    ]
+
+
+def _runs(number: int) -> str:
+    return f"{number} lost run{'' if number == 1 else 's'}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    more = f" and {len(seeds) - MOST_SEEDS} more" if len(seeds) > MOST_SEEDS else ""
+    named = ", ".join(map(str, seeds[:MOST_SEEDS])) + more
+    return f"seed {named} lies" if len(seeds) == 1 else f"seeds {named} lie"
+
+
+JUDGED = "seeds that no plan foresaw are judged by a stricter test"
+
+
+def scope_sentence(view: ExamplesView, metric: Metric) -> str:
+    """`on examples like these: +11.7 pp (95 % interval 1.9 to 21.5)`, or why that cannot be told."""
+    head = "on examples like these"
+    if view.interval is None or view.estimate is None or view.level is None:
+        return f"{head}: cannot be told, since {view.reason}"
+    if view.num_clusters < view.num_examples:
+        head += f" from other sources (these are of {view.num_clusters})"
+    return f"{head}: {sized(view.estimate, view.interval, view.level, metric)}"
+
+
+def example_lines(view: ExamplesView | None, metric: Metric) -> list[str]:
+    """What is below a verdict's line: why there is no second scope, and the advice."""
+    if view is None:
+        return []
+    return [scope_sentence(view, metric) if view.interval is None else "", advice_sentence(view, metric)]
+
+
+def advice_sentence(view: ExamplesView, metric: Metric) -> str:
+    """What doubling seeds or examples would do to the interval, and how many would tell; empty without advice."""
+    advice = view.advice
+    if advice is None:
+        return ""
+    told = [_doubled(view, advice, metric), _needed(view, advice, metric)]
+    if advice.cheaper is not None and advice.cost is not None:
+        cost = f"measured: {_seconds(advice.cost.seed_s)} for a seed, {_seconds(advice.cost.example_s)} for an example"
+        told.append(f"more {advice.cheaper} are the cheaper way ({cost})")
+    return "; ".join([*told, JUDGED])
+
+
+def _doubled(view: ExamplesView, advice: Advice, metric: Metric) -> str:
+    """What twice the seeds or examples would make of the interval; over few seeds it may have no limit yet."""
+    if math.isinf(advice.half_width):
+        return f"{view.num_seeds} seeds are too few to bound it on examples like these, whatever the examples"
+    today = shown_difference(advice.half_width, metric, signed=False)
+    return (
+        f"what would narrow ± {today} on examples like these: {2 * view.num_seeds} seeds, to about "
+        f"{_half(advice.twice_seeds, metric)}, or {2 * view.num_examples} examples, to "
+        f"{_half(advice.twice_examples, metric)}"
+    )
+
+
+def _needed(view: ExamplesView, advice: Advice, metric: Metric) -> str:
+    ways = ((Way.SEEDS, advice.seeds), (Way.EXAMPLES, advice.examples))
+    if told := [f"{_number(needed)} {way}" for way, needed in ways if advice.is_clear(way)]:
+        difference = shown_difference(view.estimate, metric)
+        return f"if the true difference is {difference}, it would be found 4 times in 5 with {' or '.join(told)}"
+    ranges = ", ".join(f"{_range(needed)} {way}" for way, needed in ways)
+    return f"how many would tell cannot be said from {view.num_seeds} seeds (80 %: {ranges})"
+
+
+def _half(foreseen: Foreseen, metric: Metric) -> str:
+    low, high = (shown_difference(end, metric, signed=False).removesuffix(" pp") for end in foreseen.interval)
+    return f"± {shown_difference(foreseen.half_width, metric, signed=False)} (80 %: {low} to {high})"
+
+
+def _number(needed: Needed) -> str:
+    number = f"{needed.number:,}" if needed.number is not None else f"more than {MOST:,}"
+    return f"{number} (80 %: {_range(needed)})"
+
+
+def _range(needed: Needed) -> str:
+    low, high = (f"more than {MOST:,}" if end is None else f"{end:,}" for end in needed.interval)
+    return low if low == high else f"{low} to {high}"
+
+
+def _seconds(cost_s: float) -> str:
+    return f"{cost_s:,.0f} s" if cost_s >= 10 else f"{cost_s:.2g} s"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
+from retrain.records.files import seal_of
 from retrain.records.runs.source import Candidate, Source, find_runs
-from retrain.records.seal import seal_of
 from retrain.verdicts.ledger import disk
 from retrain.verdicts.ledger.campaigns import (
     OnRecord,
@@ -21,9 +21,8 @@ from retrain.verdicts.ledger.campaigns import (
 )
 from retrain.verdicts.ledger.chain import append
 from retrain.verdicts.ledger.history import History, RunHistory, read_history
-from retrain.verdicts.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, is_on_record, looks_in
+from retrain.verdicts.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, Shopping, is_on_record, looks_in
 from retrain.verdicts.ledger.place import ledger_folder, ledgers_above, name_in
-from retrain.verdicts.study.shopping import Shopping
 from retrain.verdicts.study.study import Options, Study, study_of
 
 CONTRADICTED = "the ledger names what does not fit the plan or the records"
