@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrain.records.folder import RunFolder
-from retrain.records.integrity import CHECKSUMS, NO_CHECKSUMS, check_records
+from retrain.records.integrity import check_records
 from retrain.records.record_names import FILES, token_file
 from retrain.records.tokens import TokenRecord
 
@@ -105,13 +105,6 @@ def test_token_files_are_named_too(made: tuple[Path, dict[str, Any]]) -> None:
     assert found.notices[0].startswith(f"2 token files are missing, first {files[3]}: ")
     for file in files[3:5]:
         file.write_bytes(before[file])
-
-
-def test_a_checkpoint_from_before_has_no_checksums(made: tuple[Path, dict[str, Any]]) -> None:
-    run, state = made
-    found = check_records(run, {"record_sizes": state["record_sizes"]})
-    assert (found.damaged, found.notices) == ((), (NO_CHECKSUMS,))
-    assert {name: digest.hexdigest() for name, digest in found.digests.items()} == state[CHECKSUMS]
 
 
 def test_checksums_go_on_after_a_rewind(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from retrain.campaign.planned import PlannedRun
 from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.changes import Change, changes_between
-from retrain.records.identity.copies import stored_identity
 from retrain.records.run import Run
 from retrain.run.check import registered_tables
 from retrain.run.selected import identity_of
@@ -67,7 +66,7 @@ def changed_runs(runs: Iterable[PlannedRun], now: Identities, *, told: Callable[
             if not _refused(manifest["identity"], current):  # by digest, without reading what it consists of
                 continue
             changed += 1
-            for change in _refused(stored_identity(run.folder, manifest), current):
+            for change in _refused(Run(run.folder).identity, current):
                 by_change.setdefault(printable(told(change)), []).append(_named(run))
     return ChangedRuns(by_change=by_change, unknown=unknown, num_runs=changed)
 

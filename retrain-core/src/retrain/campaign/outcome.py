@@ -17,7 +17,6 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, ResumeError
 from retrain.records.checkpoints import FINAL, newest_valid
 from retrain.records.lock import owner_of
-from retrain.records.places import adapters_of
 from retrain.records.run import Run, is_run
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
@@ -49,7 +48,7 @@ class RunProgress:
 def is_done(run: PlannedRun) -> bool:
     """Whether the run has reached its last step and saved its adapter."""
     manifest = _manifest(run.folder)
-    return manifest.get("status") == "done" and (adapters_of(run.folder, manifest) / FINAL).is_dir()
+    return manifest.get("status") == "done" and (Run(run.folder).adapters / FINAL).is_dir()
 
 
 def owner(run: PlannedRun) -> int:
@@ -67,7 +66,7 @@ def can_continue(run: PlannedRun) -> bool:
         return False
     if manifest.get("status") != "failed":
         return True
-    checkpoint, _ = newest_valid(adapters_of(run.folder, manifest))
+    checkpoint, _ = newest_valid(Run(run.folder).adapters)
     return checkpoint is not None
 
 

@@ -14,9 +14,6 @@ from retrain.records.reading import parse_record, read_steps
 from retrain.records.record_names import TOKEN_FILES, token_file
 
 SIZES, CHECKSUMS = "record_sizes", "record_checksums"  # of the record files, in a checkpoint's state
-NO_CHECKSUMS = (
-    "the checkpoint has no checksums of the records, which earlier versions did not keep: damage goes unnoticed"
-)
 MOST_NAMED = 5  # damaged token files
 
 
@@ -49,12 +46,10 @@ def check_records(run: Path, state: Mapping[str, Any], others: Iterable[Mapping[
     Their sizes must be known to suffice. Token files may be deleted to save space: missing ones are a notice. `others`
     are the states of other checkpoints, which narrow down where a file is damaged.
     """
-    sizes, wanted = state[SIZES], state.get(CHECKSUMS)
+    sizes, wanted = state[SIZES], state[CHECKSUMS]
     digests = {name: digest_of(run / name, int(size)) for name, size in sizes.items()}
-    if wanted is None:
-        return RecordCheck(digests=digests, notices=(NO_CHECKSUMS,))
     damaged = [name for name in sizes if digests[name].hexdigest() != wanted.get(name)]
-    states = [each for each in others if CHECKSUMS in each] if damaged else []
+    states = list(others) if damaged else []
     found = [_damage(run, name, states) for name in damaged]
     bad, missing = ([], []) if TOKEN_FILES in damaged else _token_files(run, sizes.get(TOKEN_FILES, 0))
     found += [f"{file} is damaged: its checksum differs" for file in bad[:MOST_NAMED]]

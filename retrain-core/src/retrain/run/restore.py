@@ -17,7 +17,6 @@ from retrain.kernel.types import CheckpointMode, Kind
 from retrain.records.checkpoints import Checkpoint, clear_unfinished, set_newer_aside
 from retrain.records.folder import RunFolder, refuse_unwritable
 from retrain.records.identity.collect import Identity
-from retrain.records.places import adapters_of
 from retrain.records.run import Run
 from retrain.run.configure import Checked
 from retrain.run.interrupts import Interrupts
@@ -32,7 +31,9 @@ NOT_EVEN = "--resume-anyway cannot change that"
 
 def reopened(run: Path) -> RunFolder:
     """The folder of an interrupted run, locked from now on, so that no other process continues it too."""
-    adapters = adapters_of(run, Run(run).started_manifest())
+    opened = Run(run)
+    opened.started_manifest()  # a folder that is not a run is refused before anything is written to it
+    adapters = opened.adapters
     refuse_unwritable(run, adapters, place="[resume] from")
     folder = RunFolder(run, adapters)
     clear_unfinished(adapters)

@@ -17,10 +17,9 @@ from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import FINAL, Checkpoint, newest_valid, valid_states
 from retrain.records.identity.changes import Change, changes_between
 from retrain.records.identity.collect import Identity
-from retrain.records.identity.copies import FOLDER, stored_identity
+from retrain.records.identity.copies import FOLDER
 from retrain.records.integrity import RecordCheck, check_records, check_sizes
 from retrain.records.manifest import LIBRARIES, public_values
-from retrain.records.places import adapters_of
 from retrain.records.run import Run, recorded_resume
 from retrain.run.check import free_options
 from retrain.run.interchangeable import interchangeable
@@ -116,9 +115,8 @@ class ResumePlan:
 
 def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity, plugins: Plugins) -> ResumePlan:
     """Inspect a run folder without changing it; ResumeError when it is not a run, or its records are truncated."""
-    manifest = Run(run).started_manifest()
-    adapters = adapters_of(run, manifest)
-    stored = stored_identity(run, manifest)
+    opened = Run(run)
+    manifest, adapters, stored = opened.started_manifest(), opened.adapters, opened.identity
     checkpoint, damaged = newest_valid(adapters)
     if checkpoint is not None:
         _refuse_stranger(checkpoint, manifest)

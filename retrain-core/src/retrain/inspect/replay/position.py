@@ -19,8 +19,7 @@ from retrain.kernel.errors import CheckpointError, ConfigError, NonFiniteError, 
 from retrain.kernel.registry import Plugins
 from retrain.kernel.step_fields import train_fields
 from retrain.kernel.types import Group, TrainBatch
-from retrain.records.checkpoints import Checkpoint, checkpoint_folders, read_checkpoint
-from retrain.records.places import adapters_of
+from retrain.records.checkpoints import Checkpoint, read_checkpoint
 from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run, StoredStep
 from retrain.run.backend import build_backend
@@ -142,7 +141,7 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
 def checkpoints_by_steps(run: Path, manifest: Mapping[str, Any]) -> dict[int, Checkpoint]:
     """The intact checkpoints of a run by the number of steps in them."""
     found: dict[int, Checkpoint] = {}
-    for folder in checkpoint_folders(adapters_of(run, manifest)):
+    for folder in Run(run).checkpoints():
         try:
             checkpoint = read_checkpoint(folder)
         except CheckpointError as error:

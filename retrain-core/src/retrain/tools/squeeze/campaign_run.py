@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
-from retrain.records.places import adapters_of
 from retrain.records.run import Run
 from retrain.tools.squeeze.job import auto_squeeze
 from retrain.tools.squeeze.table import SqueezeTable
@@ -15,5 +14,5 @@ from retrain.tools.squeeze.table import SqueezeTable
 def squeeze_run(config: Config, run: Path, campaign: Path) -> dict[str, Any]:
     """`auto_squeeze` on the newest checkpoint of `run`; `adapter_path` in `[squeeze]` takes precedence."""
     settings = config.table("squeeze", SqueezeTable)
-    adapter = settings.adapter_path or adapters_of(run, Run(run).started_manifest())
+    adapter = settings.adapter_path or Run(run).adapters
     return auto_squeeze(adapter, settings, campaign, wandb=config.as_dict()["logging"])
