@@ -18,6 +18,9 @@ KERNEL = ROOT / "retrain-core/src/retrain/kernel"
 STEP_LINES, FILE_LINES = 200, 500  # each is a bound that is not reached
 MOST_HOOKS, MOST_OTHER_HOOKS = 39, 18  # those that register nothing
 PLUGIN_WORDS = re.compile(r"\b(gtpo|hicra|sepa|gtpo_sepa|prime_rl|wandb|tinker)\b", re.IGNORECASE)
+HTML = re.compile(r"</?(a|b|br|code|d[dlt]|details|div|figure|h[1-6]|li|p|pre|section|span|svg|t[dhr]|table|ul)\b[^<]*>")
+    r"</?(a|b|br|code|dd|details|div|dl|dt|figure|h[1-6]|li|p|pre|section|span|svg|table|td|th|tr|ul)\b[^<]*>"
+)
 INSTALL_LINES = KERNEL / "plugins/first_party.toml"  # the table of what our own distributions provide
 
 
@@ -120,6 +123,15 @@ def test_there_are_few_hooks() -> None:
     print(f"hooks: {len(names)} (bound {MOST_HOOKS}); without registration: {len(others)} (bound {MOST_OTHER_HOOKS})")
     assert len(names) <= MOST_HOOKS
     assert len(others) <= MOST_OTHER_HOOKS
+
+
+def test_no_formatted_string_holds_html() -> None:
+    """Pages are templates, which escape; `{x}` between tags of an f-string would not."""
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "_" for part in node.values)
+                assert not HTML.search(text), f"{file}:{node.lineno}"
 
 
 @pytest.mark.parametrize("distribution", SOURCES)
