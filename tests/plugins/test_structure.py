@@ -18,7 +18,7 @@ KERNEL = ROOT / "retrain-core/src/retrain/kernel"
 STEP_LINES, FILE_LINES = 200, 500  # each is a bound that is not reached
 MOST_HOOKS, MOST_OTHER_HOOKS = 39, 18  # those that register nothing
 PLUGIN_WORDS = re.compile(r"\b(gtpo|hicra|sepa|gtpo_sepa|prime_rl|wandb|tinker)\b", re.IGNORECASE)
-HTML = re.compile(r"</?(a|b|br|code|d[dlt]|details|div|figure|h[1-6]|li|p|pre|section|span|svg|t[dhr]|table|ul)\b[^<]*>")
+HTML = re.compile(
     r"</?(a|b|br|code|dd|details|div|dl|dt|figure|h[1-6]|li|p|pre|section|span|svg|table|td|th|tr|ul)\b[^<]*>"
 )
 INSTALL_LINES = KERNEL / "plugins/first_party.toml"  # the table of what our own distributions provide
