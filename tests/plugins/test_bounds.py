@@ -1,0 +1,110 @@
+"""How much of the house a command enters; `pytest -s -m "" tests/plugins/test_bounds.py` prints the table.
+
+Each bound is the most that holds today, and is lowered when less is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "retrain-core/src/retrain"
+TRAINING_MODULES, TRAINING_LINES, HOLDERS = 310, 28_500, 30
+MODULES, LINES = 960, 108_000  # of all sources
+RUNS_NOT = ("tasks", "credit", "run", "engines")  # packages of which a comparison needs nothing
+LOADED = """
+import json, sys
+from pathlib import Path
+from retrain.cli.command_line import run
+code = run(sys.argv[1:])
+files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+print("\\n" + json.dumps([code, sorted(file for file in files if file.endswith(".py"))]))
+"""
+# Every function of ours that returns while it, or what it returns, holds what the policy sampled.
+HOLDING = """
+import json, sys, threading
+from retrain.cli.command_line import run
+held = set()
+
+def holds(value, depth=3):
+    if type(value).__name__ in ("Sample", "Completion", "Group", "TrainRow"):
+        return True
+    if not depth or not isinstance(value, (tuple, list, dict)) or not value:
+        return False
+    return holds(next(iter(value.values() if isinstance(value, dict) else value)), depth - 1)
+
+def look(frame, event, result):
+    file = frame.f_code.co_filename
+    if event == "return" and file not in held and "retrain" in file:
+        if holds(result) or any(holds(value) for value in list(frame.f_locals.values())):
+            held.add(file)
+
+sys.setprofile(look)
+threading.setprofile(look)
+code = run(sys.argv[1:])
+sys.setprofile(None)
+print("\\n" + json.dumps([code, sorted(held)]))
+"""
+SHORT = ("--max-steps", "2", "--eval-examples", "0")
+
+
+def files_of(program: str, *arguments: str, folder: Path) -> list[Path]:
+    """The files of ours that a program names after it has run a command in `folder`."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    code, files = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0, done.stderr
+    return [path for file in files if (path := Path(file)).is_relative_to(package_root()) or "retrain_" in file]
+
+
+def package_root() -> Path:
+    import retrain
+
+    return Path(retrain.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny template."""
+    folder = tmp_path_factory.mktemp("bounds")
+    subprocess.run([sys.executable, "-m", "retrain", "init", "--template", "tiny"], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_training_run_and_a_comparison_load_what_they_need(trained: Path) -> None:
+    loaded = files_of(LOADED, *SHORT, "--log-dir", "logs/a", folder=trained)
+    core = [file for file in loaded if file.is_relative_to(package_root())]
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in core)
+    print(f"\ntraining loads {len(core)} modules of the core (bound {TRAINING_MODULES})")
+    print(f"with {lines} lines (bound {TRAINING_LINES})")
+    compared = files_of(LOADED, "compare", "logs/a", folder=trained)
+    inside = [file.relative_to(package_root()) for file in compared if file.is_relative_to(package_root())]
+    needless = [
+        str(file) for file in inside if file.parts[0] in RUNS_NOT and file.name not in ("__init__.py", "plugin.py")
+    ]
+    print(f"compare loads of {', '.join(RUNS_NOT)}: {needless or 'nothing but their registrations'}")
+    assert needless == []
+    assert len(core) <= TRAINING_MODULES
+    assert lines <= TRAINING_LINES
+
+
+@pytest.mark.slow
+def test_few_files_hold_a_completion_between_prompt_and_record(trained: Path) -> None:
+    held = files_of(HOLDING, *SHORT, "--log-dir", "logs/held", folder=trained)
+    print(f"\n{len(held)} files hold a completion (bound {HOLDERS})")
+    assert 5 < len(held) <= HOLDERS, "\n".join(map(str, held))
+
+
+def test_there_are_few_modules_and_lines() -> None:
+    files = [file for folder in ROOT.glob("retrain-*/src") for file in folder.rglob("*.py")]
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+    print(f"\n{len(files)} modules (bound {MODULES}), {lines} lines (bound {LINES})")
+    assert len(files) <= MODULES
+    assert lines <= LINES
