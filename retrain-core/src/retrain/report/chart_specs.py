@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD, eval_sets
-from retrain.report.lines import PASS_PREFIX
 from retrain.tasks.scoring.verdict import part_fields
 from retrain.text.terminal_text import ABSENT
 
 GROUPS = ("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups", "surplus_groups")
 TIMES = ("sample_time_s", "score_time_s", "train_time_s")
 LOW, HIGH = "eval_ci_low", "eval_ci_high"
+PASS_PREFIX = "eval_pass_at_"
 REWARD_QUANTILES = {
     "reward_p10": "Reward, 10th percentile",
     "reward_p50": "Reward, median",

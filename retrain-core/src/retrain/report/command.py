@@ -38,8 +38,7 @@ def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as
     """Write a campaign, or run folders, as one self-contained page: verdicts, curves, completions, health."""
     from retrain.records.files import write_text
     from retrain.report.gather import gather
-    from retrain.report.page import render
-    from retrain.report.plugin_sections import plugin_sections
+    from retrain.report.page import plugin_sections, render
     from retrain.report.text import plural
     from retrain.verdicts.ledger.interim import InterimLooks
 

@@ -1,22 +1,49 @@
-"""The report: sections about the runs, the comparison, curves, settings and completions as one page."""
+"""The report: sections about the runs, the comparison, curves, settings, completions, and those of plugins.
+
+All text of plugins (`retrain_report_sections`) is untrusted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from retrain.kernel.config.load import load_config
+from retrain.kernel.contracts.report import ReportSection
+from retrain.kernel.contracts.views import RunView
+from retrain.kernel.errors import ConfigError, RetrainError
+from retrain.kernel.plugins.capabilities import declared_capabilities
+from retrain.kernel.registry import Plugins
+from retrain.kernel.types import Capabilities, CheckpointMode, Determinism
+from retrain.records.record_names import CONFIG_FILE
 from retrain.report.budgets import budget_section, time_section
 from retrain.report.charts import curve_section
 from retrain.report.completions import completions_section
-from retrain.report.gather import Material
-from retrain.report.parts import Links, figures_of
-from retrain.report.plugin_sections import PluginSection, sections_of
+from retrain.report.gather import Material, ReportRun
+from retrain.report.parts import Heading, Links, Part, Pre, Section, Tiles, drawn, figures_of, lede, note
 from retrain.report.settings import settings_section
 from retrain.report.shell import sections_page
 from retrain.report.summary import files_section, health_section, summary_section, title_of
 from retrain.report.text import plain
 from retrain.report.verdicts import findings, verdict_section
+from retrain.run.check import registered_tables
+
+HOOK = "retrain_report_sections"
+MAX_CHARS = 20_000
+PAGE_IDS = (
+    *("summary", "verdict", "curves", "budget", "time", "settings", "completions", "health", "plugins", "files"),
+    *("main", "data", "plotly", "theme", "trouble", "legend"),
+)
+UNDECLARED = Capabilities(
+    reports_sync_loss=False,
+    preserves_token_advantages=False,
+    supports_checkpoint_resume=False,
+    checkpoint_resume_mode=CheckpointMode.UNSUPPORTED,
+    determinism=Determinism.NONE,
+    provides_entropy=False,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +85,86 @@ def render(material: Material, plugin_given: Sequence[PluginSection], *, folder:
     )
     names = tuple(section.name for section in sections)
     return Report(html=html, title=title, sections=names, num_figures=len(list(figures_of(sections))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSection:
+    """A titled section from a plugin; `condition` is empty if it applies to the whole report."""
+
+    title: str
+    body: str | ReportSection
+    condition: str = ""
+
+
+def plugin_sections(material: Material, plugins: Plugins) -> list[PluginSection]:
+    """Sections about the first run of each condition that is shown; an exception of a plugin becomes a section too."""
+    found: dict[str, list[tuple[str, str | ReportSection]]] = {}
+    for label in material.shown:
+        run = next(iter(material.drawn(label)), None)
+        if run is None or run.candidate.folder is None:
+            continue
+        try:
+            view = _view(run, run.candidate.folder, plugins)
+            answers = plugins.notify(HOOK, run=view, campaign=material.source.campaign)
+        except RetrainError as error:
+            answers = [{"A plugin failed": str(error)}]
+        for answer in answers:
+            found.setdefault(label, []).extend(_bodies(answer))
+    everywhere = _common(list(found.values()))
+    sections = [PluginSection(title=title, body=body) for title, body in everywhere]
+    for label, pairs in found.items():
+        sections += [
+            PluginSection(title=title, body=body, condition=label if len(material.shown) > 1 else "")
+            for title, body in pairs
+            if (title, body) not in everywhere
+        ]
+    return sections
+
+
+def sections_of(given: Sequence[PluginSection], links: Links) -> tuple[list[Section], Section | None]:
+    """Those with plots, one for each name, and the texts of all plugins in one."""
+    parts: dict[str, list[Part]] = {}
+    titles: dict[str, str] = {}
+    texts: list[Part] = []
+    for each in given:
+        if isinstance(each.body, str):
+            texts += [Heading(each.title, remark=each.condition), Pre(each.body[:MAX_CHARS])]
+            continue
+        name = re.sub(r"[^a-z0-9-]", "-", each.body.name.lower())
+        name = f"plugin-{name}" if name in PAGE_IDS or not name else name
+        titles.setdefault(name, each.title)
+        plots = [drawn(plot) for plot in each.body.plots]
+        found = parts.setdefault(name, [])
+        found += [Heading(each.condition)] if each.condition else []
+        found += [lede(each.body.text), Tiles("plots", plots)] if plots else [note(each.body.text)]
+        found += [note("From ", links.to(file, file.name), ".") for file in each.body.files]
+    drawn_sections = [Section(name, titles[name], found) for name, found in parts.items()]
+    return drawn_sections, Section("plugins", "From plugins", texts) if texts else None
+
+
+def _bodies(answer: object) -> Iterator[tuple[str, str | ReportSection]]:
+    for title, body in answer.items() if isinstance(answer, Mapping) else ():
+        yield str(title), body if isinstance(body, ReportSection) else str(body)
+
+
+def _common(answers: Sequence[Sequence[tuple[str, str | ReportSection]]]) -> list[tuple[str, str | ReportSection]]:
+    """The sections that are identical for all conditions."""
+    first, *others = answers or [[]]
+    return [pair for pair in first if all(pair in other for other in others)]
+
+
+def _view(run: ReportRun, folder: Path, plugins: Plugins) -> RunView:
+    """The run as its own `config.toml` describes it; what its backend promises is what it declares."""
+    tables = registered_tables(plugins)
+    try:
+        config, _ = load_config(folder / CONFIG_FILE, tables=tables, environ={})
+    except ConfigError:
+        config, _ = load_config(None, tables=tables, environ={})
+    return RunView(
+        config=config,
+        condition=run.candidate.condition,
+        folder=folder,
+        seed=run.candidate.seed or 0,
+        first_step=0,
+        capabilities=declared_capabilities(config, plugins) or UNDECLARED,
+    )

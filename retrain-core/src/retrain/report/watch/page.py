@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, progress_text
-from retrain.report.chart_specs import CHARTS, Unit, value_text
-from retrain.report.lines import PASS_PREFIX
+from retrain.report.chart_specs import CHARTS, PASS_PREFIX, Unit, value_text
 from retrain.report.parts import Link, Paragraph, Part, Piece, Pill, Table, Words, lede
 from retrain.report.shell import CLOSED, Page, inert, page
 from retrain.report.watch.watched import AT_A_TIME, SHOWN, chart_data

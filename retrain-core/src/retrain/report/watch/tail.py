@@ -11,8 +11,7 @@ from typing import Any, BinaryIO
 from retrain.kernel.config.toml_file import open_regular
 from retrain.records.reading import number, parse_record
 from retrain.records.runs.metric import eval_sets
-from retrain.report.chart_specs import FIELDS, GROUPS
-from retrain.report.lines import PASS_PREFIX
+from retrain.report.chart_specs import FIELDS, GROUPS, PASS_PREFIX
 from retrain.tasks.scoring.verdict import part_fields
 
 LOOK_BYTES = 16 << 20  # read at most in one look; a long record is taken in by several

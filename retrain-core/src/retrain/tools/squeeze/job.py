@@ -11,8 +11,8 @@ from typing import Any
 from retrain.records.files import write_json
 from retrain.tools.squeeze.analysis import SqueezeAnalysis, analyze_adapter
 from retrain.tools.squeeze.compress import CompressedAdapter, compress_adapter
-from retrain.tools.squeeze.plot import write_plot
 from retrain.tools.squeeze.show import analysis_lines, compressed_lines
+from retrain.tools.squeeze.spectrum_pages import write_plot
 from retrain.tools.squeeze.table import SqueezeTable
 from retrain.tools.squeeze.tensor_file import unusable
 from retrain.tools.squeeze.wandb_records import record_analysis

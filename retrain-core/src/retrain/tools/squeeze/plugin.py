@@ -59,7 +59,7 @@ def retrain_campaign_run_done(
 @hookimpl
 def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str, ReportSection] | None:
     """The spectrum of the adapter, if it was analysed."""
-    from retrain.tools.squeeze.report_section import report_section
+    from retrain.tools.squeeze.spectrum_pages import report_section
 
     section = report_section(run.folder, campaign)
     return {"Adapter rank": section} if section else None

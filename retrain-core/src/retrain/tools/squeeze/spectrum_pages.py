@@ -1,4 +1,4 @@
-"""The spectrum that `retrain squeeze` left beside a run or in a campaign, as a section of a report."""
+"""The spectrum as a page that needs no network, and as a section of a report about the run that it is from."""
 
 from __future__ import annotations
 
@@ -8,15 +8,62 @@ from typing import Any
 
 from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.errors import ConfigError
+from retrain.records.files import write_text
 from retrain.records.reading import Record, number, read_object
 from retrain.records.record_names import CAMPAIGN_FILE
+from retrain.report.parts import Plot, Section, Table, Tiles, drawn, lede
+from retrain.report.shell import sections_page
 from retrain.text.terminal_text import ABSENT
+from retrain.tools.squeeze.analysis import SqueezeAnalysis
 
 FOLDER, DATA_FILE = "squeeze", "spectrum.json"
 CURVES = (("mean of layers", "mean_variance"), ("weighted by energy", "energy_variance"), ("least", "min_variance"))
 COLUMNS = (*CURVES, ("largest", "max_variance"))
 MAX_BYTES = 256 << 20
 MAX_LAYERS = 2000
+
+
+def write_plot(analysis: SqueezeAnalysis, path: Path) -> None:
+    """Write the page: variance kept at each rank, and the rank that each module needs. Their names are untrusted."""
+    share = f"{100 * analysis.min_variance_retention:.6g} %"
+    result = f"Recommended rank: {analysis.recommended_rank} of {analysis.source_rank} ({share} of the variance)."
+    if analysis.learned_nothing:
+        result = "No update learned."
+    elif analysis.recommended_rank is None:
+        result = f"No tested rank keeps {share} of the variance; the source rank is {analysis.source_rank}."
+    summary = lede(f"{analysis.adapter}: {len(analysis.layers)} layers. {result}")
+    parts = (summary, _rank_table(analysis), Tiles("plots", spectrum_plots(analysis)))
+    page = sections_page("retrain squeeze", f"Spectrum of {analysis.adapter.name}", [Section("ranks", "Ranks", parts)])
+    write_text(path, page)
+
+
+def spectrum_plots(analysis: SqueezeAnalysis) -> list[Plot]:
+    """The plots; kinds of modules (`q_proj`) differ in colour, so that one that needs a higher rank stands out."""
+    content = analysis.as_data(layers=True)
+    if not content["ranks"]:
+        return []
+    plots = [drawn(_kept(content["ranks"], content["layers"], content))]
+    for plot in _needed(content["layers"]):
+        plots.append(drawn(plot, kinds=[label.rpartition(".")[2] for label in plot.labels]))
+    return plots
+
+
+def _rank_table(analysis: SqueezeAnalysis) -> Table | None:
+    if not analysis.rows:
+        return None
+    rows = [
+        (
+            str(row.rank),
+            *(
+                f"{100 * value:.2f}"
+                for value in (row.mean_variance, row.min_variance, row.max_variance, row.energy_variance)
+            ),
+        )
+        for row in analysis.rows
+    ]
+    strong = next((number for number, row in enumerate(analysis.rows) if row.rank == analysis.recommended_rank), None)
+    heads = ("Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%")
+    return Table("Variance kept", heads, rows, is_caption_shown=False, strong=strong)
 
 
 def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
@@ -29,7 +76,7 @@ def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
     if not rows:
         return ReportSection(name="squeeze", text="The adapter learned no update.", files=files)
     layers = _dicts(content.get("layers"))[:MAX_LAYERS]
-    plots = [kept(rows, layers, content), *needed(layers)]
+    plots = [_kept(rows, layers, content), *_needed(layers)]
     return ReportSection(name="squeeze", text=_recommendation(content), plots=plots, files=files)
 
 
@@ -74,7 +121,7 @@ def _recommendation(content: Record) -> str:
     return f"Rank {rank:g}{of} keeps {share}, averaged over layers. A spectrum does not measure quality: evaluate."
 
 
-def kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> ReportPlot:
+def _kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> ReportPlot:
     """Variance kept by rank, on average and of each layer."""
     ranks = [int(number(row.get("rank")) or 0) for row in rows]
     lines = {name: [number(row.get(field)) for row in rows] for name, field in CURVES}
@@ -95,7 +142,7 @@ def kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> R
     )
 
 
-def needed(layers: Sequence[Record]) -> list[ReportPlot]:
+def _needed(layers: Sequence[Record]) -> list[ReportPlot]:
     """The rank that each layer needs; empty if no layer has any update."""
     needed = [(str(each.get("module", "")), number(each.get("rank_needed"))) for each in layers]
     known = [(module, rank) for module, rank in needed if rank is not None]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.report.lines import Episode, RunLines, read_lines
+from retrain.report.gather import Episode, RunLines, read_lines
 
 FIELDS = ("loss", "correct_rate")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Floats
-from retrain.report.grid import ABSENT, Grid, band_of, grid_for, packed
+from retrain.report.charts import MISSING, Grid, band_of, grid_for, packed
 from retrain.verdicts.stats.paired import t_interval
 
 NUMBERS = st.lists(st.floats(-1e9, 1e9) | st.just(float("nan")), min_size=1, max_size=50)
@@ -20,8 +20,8 @@ NUMBERS = st.lists(st.floats(-1e9, 1e9) | st.just(float("nan")), min_size=1, max
 def unpacked(content: dict[str, Any]) -> Floats:
     """What the page's script does."""
     codes_P = np.frombuffer(base64.b64decode(content["b"]), "<u2")
-    values_P = content["lo"] + (content["hi"] - content["lo"]) / (ABSENT - 1) * codes_P
-    return np.where(codes_P == ABSENT, np.nan, values_P)
+    values_P = content["lo"] + (content["hi"] - content["lo"]) / (MISSING - 1) * codes_P
+    return np.where(codes_P == MISSING, np.nan, values_P)
 
 
 @given(NUMBERS)

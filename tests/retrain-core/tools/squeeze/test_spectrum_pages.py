@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retrain.squeeze import analyze_adapter
-from retrain.tools.squeeze.plot import spectrum_plots, write_plot
+from retrain.tools.squeeze.spectrum_pages import spectrum_plots, write_plot
 from tests.browser import dom_of, needs_chromium
 
 Make = Callable[..., Path]
