@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.records.identity.changes import Change, changes_between, source_diff
-from retrain.records.reading import Record
+from retrain.records.reading import Record, table_of
 from retrain.records.run import Run, accepted_changes
 
 PLACES = frozenset({"logging.log_dir", "backend.adapter_path"})  # paths of records do not affect results
@@ -25,7 +25,7 @@ class Setup:
 
     def origin(self, path: str) -> str:
         """Where a setting came from: a line of a file, a flag, or `default`."""
-        origins = _table(self.manifest, "origins")
+        origins = table_of(self.manifest, "origins")
         while path:
             if path in origins:
                 return str(origins[path])
@@ -36,12 +36,12 @@ class Setup:
         """Version of Python, of every distribution that registered something, and of every relevant library."""
         found = {"python": str(self.manifest.get("python", ""))}
         for name in ("libraries", "distributions"):
-            found |= {package: str(release) for package, release in _table(self.manifest, name).items()}
+            found |= {package: str(release) for package, release in table_of(self.manifest, name).items()}
         return found
 
     def code(self) -> dict[str, Any]:
         """Commit and whether there were uncommitted changes; both None outside a repository."""
-        git = _table(self.manifest, "git")
+        git = table_of(self.manifest, "git")
         return {"commit": git.get("commit"), "dirty": git.get("dirty")}
 
 
@@ -133,8 +133,3 @@ def _flat(tables: Record, prefix: str = "") -> dict[str, Any]:
 
 def _pair(a: Any, b: Any) -> dict[str, Any]:
     return {side: value for side, value in (("a", a), ("b", b)) if value is not _ABSENT}
-
-
-def _table(record: Record, name: str) -> Mapping[str, Any]:
-    found = record.get(name)
-    return found if isinstance(found, dict) else {}

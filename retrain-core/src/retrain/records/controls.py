@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from retrain.records.reading import table_of
+
 
 class Control(StrEnum):
     """What a control takes away from the run that it is a copy of; evaluation keeps the true verifier in all three."""
@@ -21,8 +23,6 @@ def control_label(label: str, control: Control) -> str:
 
 
 def control_of_record(record: Mapping[str, Any]) -> Control | None:
-    """Which control a run was, by its `run.json`; None for an ordinary run, or one of an earlier version."""
-    config = record.get("config")
-    training = config.get("training") if isinstance(config, Mapping) else None
-    name = training.get("control") if isinstance(training, Mapping) else None
+    """The control that a run was, by its `run.json`; None for an ordinary run."""
+    name = table_of(record, "config", "training").get("control")
     return next((each for each in Control if each == name), None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain.records.reading import table_of
 from retrain.records.record_names import ADAPTERS
 
 ENTRY = "paths"  # of `run.json`, and of a campaign's manifest
@@ -59,19 +60,20 @@ def place_entry(absolute: str, run: str | Path) -> dict[str, str]:
 
 def recorded_folder(manifest: Mapping[str, Any], run: str | Path) -> Place | None:
     """The folder in which the run was started; None where the record has none."""
-    return _place(_mapping(_mapping(manifest.get(ENTRY)).get("folder")), run)
+    return _place(table_of(manifest, ENTRY, "folder"), run)
 
 
 def recorded_places(manifest: Mapping[str, Any], run: str | Path) -> list[Place]:
     """The places in a manifest; `run` is its folder. Damaged entries are passed over."""
-    listed = _mapping(manifest.get(ENTRY)).get("keys")
-    found = (_place(_mapping(each), run) for each in (listed if isinstance(listed, list) else ()))
+    listed = table_of(manifest, ENTRY).get("keys")
+    entries = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
+    found = (_place(each, run) for each in entries)
     return [place for place in found if place and len(place.keys) > 1]
 
 
 def adapters_of(run: Path, manifest: Mapping[str, Any]) -> Path:
     """The folder of a run's checkpoints."""
-    given = _mapping(_mapping(manifest.get("config")).get("backend")).get("adapter_path", "")
+    given = table_of(manifest, "config", "backend").get("adapter_path", "")
     if not given:
         return run / ADAPTERS
     places = recorded_places(manifest, run)
@@ -85,7 +87,3 @@ def _place(entry: Mapping[str, Any], run: str | Path) -> Place | None:
     if not all(isinstance(text, str) and "\0" not in text for text in texts.values()) or not texts["absolute"]:
         return None
     return Place(keys=tuple(map(str, keys)) if isinstance(keys, list) else (), base=str(run), **texts)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -128,6 +129,25 @@ def number(value: object) -> float | None:
     except OverflowError:  # an integer too large for a float
         return None
     return value if is_number else None  # type: ignore[return-value]
+
+
+def table_of(record: Record, *names: str) -> Mapping[str, Any]:
+    """A table within a record, as `table_of(manifest, "config", "training")`; empty where there is no such table."""
+    found: Any = record
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def time_of(value: object) -> datetime | None:
+    """The time that an ISO text with an offset names; None for anything else."""
+    try:
+        found = datetime.fromisoformat(value) if isinstance(value, str) else None
+        if found is not None:
+            found.astimezone(UTC)  # beyond the calendar it raises
+    except (ValueError, OverflowError, OSError):
+        return None
+    return found if found and found.tzinfo else None
 
 
 def damaged(where: str, reason: str, excerpt: str = "") -> ConfigError:

@@ -27,6 +27,7 @@ from retrain.records.reading import (
     read_records,
     read_steps,
     read_toml,
+    table_of,
 )
 from retrain.records.record_names import (
     CONFIG_FILE,
@@ -114,9 +115,7 @@ class Run:
 
     def table(self, name: str) -> Mapping[str, Any]:
         """A table of the configuration as it was resolved, defaults included; empty where it is not recorded."""
-        config = self.record.get("config")
-        found = config.get(name) if isinstance(config, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+        return table_of(self.record, "config", name)
 
     @property
     def settings(self) -> Record:

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
-from retrain.records.reading import Record, parse_record, parsed_lines, read_object
+from retrain.records.reading import Record, parse_record, parsed_lines, read_object, time_of
 from retrain.records.record_names import CAMPAIGN_FILE, METRICS
 from retrain.records.run import Run
 from retrain.records.runs.metric import HELD_OUT, eval_sets
@@ -105,7 +104,7 @@ class ReportRun:
     @property
     def wall_time_s(self) -> float | None:
         """From its start to its end; None until it has ended."""
-        started, ended = (_time(self.record.get(name)) for name in ("started", "ended"))
+        started, ended = (time_of(self.record.get(name)) for name in ("started", "ended"))
         return (ended - started).total_seconds() if started and ended else None
 
 
@@ -209,13 +208,6 @@ def _shown(source: Source, study: Study | None) -> tuple[str, ...]:
 def _entries(manifest: Record) -> list[Mapping[str, object]]:
     found = manifest.get("runs")
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-
-
-def _time(value: object) -> datetime | None:
-    try:
-        return datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
 
 
 def evaluated_steps(run: ReportRun) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.records.identity.changes import Change, changes_between, input_digests
-from retrain.records.reading import Record
+from retrain.records.reading import Record, table_of
 from retrain.records.run import Run
 from retrain.records.runs.source import FREE_KEYS, FREE_TABLES
 from retrain.report.gather import Material, ReportRun
@@ -45,7 +45,7 @@ def differences(records: Mapping[str, Sequence[Record]]) -> Differences:
     seen: dict[str, dict[str, dict[str, None]]] = {label: {} for label in records}
     for label, group in records.items():
         for record in group:
-            for key, value in _flat(_table(record, "config")):
+            for key, value in _flat(table_of(record, "config")):
                 seen[label].setdefault(key, {})[value] = None
     present = {label: found for label, found in seen.items() if found}
     keys = sorted({key for found in present.values() for key in found})
@@ -72,7 +72,11 @@ def versions(records: Iterable[Record]) -> dict[str, list[str]]:
     """Every distribution and library with the versions that runs had; python first."""
     found: dict[str, dict[str, None]] = {}
     for record in records:
-        packages = {"python": record.get("python"), **_table(record, "distributions"), **_table(record, "libraries")}
+        packages = {
+            "python": record.get("python"),
+            **table_of(record, "distributions"),
+            **table_of(record, "libraries"),
+        }
         for name, version in packages.items():
             if isinstance(version, str):
                 found.setdefault(name, {})[version] = None
@@ -117,7 +121,7 @@ def _differing_inputs(material: Material) -> Box | None:
     """A warning if runs had different code, data, model files or plugins, with the files by which they differ."""
     groups: dict[tuple[Any, ...], list[ReportRun]] = {}
     for run in material.runs:
-        if digests := input_digests(_table(run.record, "identity")):
+        if digests := input_digests(table_of(run.record, "identity")):
             groups.setdefault(digests, []).append(run)
     if len(groups) < 2:
         return None
@@ -167,8 +171,3 @@ def _flat(tables: Record) -> Iterable[tuple[str, str]]:
 
 def _shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _table(record: Record, name: str) -> Mapping[str, Any]:
-    found = record.get(name)
-    return found if isinstance(found, dict) else {}

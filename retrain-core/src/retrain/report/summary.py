@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from retrain.records.reading import time_of
 from retrain.records.record_names import CAMPAIGN_FILE, GENERATIONS, METRICS, RUN_FILE
 from retrain.records.run import accepted_changes
 from retrain.report.chart_specs import Unit, value_text
@@ -142,18 +142,10 @@ def _times(material: Material) -> str:
     if not spent:
         return ""
     starts = [run.candidate.started for run in material.runs if run.candidate.started]
-    ends = [end for run in material.runs if (end := _time(run.record.get("ended")))]
+    ends = [end for run in material.runs if (end := time_of(run.record.get("ended")))]
     if len(spent) == 1 or not starts or not ends:
         return duration(sum(spent))
     return f"{duration(sum(spent))} of runs, {duration((max(ends) - min(starts)).total_seconds())} from first to last"
-
-
-def _time(value: object) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-    return found if found and found.tzinfo else None
 
 
 def _distinct(material: Material, table: str, shown: Callable[[Mapping[str, Any]], str]) -> str:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.registry import Plugins
+from retrain.records.reading import table_of
 from retrain.run.check import backend_options
 
 PATHS = frozenset({"backend.devices", "backend.options"})
@@ -25,7 +26,7 @@ class KnowsWhatIsKept(Protocol):
 
 def interchangeable(config: Config, manifest: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
     """The keys whose recorded values may differ from those of `config`, according to its backend."""
-    before = manifest.get("config", {}).get("backend", {})
+    before = table_of(manifest, "config", "backend")
     entries = plugins.find(Kind.BACKEND, config.backend.backend)
     model = entries[0].spec.load_params() if len(entries) == 1 else None
     if model is None or before.get("backend") != config.backend.backend:

@@ -21,6 +21,7 @@ from retrain.records.checkpoints import (
     read_checkpoint,
     steps_of,
 )
+from retrain.records.reading import table_of
 from retrain.records.record_names import RUN_FILE
 from retrain.records.run import Run, is_run
 from retrain.text.terminal_text import printable
@@ -130,7 +131,7 @@ def _chosen(adapters: Path, checkpoint: str, manifest: Any) -> Path | None:
     """The folder of the checkpoint that was asked for; None if there is none."""
     found = checkpoint_folders(adapters)
     if checkpoint == BEST:
-        metric = manifest.get("config", {}).get("training", {}).get("keep_best_metric", "eval_correct_rate")
+        metric = table_of(manifest, "config", "training").get("keep_best_metric", "eval_correct_rate")
         if (best := best_of(found, metric)) is None and found:
             what = f"no checkpoint was saved with {metric}, so none is the best"
             fix = "give a number of steps, or train with [eval] every equal to [training] save_every"
@@ -168,7 +169,7 @@ def _run_of(folder: Path) -> Path | None:
 
 
 def _model_of(manifest: Any) -> str:
-    return str(manifest.get("config", {}).get("model", {}).get("model", ""))
+    return str(table_of(manifest, "config", "model").get("model", ""))
 
 
 def _adapter_document(folder: Path) -> dict[str, Any]:

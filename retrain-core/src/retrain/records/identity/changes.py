@@ -14,6 +14,7 @@ from typing import Any
 
 from retrain.records.identity.copies import FOLDER, copy_name, text_of
 from retrain.records.identity.variables import ALL, UNSET
+from retrain.records.reading import table_of
 from retrain.records.run import VARIABLE
 from retrain.text.secrets import HIDDEN
 
@@ -78,28 +79,30 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
     found: list[Change] = []
     for kind in (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.MODEL):
         found += _section_changes(kind, before.get(kind), now.get(kind), before, now)
-    plugins_before, plugins_now = _table(before, "plugins"), _table(now, "plugins")
+    plugins_before, plugins_now = table_of(before, "plugins"), table_of(now, "plugins")
     for name in sorted({*plugins_before, *plugins_now}):
         found += _plugin_changes(name, plugins_before.get(name), plugins_now.get(name), before, now)
-    packages_before, packages_now = _table(before, "packages"), _table(now, "packages")
+    packages_before, packages_now = table_of(before, "packages"), table_of(now, "packages")
     for name in sorted({*packages_before, *packages_now}):
         versions = [str(table.get(name) or "not used") for table in (packages_before, packages_now)]
         if versions[0] != versions[1]:
             what = f"was {versions[0]} and is now {versions[1]}"
             found.append(Change(kind=ChangeKind.PACKAGE, name=name, what=what))
-    return found + _variable_changes(_table(before, "variables"), _table(now, "variables"))
+    return found + _variable_changes(table_of(before, "variables"), table_of(now, "variables"))
 
 
 def input_digests(identity: Mapping[str, Any]) -> tuple[Any, ...]:
     """Equal for two identities between which nothing changed; needs no list of files. () when there is no identity."""
     if not identity:
         return ()
-    kinds = tuple(_table(identity, kind).get("digest") for kind in (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.MODEL))
+    kinds = tuple(
+        table_of(identity, kind).get("digest") for kind in (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.MODEL)
+    )
     plugins = tuple(
         (name, _as_table(each).get("version"), _as_table(each).get("digest"))
-        for name, each in sorted(_table(identity, "plugins").items())
+        for name, each in sorted(table_of(identity, "plugins").items())
     )
-    versions, variables = (tuple(sorted(_table(identity, each).items())) for each in ("packages", "variables"))
+    versions, variables = (tuple(sorted(table_of(identity, each).items())) for each in ("packages", "variables"))
     return *kinds, plugins, versions, variables
 
 
@@ -130,7 +133,7 @@ def _section_changes(
         return []
     if "files" not in before or "files" not in now:
         return [Change(kind=kind, name=owner or kind, owner=owner, what=UNKNOWN)]
-    files_before, files_now = _table(before, "files"), _table(now, "files")
+    files_before, files_now = table_of(before, "files"), table_of(now, "files")
     differing = [
         name
         for name in sorted({*files_before, *files_now})
@@ -198,8 +201,8 @@ def _text(identity: Mapping[str, Any], kind: str, name: str) -> str:
     """Text of a file: its copy where the identity is a run's, else the file itself."""
     if FOLDER in identity:
         return text_of(Path(str(identity[FOLDER])) / copy_name(kind, name))
-    section = _as_table(identity.get(kind) or _table(identity, "plugins").get(kind))
-    file = _as_table(_table(section, "files").get(name))
+    section = _as_table(identity.get(kind) or table_of(identity, "plugins").get(kind))
+    file = _as_table(table_of(section, "files").get(name))
     return text_of(str(file.get("path") or os.path.join(str(section.get("root", "")), name))) if file else ""
 
 
@@ -249,10 +252,6 @@ def _short(path: str) -> str:
     """A path below the current folder relative to it."""
     full = Path(path)
     return str(full.relative_to(Path.cwd())) if full.is_absolute() and full.is_relative_to(Path.cwd()) else path
-
-
-def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return _as_table(record.get(name))
 
 
 def _as_table(value: Any) -> Mapping[str, Any]:

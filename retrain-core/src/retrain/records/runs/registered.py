@@ -11,7 +11,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.files import seal_of
-from retrain.records.reading import number
+from retrain.records.reading import number, time_of
 from retrain.records.runs.metric import Direction, Metric, parse_metric
 
 
@@ -88,7 +88,7 @@ def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
         conditions=tuple(each for each in _list(content, "conditions") if isinstance(each, str)),
         seeds=tuple(each for each in _list(content, "seeds") if type(each) is int),
         max_steps=None if max_steps is None else int(max_steps),
-        written=_time(_text(content, "written")),
+        written=time_of(_text(content, "written")),
         sha256=sha256,
         is_intact=sha256 == seal_of(content),
         margin=margin if margin is not None and 0.0 < margin < math.inf else None,
@@ -179,11 +179,3 @@ def _text(content: Mapping[str, Any], name: str) -> str:
 def _list(content: Mapping[str, Any], name: str) -> list[Any]:
     value = content.get(name)
     return value if isinstance(value, list) else []
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return time if time.tzinfo else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records import lock
-from retrain.records.reading import Record, number, read_object
+from retrain.records.reading import Record, number, read_object, time_of
 from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
 from retrain.records.run import Run, accepted_changes
 from retrain.records.runs.metric import eval_sets
@@ -243,16 +243,8 @@ def _state(manifest: Record, *, is_alive: bool, idle_s: float) -> str:
 
 def _wall_time_s(manifest: Record, *, is_alive: bool, activity_s: float) -> float | None:
     """From start to end; a live run ends now, a dead one with its last record."""
-    started_s, ended_s = _seconds(manifest.get("started")), _seconds(manifest.get("ended"))
-    if started_s is None:
+    started, ended = time_of(manifest.get("started")), time_of(manifest.get("ended"))
+    if started is None:
         return None
-    if ended_s is None:
-        ended_s = time.time() if is_alive else activity_s
-    return max(0.0, ended_s - started_s)
-
-
-def _seconds(value: object) -> float | None:
-    try:
-        return datetime.fromisoformat(text(value)).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
+    ended_s = ended.timestamp() if ended else time.time() if is_alive else activity_s
+    return max(0.0, ended_s - started.timestamp())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.reading import Record, read_object
+from retrain.records.reading import Record, read_object, table_of, time_of
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import Run, is_run
 from retrain.records.runs.campaign_status import read_campaign
@@ -32,16 +32,7 @@ SettingsKey = tuple[tuple[str, str], ...]
 
 def settings_key(record: Mapping[str, Any]) -> SettingsKey:
     """The settings of a `run.json` that decide what a run learns, as sorted pairs of key and value."""
-    config = record.get("config")
-    return tuple(
-        sorted(
-            (f"{table}.{key}", str(value))
-            for table, keys in (config if isinstance(config, dict) else {}).items()
-            if table not in FREE_TABLES and isinstance(keys, dict)
-            for key, value in keys.items()
-            if f"{table}.{key}" not in FREE_KEYS | SEED_KEYS
-        )
-    )
+    return tuple(sorted((path, value) for path, value in _settings(record) if path not in SEED_KEYS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +115,7 @@ def _campaign(folder: Path) -> Source:
                 seed=run.seed,
                 folder=run.status.path if run.status else None,
                 state=state,
-                started=_started(record),
+                started=time_of(record.get("started")),
                 problem=run.status.error if run.status and state == "unreadable" else _other_seed(run.seed, record),
                 record=record,
                 has_ended=run.has_ended,
@@ -177,7 +168,7 @@ def _runs(folders: Sequence[Path], names: Mapping[Path, str]) -> Source:
                 seed=seed if type(seed) is int else None,
                 folder=folder,
                 state=status.state,
-                started=_started(record),
+                started=time_of(record.get("started")),
                 problem=status.error if status.state == "unreadable" else "",
                 record=record,
             )
@@ -213,8 +204,7 @@ def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:
 
 
 def _settings(record: Record) -> Iterator[tuple[str, str]]:
-    config = record.get("config")
-    for table, keys in (config if isinstance(config, dict) else {}).items():
+    for table, keys in table_of(record, "config").items():
         if table in FREE_TABLES or not isinstance(keys, dict):
             continue
         for key, value in keys.items():
@@ -225,12 +215,3 @@ def _settings(record: Record) -> Iterator[tuple[str, str]]:
 def _condition(record: Record) -> str:
     value = record.get("condition")
     return value if isinstance(value, str) and value else "(no condition)"
-
-
-def _started(record: Record) -> datetime | None:
-    value = record.get("started")
-    try:
-        time = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-    return time if time and time.tzinfo else None

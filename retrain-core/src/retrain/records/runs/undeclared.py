@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from retrain.records.identity.changes import ADDED, REMOVED, ChangeKind, changes_between
+from retrain.records.reading import table_of
 from retrain.records.run import Run, accepted_changes
 from retrain.records.runs.example_rates import HELD_OUT_SET, NoExamplesError, per_example
 from retrain.records.runs.metric import Metric, Summary
@@ -83,7 +84,7 @@ def _of_the_inputs(run: Candidate, against: Candidate) -> Iterator[str]:
 
 def _of_the_machine(run: Candidate, against: Candidate) -> Iterator[str]:
     """Versions of libraries, and CPU or GPU: they round differently."""
-    ours, theirs = (_table(each.record, "libraries") for each in (run, against))
+    ours, theirs = (table_of(each.record, "libraries") for each in (run, against))
     for name in sorted(ours.keys() & theirs.keys()):  # versions of retrain record different libraries
         if ours[name] != theirs[name]:
             yield f"{name} {ours[name]}, not {theirs[name]}{_than(run, against)}"
@@ -109,7 +110,7 @@ def _sentences(found: Sequence[Finding], compared: Sequence[Candidate]) -> Itera
 
 
 def _settings(run: Candidate) -> dict[str, Any]:
-    tables = _table(run.record, "config").items()
+    tables = table_of(run.record, "config").items()
     return {f"{table}.{key}": value for table, keys in tables if isinstance(keys, dict) for key, value in keys.items()}
 
 
@@ -132,13 +133,8 @@ def _than(run: Candidate, against: Candidate) -> str:
 
 
 def _device_kind(run: Candidate) -> str:
-    used = str(_table(run.record, "devices").get("used", ""))
+    used = str(table_of(run.record, "devices").get("used", ""))
     return ("CPU" if used.startswith("cpu") else "GPU") if used else ""
-
-
-def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = record.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 SPLIT = ("eval.seed", "eval.examples")  # these draw the held-out examples from the data
@@ -172,13 +168,10 @@ def other_examples(compared: Sequence[Candidate], metric: Metric, *, are_ids_ali
 
 def _drawn(run: Candidate, name: str, *, with_data: bool) -> dict[str, Any]:
     """The settings that decide which examples a set has."""
-    config = run.record.get("config")
-    tables: Mapping[str, Any] = config if isinstance(config, dict) else {}
     found = {
         f"{table}.{key}": value
         for table in ("eval", "data", "environment")
-        if isinstance(keys := tables.get(table), dict)
-        for key, value in keys.items()
+        for key, value in table_of(run.record, "config", table).items()
     }
     if name != HELD_OUT_SET:
         sets = found.get("eval.sets")

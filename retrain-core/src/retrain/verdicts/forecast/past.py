@@ -11,6 +11,7 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats
+from retrain.records.reading import table_of
 from retrain.records.record_names import METRICS
 from retrain.records.run import Run, is_run
 from retrain.records.runs.metric import HELD_OUT
@@ -35,7 +36,7 @@ class Curve:
     @property
     def max_steps(self) -> int:
         """The number of steps that the run is to take."""
-        return int(_table(self.record, "training").get("max_steps", 0))
+        return int(table_of(self.record, "config", "training").get("max_steps", 0))
 
     @property
     def is_done(self) -> bool:
@@ -104,11 +105,5 @@ def find_past(run: Curve, among: Path) -> Past:
 
 def task_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """What two runs must share: the model, the data, what judges, the evaluation, the number of steps."""
-    keys = tuple(_table(record, table).get(key) for table, key in SAME_KEYS)
-    return (*keys, *(_table(record, table) for table in SAME_TABLES))
-
-
-def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    config = record.get("config")
-    keys = config.get(name) if isinstance(config, dict) else None
-    return keys if isinstance(keys, dict) else {}
+    keys = tuple(table_of(record, "config", table).get(key) for table, key in SAME_KEYS)
+    return (*keys, *(table_of(record, "config", table) for table in SAME_TABLES))

@@ -10,6 +10,7 @@ from typing import Any
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.records.files import seal_of
+from retrain.records.reading import table_of
 from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS, RUN_FILE
 from retrain.records.runs.source import settings_key
 from retrain.verdicts.ledger.chain import NAME
@@ -62,9 +63,8 @@ def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Hashes of what `run.json` says about a run's settings, and about its code, data and plugins."""
     from retrain.records.identity.changes import input_digests  # `status` needs none of it
 
-    config, identity = manifest.get("config"), manifest.get("identity")
-    tables = config if isinstance(config, dict) else {}
-    settings = {name: keys for name, keys in tables.items() if name not in OF_THE_PLACE}
+    identity = manifest.get("identity")
+    settings = {name: keys for name, keys in table_of(manifest, "config").items() if name not in OF_THE_PLACE}
     hashes = {"settings": seal_of({"settings": settings})}
     if isinstance(identity, dict):
         hashes["inputs"] = seal_of({"inputs": input_digests(identity)})

@@ -14,6 +14,7 @@ import numpy as np
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
+from retrain.records.reading import table_of
 from retrain.records.runs.example_rates import HELD_OUT_SET
 from retrain.records.runs.metric import EVAL_PREFIX, HELD_OUT, Metric
 from retrain.records.runs.source import Candidate
@@ -138,10 +139,7 @@ def sets_view(
 
 
 def _configured(candidate: Candidate) -> list[str]:
-    config = candidate.record.get("config")
-    table = config.get("eval") if isinstance(config, dict) else None
-    sets = table.get("sets") if isinstance(table, dict) else None
-    return [name for name in sets if isinstance(name, str)] if isinstance(sets, dict) else []
+    return [name for name in table_of(candidate.record, "config", "eval", "sets") if isinstance(name, str)]
 
 
 def _matrix(by_set: Sequence[Values]) -> tuple[tuple[int, ...], Floats]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.controls import Control
+from retrain.records.reading import table_of
 from retrain.records.runs.budget import COSTS, Align
 from retrain.records.runs.metric import CORRECT, Direction, Metric, parse_metric
 from retrain.records.runs.readable import (
@@ -288,9 +289,8 @@ def _samplers(runs: Sequence[ComparedRun], metric: Metric) -> tuple[str, ...]:
     """The samplers of the runs where they differ and chose the prompts behind the metric."""
     if metric.is_eval:
         return ()
-    tables = (run.candidate.record.get("config") for run in runs)
-    data = (table.get("data") if isinstance(table, Mapping) else None for table in tables)
-    found = {str(keys["sampler"]) for keys in data if isinstance(keys, Mapping) and "sampler" in keys}
+    data = (table_of(run.candidate.record, "config", "data") for run in runs)
+    found = {str(keys["sampler"]) for keys in data if "sampler" in keys}
     return tuple(sorted(found)) if len(found) > 1 else ()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from retrain.records.reading import table_of
 from retrain.records.runs.budget import Spent, value_at
 from retrain.records.runs.metric import Direction, Metric
 from retrain.records.runs.readable import ComparedRun
@@ -113,7 +114,5 @@ class Summaries:
 
 
 def _batch_size(record: Mapping[str, Any]) -> int:
-    config = record.get("config")
-    training = config.get("training") if isinstance(config, Mapping) else None
-    size = training.get("batch_size") if isinstance(training, Mapping) else None
+    size = table_of(record, "config", "training").get("batch_size")
     return size if isinstance(size, int) and 1 <= size <= MOST_PROMPTS else 1

@@ -15,6 +15,7 @@ import numpy as np
 
 from retrain.kernel.config.schema import SeedSource
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.reading import table_of
 from retrain.records.run import Run
 from retrain.records.runs.budget import Align, along, value_at
 from retrain.records.runs.example_rates import HELD_OUT_SET
@@ -93,17 +94,10 @@ def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: flo
 
 def seed_levels(record: Mapping[str, Any]) -> dict[str, int]:
     """The seed that each source of a run followed, by its `run.json`."""
-    apart, evaluation = _value(record, "training", "seeds"), _value(record, "eval", "seed")
+    given, evaluation = table_of(record, "config", "training", "seeds"), table_of(record, "config", "eval").get("seed")
     followed = dict.fromkeys(SOURCES, int(record["seed"]))
     followed["evaluation"] = evaluation if isinstance(evaluation, int) else 0
-    given = apart if isinstance(apart, dict) else {}
     return followed | {source: seed for source, seed in given.items() if source in SOURCES}
-
-
-def _value(record: Mapping[str, Any], table: str, key: str) -> object:
-    config = record.get("config")
-    keys = config.get(table) if isinstance(config, dict) else None
-    return keys.get(key) if isinstance(keys, dict) else None
 
 
 def _decomposed(
