@@ -29,7 +29,7 @@ LOG.setLevel(logging.ERROR)  # uvicorn warns of clients that send nonsense, whic
 class Server:
     """Serves `app` while the block runs. It listens from its first line, so that no client comes too early."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, name: str = "web") -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         is_ipv6 = ":" in host
         self._socket = socket.create_server(
             (host, port),
@@ -53,8 +53,7 @@ class Server:
             timeout_graceful_shutdown=int(5 * GRACE_S),
         )
         self._server = uvicorn.Server(config)
-        sockets = {"sockets": [self._socket]}
-        self._thread = threading.Thread(target=self._server.run, kwargs=sockets, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="web", daemon=True)
 
     def start(self) -> None:
         """Answer from now on."""
@@ -85,8 +84,8 @@ class _Protocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger, self.access_log = LOG, False  # an address may hold a token
-        self._last_progress = self.loop.time()
-        self._timer: asyncio.TimerHandle | None = None
+        self._received = 0
+        self._next_look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -96,21 +95,13 @@ class _Protocol(H11Protocol):
             self._end_if_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._next_look is not None:
+            self._next_look.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._last_progress = self.loop.time()
+        self._received += len(data)
         super().data_received(data)
-
-    def pause_writing(self) -> None:
-        self._last_progress = self.loop.time()
-        super().pause_writing()
-
-    def on_response_complete(self) -> None:
-        self._last_progress = self.loop.time()
-        super().on_response_complete()
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -127,11 +118,11 @@ class _Protocol(H11Protocol):
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         self.transport.close()
 
-    def _end_if_idle(self) -> None:
-        """End the connection if the client is the one to act and has not for too long; otherwise look again later."""
+    def _end_if_idle(self, before: object = None) -> None:
+        """End the connection if it is the client's turn and nothing has come or gone since the look `before`."""
         is_answering = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
-        waits = self.flow.write_paused or self.transport.is_closing() or not is_answering
-        if waits and self.loop.time() - self._last_progress >= IDLE_S:
+        now = self._received, self.transport.get_write_buffer_size(), is_answering
+        if now == before and (self.flow.write_paused or self.transport.is_closing() or not is_answering):
             self.transport.abort()
         else:
-            self._timer = self.loop.call_later(IDLE_S / 4, self._end_if_idle)
+            self._next_look = self.loop.call_later(IDLE_S, self._end_if_idle, now)

@@ -54,7 +54,7 @@ class WatchServer(Server):
         self._runs: dict[str, tuple[Path, WatchedRun]] = {}  # of a campaign, by name: those whose pages were opened
         routes = [Route("/{path:path}", self._respond)]
         app = Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
-        super().__init__(app, LOOPBACK, port, name="watch")
+        super().__init__(app, LOOPBACK, port)
         self.hosts = tuple(f"{name}:{self.port}" for name in (LOOPBACK, "localhost"))
         self.url = f"{self.origin}/{self.token}/"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,7 +15,7 @@ class Gateway(ApiServer):
     def __init__(self) -> None:
         self._episodes: dict[str, Episode] = {}
         refusal = "this key is of no episode that is being played"
-        super().__init__("127.0.0.1", 0, lambda key: self._episodes.get(key), refusal=refusal, log_level=logging.DEBUG)
+        super().__init__("127.0.0.1", 0, lambda key: self._episodes.get(key), refusal=refusal)
         self.start()
 
     @contextmanager

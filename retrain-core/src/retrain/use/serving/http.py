@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from retrain.text.terminal_text import printable
 from retrain.use.serving.batcher import Inbox
 from retrain.use.serving.objects import Writer, error_object, model_object
 from retrain.use.serving.parse import RequestError, parse
@@ -27,7 +24,6 @@ from retrain.use.serving.responses import ResponseWriter, parse_response
 from retrain.use.serving.service import Answer, Answers
 from retrain.web import Server
 
-LOG = logging.getLogger("retrain")
 MOST_BODY, MOST_OF_STRANGERS = 32 * 2**20, 2**20
 COMPLETIONS, CHATS, RESPONSES = ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MODELS = "/v1/models"
@@ -40,17 +36,11 @@ STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cac
 class ApiServer(Server):
     """Serves the API to those who know a token: `service_of` returns who answers them, and None refuses them.
 
-    Requests are logged at `log_level`; `refusal` is the message to clients without a known token.
+    `refusal` is the message to clients without a known token.
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        service_of: Callable[[str], Answers | None],
-        *,
-        refusal: str = NO_TOKEN,
-        log_level: int = logging.INFO,
+        self, host: str, port: int, service_of: Callable[[str], Answers | None], *, refusal: str = NO_TOKEN
     ) -> None:
         self._service_of, self._refusal, self._created = service_of, refusal, int(time.time())
         routes = [
@@ -60,12 +50,13 @@ class ApiServer(Server):
             *(Route(path, self._complete, methods=["POST"]) for path in ROUTES),
             Route("/{path:path}", self._nothing, methods=["GET", "POST"]),
         ]
-        app = Starlette(
-            routes=routes,
-            middleware=[Middleware(_Logged, level=log_level)],
-            exception_handlers={RequestError: _refuse, HTTPException: _refuse_method, Exception: _apologise},
-        )
-        super().__init__(app, host, port, name="openai api")
+        handlers = {
+            RequestError: _refuse,
+            HTTPException: _refuse_method,
+            ClientDisconnect: _fall_silent,
+            Exception: _apologise,
+        }
+        super().__init__(Starlette(routes=routes, exception_handlers=handlers), host, port)
         self.url = f"{self.origin}/v1"
 
     async def _models(self, request: Request) -> Response:
@@ -143,9 +134,8 @@ class _Reply:
         sending = asyncio.create_task(self._send(send, leaving))
         try:
             await asyncio.wait((leaving, sending), return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                raise ClientDisconnect
-            await sending
+            if sending.done():
+                await sending
         finally:
             leaving.cancel()
             sending.cancel()
@@ -157,14 +147,22 @@ class _Reply:
         async def write(data: bytes) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
+        async def write_events(contents: Iterable[dict[str, Any]]) -> None:
+            for content in contents:
+                name = f"event: {content['type']}\n" if "type" in content else ""
+                await write(f"{name}data: {json.dumps(content, allow_nan=False)}\n\n".encode())
+
         if answer.asked.stream:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            if isinstance(writer, ResponseWriter):
-                events = _named_events(service, answer, writer)
-            else:
-                events = _events(service, answer, writer)
-            async for event in events:
-                await write(event)
+            try:
+                await write_events(writer.begin())
+                async for choice, text, part in service.follow(answer):
+                    await write_events(writer.grow(choice, text, part))
+                service.finish(answer)
+                await write_events(writer.end())
+            except RequestError as error:  # too late for another status
+                await write_events([writer.failure(error)])
+            await write(writer.done)
         else:
             async for _ in service.follow(answer):
                 pass
@@ -173,68 +171,9 @@ class _Reply:
             await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
             await write(bytes(whole.body))
         await write(b"")  # waits while the client has yet to take what was sent
-        if leaving.done():
-            raise ClientDisconnect
-        service.delivered(answer)  # with nothing to wait for since: a quick client closes at once
-        await send({"type": "http.response.body", "more_body": False})
-
-
-async def _events(service: Answers, answer: Answer, writer: Writer) -> AsyncIterator[bytes]:
-    # what comes first is known last
-    waits = bool(answer.asked.top) or answer.asked.echo or bool(answer.asked.tools)
-    try:
-        for chunk in () if waits else writer.first_chunks():
-            yield _event(chunk)
-        async for choice, text, part in service.follow(answer):
-            if not waits and (text or answer.asked.top is not None):
-                yield _event(writer.chunk(choice, text, part))
-        service.finish(answer)
-        for chunk in [*(writer.first_chunks() if waits else ()), *writer.last_chunks(with_choices=waits)]:
-            yield _event(chunk)
-    except RequestError as error:  # too late for another status
-        yield _event(error_object(error))
-    yield b"data: [DONE]\n\n"
-
-
-async def _named_events(service: Answers, answer: Answer, writer: ResponseWriter) -> AsyncIterator[bytes]:
-    waits = bool(answer.asked.tools)  # what of it is text is known last
-    try:
-        for event in [*writer.first_events(), *(() if waits else writer.message_events())]:
-            yield _event(event, event["type"])
-        async for _, text, _ in service.follow(answer):
-            if text and not waits:
-                event = writer.delta(text)
-                yield _event(event, event["type"])
-        service.finish(answer)
-        for event in writer.last_events(with_text=waits):
-            yield _event(event, event["type"])
-    except RequestError as error:  # too late for another status
-        event = writer.failure(error)
-        yield _event(event, event["type"])
-
-
-class _Logged:
-    """Logs each request once it is over, and keeps quiet about clients that have gone."""
-
-    def __init__(self, app: ASGIApp, level: int) -> None:
-        self._app, self._level = app, level
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started, status = time.monotonic(), 500
-
-        async def noted(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noted)
-        except ClientDisconnect:
-            status = 499
-        finally:
-            if status != 200 or scope["method"] == "POST":
-                line = (scope["method"], printable(scope["path"])[:80], status, time.monotonic() - started)
-                LOG.log(self._level, "%s %s %d %.2f s", *line)
+        if not leaving.done():
+            service.delivered(answer)  # with nothing to wait for since: a quick client closes at once
+            await send({"type": "http.response.body", "more_body": False})
 
 
 async def _disconnection(receive: Receive) -> None:
@@ -258,17 +197,16 @@ async def _refuse_method(request: Request, error: Exception) -> Response:
     return await _refuse(request, RequestError(f"unsupported method {request.method[:80]!r}", status=501))
 
 
+async def _fall_silent(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it
+
+
 async def _apologise(request: Request, error: Exception) -> Response:
     return await _refuse(request, RequestError(f"internal error: {type(error).__name__}", status=500))
 
 
 def _json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(json.dumps(content, allow_nan=False), status, headers, JSON_TYPE)
-
-
-def _event(content: Any, name: str = "") -> bytes:
-    head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(content, allow_nan=False)}\n\n".encode()
 
 
 def _no_constant(name: str) -> Any:

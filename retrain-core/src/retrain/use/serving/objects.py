@@ -27,10 +27,13 @@ def model_object(name: str, created: int, limit: int | None) -> Json:
 
 
 class Writer:
-    """The objects of one answer, which share id and time."""
+    """The objects of one answer, whole or as the chunks of a stream; they share id and time."""
+
+    done = b"data: [DONE]\n\n"
 
     def __init__(self, service: Answers, answer: Answer) -> None:
         self._service, self._answer = service, answer
+        self._waits = bool(answer.asked.top or answer.asked.echo or answer.asked.tools)  # the first chunk is known last
         kind, self._object = ("chatcmpl", "chat.completion") if answer.is_chat else ("cmpl", "text_completion")
         self._head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": answer.model}
 
@@ -39,28 +42,22 @@ class Writer:
         choices = [self._whole_choice(choice) for choice in self._answer.choices]
         return self._object_of(choices) | {"usage": self._answer.usage}
 
-    def first_chunks(self) -> list[Json]:
-        """What a stream begins with: in a chat, who speaks."""
-        if not self._answer.is_chat:
-            return []
-        delta = {"role": "assistant", "content": ""}
-        return [self._chunk({"index": c.index, "delta": delta, "logprobs": None}) for c in self._answer.choices]
+    def begin(self) -> list[Json]:
+        """How a stream begins."""
+        return [] if self._waits else self._speakers()
 
-    def chunk(self, choice: Choice, text: str, part: slice) -> Json:
+    def grow(self, choice: Choice, text: str, part: slice) -> list[Json]:
         """New text of a choice, with the log-probabilities of its new tokens."""
-        if self._answer.is_chat:
-            return self._chunk(
-                {"index": choice.index, "delta": {"content": text}, "logprobs": self._chat(choice, part)}
-            )
-        return self._chunk({"index": choice.index, "text": text, "logprobs": self._plain(choice, part)})
+        is_shown = text or self._answer.asked.top is not None
+        return [self._grown(choice, text, part)] if is_shown and not self._waits else []
 
-    def last_chunks(self, *, with_choices: bool) -> list[Json]:
+    def end(self) -> list[Json]:
         """How a stream ends: whole choices where they had to wait, reasons, and the usage if that was asked for."""
-        chunks = []
+        chunks = self._speakers() if self._waits else []
         for choice in self._answer.choices:
-            if with_choices:
+            if self._waits:
                 text = self._text(choice) if choice.message is None else choice.message
-                chunks.append(self.chunk(choice, text, slice(0, len(choice.tokens))))
+                chunks.append(self._grown(choice, text, slice(0, len(choice.tokens))))
             if choice.calls:
                 called = [{"index": place, **call} for place, call in enumerate(choice.calls)]
                 delta = {"tool_calls": called}
@@ -70,6 +67,24 @@ class Writer:
         if self._answer.asked.include_usage:
             chunks.append(self._object_of([], is_chunk=True) | {"usage": self._answer.usage})
         return chunks
+
+    def failure(self, error: RequestError) -> Json:
+        """How a stream ends that cannot be completed."""
+        return error_object(error)
+
+    def _speakers(self) -> list[Json]:
+        """In a chat, who speaks."""
+        if not self._answer.is_chat:
+            return []
+        delta = {"role": "assistant", "content": ""}
+        return [self._chunk({"index": c.index, "delta": delta, "logprobs": None}) for c in self._answer.choices]
+
+    def _grown(self, choice: Choice, text: str, part: slice) -> Json:
+        if self._answer.is_chat:
+            return self._chunk(
+                {"index": choice.index, "delta": {"content": text}, "logprobs": self._chat(choice, part)}
+            )
+        return self._chunk({"index": choice.index, "text": text, "logprobs": self._plain(choice, part)})
 
     def _whole_choice(self, choice: Choice) -> Json:
         part = slice(0, len(choice.tokens))

@@ -54,8 +54,11 @@ def parse_response(body: Any) -> Asked:
 class ResponseWriter:
     """The objects of one answer as a response, and the events of a stream of it, which are numbered."""
 
+    done = b""
+
     def __init__(self, body: Body, answer: Answer) -> None:
         self._body, self._answer = body, answer
+        self._waits = bool(answer.asked.tools)  # the text apart from calls is known last
         self._created = int(time.time())
         self._id, self._message_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
         self._events = 0
@@ -76,31 +79,24 @@ class ResponseWriter:
             },
         }
 
-    def first_events(self) -> list[Json]:
-        """What a stream begins with."""
+    def begin(self) -> list[Json]:
+        """How a stream begins."""
         begun = self._response("in_progress")
-        return [self._event("response.created", response=begun), self._event("response.in_progress", response=begun)]
+        events = [self._event(f"response.{kind}", response=begun) for kind in ("created", "in_progress")]
+        return events if self._waits else [*events, *self._message_events()]
 
-    def message_events(self) -> list[Json]:
-        """What stands before the first text of a message."""
-        item = self._message("", status="in_progress") | {"content": []}
-        return [
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._of_text("response.content_part.added", part=_text_part("")),
-        ]
-
-    def delta(self, text: str) -> Json:
+    def grow(self, choice: Choice, text: str, part: slice) -> list[Json]:
         """New text of the message."""
-        return self._of_text("response.output_text.delta", delta=text, logprobs=[])
+        return [self._delta(text)] if text and not self._waits else []
 
-    def last_events(self, *, with_text: bool) -> list[Json]:
-        """How a stream ends; `with_text` where no text of the message has been sent."""
+    def end(self) -> list[Json]:
+        """How a stream ends, with the text of the message if it had to wait."""
         events: list[Json] = []
         whole = self.whole()
         for place, item in enumerate(whole["output"]):
             if item["type"] == "message":
                 text = item["content"][0]["text"]
-                events += [*self.message_events(), self.delta(text)] if with_text else []
+                events += [*self._message_events(), self._delta(text)] if self._waits else []
                 events.append(self._of_text("response.output_text.done", text=text, logprobs=[]))
                 events.append(self._of_text("response.content_part.done", part=_text_part(text)))
             else:
@@ -112,6 +108,17 @@ class ResponseWriter:
     def failure(self, error: RequestError) -> Json:
         """How a stream ends that cannot be completed."""
         return self._event("error", code=error.code, message=str(error), param=error.param)
+
+    def _message_events(self) -> list[Json]:
+        """The events before the first text of a message."""
+        item = self._message("", status="in_progress") | {"content": []}
+        return [
+            self._event("response.output_item.added", output_index=0, item=item),
+            self._of_text("response.content_part.added", part=_text_part("")),
+        ]
+
+    def _delta(self, text: str) -> Json:
+        return self._of_text("response.output_text.delta", delta=text, logprobs=[])
 
     def _call_events(self, place: int, item: Json) -> list[Json]:
         at = {"output_index": place, "item_id": item["id"]}
