@@ -31,7 +31,6 @@ from retrain.report.verdicts import findings, verdict_section
 from retrain.run.check import registered_tables
 
 HOOK = "retrain_report_sections"
-MAX_CHARS = 20_000
 PAGE_IDS = (
     *("summary", "verdict", "curves", "budget", "time", "settings", "completions", "health", "plugins", "files"),
     *("main", "data", "plotly", "theme", "trouble", "legend"),
@@ -128,7 +127,7 @@ def sections_of(given: Sequence[PluginSection], links: Links) -> tuple[list[Sect
     texts: list[Part] = []
     for each in given:
         if isinstance(each.body, str):
-            texts += [Heading(each.title, remark=each.condition), Pre(each.body[:MAX_CHARS])]
+            texts += [Heading(each.title, remark=each.condition), Pre(each.body)]
             continue
         name = re.sub(r"[^a-z0-9-]", "-", each.body.name.lower())
         name = f"plugin-{name}" if name in PAGE_IDS or not name else name

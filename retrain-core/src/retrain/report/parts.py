@@ -126,6 +126,7 @@ class Pre(Part):
     """Text whose line breaks stay."""
 
     text: str
+    most_chars: int = 20_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def page_of(manifest: Mapping[str, Any], members: Mapping[str, bytes], file_name
         Section("again", "Run it again", _again(manifest, file_name)),
         Section("inputs", "What it was made of", [_hashes(manifest)]),
         Section("packages", "Packages", [_table("Packages", ("package", "version", "files"), packages)]),
-        Section("configuration", "Configuration", [Pre(config)]),
+        Section("configuration", "Configuration", [Pre(config, 200_000)]),
     ]
     return sections_page("retrain pack", manifest["name"], sections)
 
