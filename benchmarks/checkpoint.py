@@ -20,10 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import retrain.kernel.step as loop
-import retrain.run.restore as savepoint
 from retrain.cli.command_line import run as retrain
 from retrain.records import checkpoints, files
+from retrain.run.run_records import RunRecords
 
 TARGET = 0.10
 
@@ -78,10 +77,10 @@ def main() -> None:
 
 @contextmanager
 def _timed(watch: Stopwatch) -> Any:
-    loop.save_run = watch.timed("save_run", savepoint.save_run)  # type: ignore[attr-defined]
+    RunRecords.save = watch.timed("save_run", RunRecords.save)  # type: ignore[method-assign]
     checkpoints.write_folder = watch.timed("write_folder", files.write_folder)  # type: ignore[attr-defined]
     checkpoints._fill = watch.timed("backend.save", checkpoints._fill)
-    checkpoints._checksum = watch.timed("checksums", checkpoints._checksum)
+    checkpoints.digest_of = watch.timed("checksums", checkpoints.digest_of)  # type: ignore[attr-defined]
     files.os.fsync = watch.timed("fsync", os.fsync)
     yield
 

@@ -23,7 +23,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.records.reading import last_record, read_steps
 from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
 from retrain.records.runs.campaign_status import read_campaign
-from retrain.records.runs.run_status import read_run
+from retrain.records.runs.run_status import status_of_run
 from retrain.report.watch.tail import Tail
 from retrain.text.tool_calls import parse_tool_calls
 from retrain.use.serving.parse import RequestError, parse
@@ -132,7 +132,7 @@ def targets(tmp: Path) -> dict[str, tuple[bytes, Try]]:
     (run,) = (campaign / "runs").iterdir()
     mark, manifest, metrics = run / RUN_FILE, campaign / CAMPAIGN_FILE, run / "metrics.jsonl"
     found = {
-        "run": (mark, (lambda: read_run(run).as_data(),)),
+        "run": (mark, (lambda: status_of_run(run).as_data(),)),
         "campaign": (manifest, (lambda: read_campaign(campaign),)),
         "metrics": (
             metrics,

@@ -11,7 +11,7 @@ import pytest
 from retrain.campaign.on_record import CampaignRecord
 from retrain.campaign.report_lines import Lines
 from retrain.verdicts.ledger.chain import NAME, read_chain
-from retrain.verdicts.study.comparison_with_ledger import looked_at
+from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
 from retrain.verdicts.wording.command import command as compare_command
 from tests.invoke import invoke
@@ -40,13 +40,13 @@ def test_a_finished_run_that_is_deleted_and_run_again_is_named(
     kinds = [entry.record["kind"] for entry in read_chain(Path("logs") / NAME)]
     runs = ["attempt_started", "run_started", "run_ended"] * 2
     assert kinds == ["campaign_opened", "plan_sealed", *runs, "campaign_ended"]
-    study = looked_at([Path("logs/out")], Options())
+    study = comparison_with_ledger([Path("logs/out")], Options())
     assert study.notices == ()
     assert invoke(compare_command, ["--ledger"]).exit_code == 0
 
     shutil.rmtree(Path("logs/out/runs") / RUN)
     assert finish("c.toml", "--log-dir", "logs/out")[0] == 0
-    study = looked_at([Path("logs/out")], Options())
+    study = comparison_with_ledger([Path("logs/out")], Options())
     assert any(f"{RUN}, begun" in line and "is gone; it was run again" in line for line in study.notices)
     assert study.standing == "exploratory"
     assert invoke(compare_command, ["--ledger"]).exit_code == 1

@@ -126,10 +126,10 @@ class StudyJudge:
     def __call__(self, seeds: int, open_labels: Sequence[str]) -> Look:
         """Decided is what has a verdict; futile what has less than a 5 % chance of one by the last look."""
         from retrain.verdicts.study.comparison import Verdict  # what compares is needed at looks alone
-        from retrain.verdicts.study.comparison_with_ledger import looked_at
+        from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
         from retrain.verdicts.study.study import Options
 
-        study = looked_at([self.folder], Options())
+        study = comparison_with_ledger([self.folder], Options())
         verdicts = {each.condition: each.verdict for each in study.comparisons if each.baseline == study.baseline}
         undecided = sum(verdict is Verdict.CANNOT_TELL for verdict in verdicts.values())
         closed: dict[str, str] = {}

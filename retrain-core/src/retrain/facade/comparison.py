@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from retrain.verdicts.study.comparison_with_ledger import looked_at
+from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Study, options_of
 from retrain.verdicts.wording.data import study_data
 from retrain.verdicts.wording.show import picture
@@ -87,4 +87,4 @@ def compare(
         sets=sets,
         called=lambda name: f"retrain.compare({name}=...)",
     )
-    return Comparison(looked_at([Path(path) for path in paths], options))
+    return Comparison(comparison_with_ledger([Path(path) for path in paths], options))

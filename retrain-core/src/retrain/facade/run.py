@@ -41,9 +41,9 @@ class Run:
     @property
     def status(self) -> str:
         """`running`, `done`, `stopped` (by a signal, with a checkpoint), `failed`, or `dead`: as `retrain status`."""
-        from retrain.records.runs.run_status import read_run
+        from retrain.records.runs.run_status import status_of_run
 
-        return read_run(self.folder).state
+        return status_of_run(self.folder).state
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from retrain.records.runs.run_status import DONE, LIVE
 from retrain.records.runs.source import Candidate, Source, find_runs
 from retrain.report.chart_specs import FIELDS, PASS_PREFIX
 from retrain.tasks.scoring.verdict import part_fields
-from retrain.verdicts.study.comparison_with_ledger import looked_at
+from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.sets import set_metrics
 from retrain.verdicts.study.study import Options, Study
 
@@ -170,7 +170,7 @@ def gather(paths: Sequence[Path]) -> Material:
 def _study(paths: Sequence[Path], *, sets: bool) -> tuple[Study | None, str]:
     """The comparison, over all evaluation sets too if runs have several; None and why not."""
     try:
-        return looked_at(paths, Options(sets=sets)), ""
+        return comparison_with_ledger(paths, Options(sets=sets)), ""
     except ConfigError as error:
         if sets:  # none of them has been evaluated yet, say
             return _study(paths, sets=False)

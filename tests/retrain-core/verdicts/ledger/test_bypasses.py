@@ -13,7 +13,7 @@ import pytest
 
 from retrain.records.files import seal_of
 from retrain.verdicts.ledger.chain import NAME
-from retrain.verdicts.study.comparison_with_ledger import looked_at
+from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
 from retrain.verdicts.wording.command import command as compare_command
 from tests.invoke import invoke
@@ -133,7 +133,7 @@ def test_a_way_around_the_plan_is_named(
 ) -> None:
     folder = campaign()
     change(folder, made=made, recorded=recorded)
-    study = looked_at([folder], Options())
+    study = comparison_with_ledger([folder], Options())
     named = "\n".join(study.notices)
     assert all(words in named for words in BYPASSES[change]), named
     assert study.standing == "exploratory"

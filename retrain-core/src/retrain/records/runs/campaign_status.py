@@ -17,7 +17,7 @@ from retrain.records.runs.run_status import (
     last_change_s,
     process_id,
     process_is_alive,
-    read_run,
+    status_of_run,
     text,
 )
 
@@ -163,7 +163,7 @@ def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
         Path(text(entry.get("log_dir"))),
     ]  # the first is right even if the campaign was moved
     found = next((path for path in candidates if path.name and is_run(path)), None)
-    status = read_run(found) if found else None
+    status = status_of_run(found) if found else None
     is_failed = status.state in FAILED if status else entry.get("returncode") not in (None, 0)
     return CampaignRun(
         condition=text(entry.get("condition")),

@@ -105,7 +105,7 @@ class RunStatus:
         }
 
 
-def read_run(folder: Path) -> RunStatus:
+def status_of_run(folder: Path) -> RunStatus:
     """The status of the run in `folder`; a damaged one is `unreadable` and does not hide the others."""
     run, activity_s = Run(folder), last_change_s(folder / RUN_FILE, folder / METRICS)
     try:

@@ -13,7 +13,7 @@ from retrain.kernel.errors import Problem, RetrainError
 from retrain.records.record_names import ADAPTERS, CAMPAIGN_FILE, EMERGENCE, RUN_FILE
 from retrain.records.run import is_run
 from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
-from retrain.records.runs.run_status import RunStatus, read_run
+from retrain.records.runs.run_status import RunStatus, status_of_run
 
 IDLE_S = 24 * 3600.0
 CLOSED = frozenset({EMERGENCE, ADAPTERS})  # folders of a run with thousands of files and no runs
@@ -65,7 +65,7 @@ def scan(root: Path) -> Overview:
     campaigns = [campaign for folder, mark in found if mark == CAMPAIGN_FILE and (campaign := read_campaign(folder))]
     owners = {campaign.path for campaign in campaigns}
     folders = sorted(folder for folder, mark in found if mark == RUN_FILE)
-    runs = [read_run(folder) for folder in folders if not owners.intersection(folder.parents)]
+    runs = [status_of_run(folder) for folder in folders if not owners.intersection(folder.parents)]
     return Overview(root=root, runs=tuple(runs), campaigns=tuple(sorted(campaigns, key=lambda each: each.path)))
 
 

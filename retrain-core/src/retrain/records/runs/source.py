@@ -14,7 +14,7 @@ from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import Run, is_run
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.registered import Plan, read_plan
-from retrain.records.runs.run_status import read_run
+from retrain.records.runs.run_status import status_of_run
 
 # Keys in which runs of one condition may differ: none of them affects what a step learns.
 FREE_TABLES = frozenset({"logging", "resume", "deadlines", "health", "campaign", "squeeze", "plugins"})
@@ -160,7 +160,7 @@ def _runs(folders: Sequence[Path], names: Mapping[Path, str]) -> Source:
     label_of = _labels(records)
     candidates = []
     for folder, record in records.items():
-        status, seed = read_run(folder), record.get("seed")
+        status, seed = status_of_run(folder), record.get("seed")
         candidates.append(
             Candidate(
                 name=names[folder],

@@ -10,7 +10,7 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.records.reading import number
 from retrain.records.record_names import GENERATIONS, METRICS
 from retrain.records.run import Run, is_run
-from retrain.records.runs.run_status import read_run
+from retrain.records.runs.run_status import status_of_run
 from retrain.report.chart_specs import LEARNING, ChartSpec, part_charts, set_charts
 from retrain.report.completions import STEP_BYTES, Sample, record_of, sample_of
 from retrain.report.step_offsets import last_step, lines_of
@@ -57,7 +57,7 @@ class WatchedRun:
     def _status(self) -> dict[str, Any]:
         if not is_run(self._folder):
             return {"status": "gone"}
-        found = read_run(self._folder).as_data()
+        found = status_of_run(self._folder).as_data()
         kept = {name: value for name, value in found.items() if name not in NOT_SENT}
         progress = {
             name: plain(value) if isinstance(value, str) else number(value) for name, value in found["progress"].items()

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.verdicts.study.comparison_with_ledger import looked_at
+from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
 
 
 def verdict_of(campaign: Path) -> dict[str, Any]:
     """The metric, how it stands, and each comparison; `problem` says why nothing could be compared."""
     try:
-        study = looked_at([campaign], Options(), is_recorded=False)
+        study = comparison_with_ledger([campaign], Options(), is_recorded=False)
     except ConfigError as error:
         return {"problem": error.problems[0].what}
     comparisons = [

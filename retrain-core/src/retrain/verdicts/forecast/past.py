@@ -15,7 +15,7 @@ from retrain.records.reading import table_of
 from retrain.records.record_names import METRICS
 from retrain.records.run import Run, is_run
 from retrain.records.runs.metric import HELD_OUT
-from retrain.records.runs.run_status import DONE, read_run
+from retrain.records.runs.run_status import DONE, status_of_run
 from retrain.records.runs.scan import scan
 from retrain.records.runs.source import SettingsKey, settings_key
 
@@ -72,7 +72,7 @@ def read_curve(run: Path) -> Curve:
     rates_R = curves.column(HELD_OUT.field) if curves else np.zeros(0)
     is_rate_R = np.isfinite(rates_R)
     steps = tuple(int(step) + 1 for step in curves.steps_R[is_rate_R]) if curves else ()
-    return Curve(folder=run, record=record, state=read_run(run).state, steps=steps, rates_K=rates_R[is_rate_R])
+    return Curve(folder=run, record=record, state=status_of_run(run).state, steps=steps, rates_K=rates_R[is_rate_R])
 
 
 def find_past(run: Curve, among: Path) -> Past:

@@ -50,7 +50,7 @@ class _Ledger:
         return looks_in(self.history, campaigns=campaigns, runs=runs, data=data)
 
 
-def looked_at(paths: Sequence[Path], options: Options, *, is_recorded: bool = True) -> Study:
+def comparison_with_ledger(paths: Sequence[Path], options: Options, *, is_recorded: bool = True) -> Study:
     """`compare`, with what the ledger knows; the look and its verdicts are recorded, once for the same data.
 
     A ledger that cannot be read or written changes no verdict: that is told among the notices. Unless every compared

@@ -111,7 +111,7 @@ class Study:
     which runs had other ones than the first.
     `samplers` are those of the runs if they differ and the metric is one of training, whose prompts they chose.
     `notices` and `shopping` are what the ledger knows, `is_unverified` says that it does not have all runs and
-    the plan as they are on disk; `looked_at` adds them.
+    the plan as they are on disk; `comparison_with_ledger` adds them.
     """
 
     campaign: Path | None
@@ -151,7 +151,7 @@ class Study:
 def compare(paths: Sequence[Path], options: Options) -> Study:
     """Compare a campaign, or run folders; ConfigError if nothing can be compared or the options are invalid.
 
-    Nothing is recorded and no ledger is read: `looked_at` is for verdicts that somebody sees.
+    Nothing is recorded and no ledger is read: `comparison_with_ledger` is for verdicts that somebody sees.
     """
     return study_of(find_runs(paths), options)
 

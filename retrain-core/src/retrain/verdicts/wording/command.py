@@ -16,7 +16,7 @@ from retrain.records.runs.budget import Align
 from retrain.records.runs.metric import parse_metric
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.interim import InterimLooks
-from retrain.verdicts.study.comparison_with_ledger import looked_at
+from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Study, options_of
 
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
@@ -104,7 +104,7 @@ def command(
         _print_policies(paths, chosen["metric"], as_json=as_json)
         return
     options = options_of(**chosen, called=lambda name: f"--{name}")
-    _print(looked_at(paths, options), as_json=as_json, as_markdown=as_markdown)
+    _print(comparison_with_ledger(paths, options), as_json=as_json, as_markdown=as_markdown)
 
 
 def _print_ledger(folder: Path | None, head: str, *, events: bool, as_json: bool) -> int:
