@@ -145,7 +145,7 @@ class Episode(Answers):
             self._asked.append(asking)
             self._pause()
         try:
-            self._submit(asking.answer)
+            self._submit(asking.answer, asking.answer.works)
         except RequestError:
             self._forget(asking)
             raise

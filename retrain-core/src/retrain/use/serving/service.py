@@ -26,6 +26,7 @@ from retrain.use.serving.batcher import (
     Inbox,
     Piece,
     Ranking,
+    Work,
     ranked_row,
 )
 from retrain.use.serving.parse import CALL_END, Asked, RequestError
@@ -169,10 +170,10 @@ class Answers:
             message = "this backend reports log-probabilities of sampled tokens only, without alternatives"
             raise RequestError(message, param="logprobs", code="unsupported_value")
 
-    def _submit(self, answer: Answer) -> None:
-        """Queue its works; a refusal when there are too many."""
+    def _submit(self, answer: Answer, works: Sequence[Work]) -> None:
+        """Queue works of an answer; a refusal when there are too many."""
         try:
-            for work in answer.works:
+            for work in works:
                 self._batcher.submit(work)
         except BusyError:
             self.cancel(answer)
@@ -220,7 +221,7 @@ class Answers:
             rows=rows,
             top=answer.asked.top or 0,
         )
-        self._batcher.submit(work)
+        self._submit(answer, [work])
         try:
             while True:
                 source, event = await answer.events.next()
@@ -296,7 +297,7 @@ class Service(Answers):
                     greedy=wanted == 0.0,
                 )
             )
-        self._submit(answer)
+        self._submit(answer, answer.works)
         return answer
 
     def finish(self, answer: Answer) -> None:
