@@ -11,7 +11,7 @@ from scipy.stats import norm
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
 from retrain.records.runs.metric import Direction
-from retrain.verdicts.stats.improvement import improvement_in_pairs, improvement_of_all_pairs
+from retrain.verdicts.stats.binomial import improvement_in_pairs, improvement_of_all_pairs
 from retrain.verdicts.study.comparison import Comparison, Verdict
 from retrain.verdicts.study.judge import Pairing, judge, with_values
 from retrain.verdicts.study.lost import Sides, with_lost

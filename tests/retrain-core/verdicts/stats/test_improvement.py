@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from retrain.verdicts.stats.improvement import improvement_in_pairs, improvement_of_all_pairs
+from retrain.verdicts.stats.binomial import improvement_in_pairs, improvement_of_all_pairs
 
 VALUES = st.lists(st.integers(-5, 5), min_size=1, max_size=9).map(lambda values: np.array(values, dtype=float))
 

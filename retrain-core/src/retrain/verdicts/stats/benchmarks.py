@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator
 
 from retrain.kernel.types import Floats
-from retrain.verdicts.stats.improvement import probability_of_improvement
+from retrain.verdicts.stats.binomial import probability_of_improvement
 
 TRIM_FRAC = 0.25
 RESAMPLES = 2_000

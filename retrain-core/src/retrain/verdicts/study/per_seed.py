@@ -13,7 +13,7 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.records.runs.metric import Direction, Metric
-from retrain.verdicts.stats.improvement import Improvement, improvement_in_pairs, improvement_of_all_pairs
+from retrain.verdicts.stats.binomial import Improvement, improvement_in_pairs, improvement_of_all_pairs
 
 LEAST_GAP_OF_A_RATE = 0.05  # a smaller gap is no collapse, however close together the other seeds are
 Values = Mapping[int, float]  # of one condition, by seed
