@@ -77,6 +77,22 @@ def test_the_help_lists_few_commands_in_groups(command: Callable[..., Any]) -> N
     assert len(names) <= MOST
 
 
+SHARED = {  # spelling: name of the parameter, metavar
+    "--json": ("as_json", None),
+    "--html": ("html", "FILE"),
+    "--set": ("settings", "TABLE.KEY=VALUE"),
+    "--quiet": ("is_quiet", None),
+}
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "train"])
+def test_an_option_that_commands_share_is_the_same_everywhere(name: str, plugins: Plugins) -> None:
+    command: click.Command = plugins.find(Kind.COMMAND, name)[0].spec.load()
+    for option in (param for param in command.params if isinstance(param, click.Option)):
+        for spelling in SHARED.keys() & set(option.opts):
+            assert (option.name, option.metavar) == SHARED[spelling]
+
+
 @pytest.mark.parametrize("name", PUBLIC_NAMES)
 def test_a_name_of_the_public_package_works_and_says_what_it_is_now(name: str, command: Callable[..., Any]) -> None:
     result = command(name, "--help")

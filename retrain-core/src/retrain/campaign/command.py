@@ -8,6 +8,7 @@ from retrain.campaign.load import load_campaign
 from retrain.campaign.session import run_campaign
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.text.command_options import config_argument, quiet_option
 
 EPILOG = """\b
 Examples:
@@ -27,8 +28,8 @@ Exit codes: 0 all runs are done; 1 a run failed after its retries; 2 usage or co
 )
 @click.option("--new", "is_new", is_flag=True, help="Start a new campaign even if this one was run before.")
 @click.option("--beyond-plan", is_flag=True, help="Add seeds or conditions to a campaign whose plan is sealed.")
-@click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Print only warnings, failures and the outcome.")
-@click.argument("arguments", metavar="CONFIG [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@quiet_option("Print only warnings, failures and the outcome.")
+@config_argument("CONFIG [--KEY VALUE]...")
 @click.pass_obj
 def command(plugins: Plugins, is_new: bool, beyond_plan: bool, is_quiet: bool, arguments: tuple[str, ...]) -> None:
     """Run the conditions x seeds of CONFIG; run it again to finish what is missing, or what was added to the file.

@@ -20,6 +20,7 @@ from retrain.run.seed_sources import run_seeds
 from retrain.tasks.audit.report import AuditReport, Cause, where_found
 from retrain.tasks.audit.start import SHADOW, audit_tasks, shadow_of
 from retrain.tasks.tasks import load_tasks
+from retrain.text.command_options import config_argument, json_option
 from retrain.text.terminal_text import duration, printable
 from retrain.text.tokenizer.load import load_tokenizer
 
@@ -63,8 +64,8 @@ Exit codes: 0 fit to train on; 1 not fit, or contaminated, or a replayed text go
     type=click.Path(path_type=Path),
     help="Score the texts of PATH again: a file of a run's `failures` folder, or the whole folder.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@json_option()
+@config_argument()
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -20,6 +20,7 @@ from retrain.run.check import registered_tables, with_plugin_rows
 from retrain.run.configure import Checked, claim_of, load_checked, missing_file
 from retrain.run.notices import credit_notices, unclipped, without_effect
 from retrain.run.steps.learning_rate import Course
+from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide
 
 LOSS_KEYS = ("clip_eps", "clip_eps_high", "dual_clip", "aggregation")
@@ -39,12 +40,12 @@ Exit codes: 0 done; 2 usage or configuration error.
 @click.command(
     "explain", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True}, epilog=EPILOG
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option()
 @click.option("--keys", "list_keys", is_flag=True, help="List every key, its flag, default and meaning instead.")
 @click.option(
     "--schema", is_flag=True, help="Print the JSON Schema (draft 2020-12) of the configuration instead, for editors."
 )
-@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@config_argument()
 @click.pass_obj
 def command(plugins: Plugins, as_json: bool, list_keys: bool, schema: bool, arguments: tuple[str, ...]) -> None:
     """Show what CONFIG and its overrides would do, without loading model or data."""

@@ -19,6 +19,7 @@ from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.run.check import registered_tables
 from retrain.run.public_package import names_in
+from retrain.text.command_options import json_option
 from retrain.text.terminal_text import printable
 from retrain.text.whole_file import write_bytes
 
@@ -42,7 +43,7 @@ Exit codes: 0 done, or nothing to change; 1 --check found legacy keys or names o
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="P", help="Write the result to a new file.")
 @click.option("--stdin", "from_stdin", is_flag=True, help="Read the configuration from standard input.")
 @click.option("--stdout", "to_stdout", is_flag=True, help="Print the result instead of the difference.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found and done as JSON.")
+@json_option("Print what was found and done as JSON.")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 @click.pass_context
 def command(

@@ -21,6 +21,7 @@ from retrain.records.locate import OK, part_file, searched_modules, short_file
 from retrain.run.check import registered_tables
 from retrain.run.configure import DEFAULT_FILE, load_with_problems
 from retrain.run.selected import selected_parts
+from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide
 from retrain.text.terminal_text import printable
 
@@ -41,8 +42,8 @@ Exit codes: 0 done; 2 usage or configuration error.
 
 @click.command("plugins", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 @click.option("--kind", type=click.Choice(list(KINDS)), metavar="KIND", help="Only this kind, such as data-source.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG] [OVERRIDES]...")
+@json_option()
+@config_argument()
 @click.pass_obj
 def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[str, ...]) -> None:
     """List every registered name with its distribution, version and file, and every plugin that failed to load.

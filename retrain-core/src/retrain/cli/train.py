@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from retrain.kernel.registry import Plugins
+from retrain.text.command_options import config_argument, quiet_option
 
 EPILOG = """\b
 Examples:
@@ -25,8 +26,8 @@ Exit codes: 0 done; 1 the run failed; 2 usage or configuration error;
 @click.command(
     "train", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}, epilog=EPILOG
 )
-@click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Print only warnings, errors and the outcome.")
-@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@quiet_option("Print only warnings, errors and the outcome.")
+@config_argument()
 @click.pass_obj
 def command(plugins: Plugins, is_quiet: bool, arguments: tuple[str, ...]) -> None:
     """Train with CONFIG (default: ./retrain.toml); `--kebab-case` flags override its keys."""

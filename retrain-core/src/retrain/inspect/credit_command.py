@@ -23,6 +23,7 @@ from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run, StoredCompletion
 from retrain.report.heat import ShadedCompletion, ShadedStep, render, show
 from retrain.run.configure import Checked, load_checked
+from retrain.text.command_options import html_option, json_option, run_argument, set_option
 from retrain.text.token_text import token_texts
 from retrain.text.tokenizer.load import load_tokenizer
 from retrain.verdicts.ledger.interim import InterimLooks
@@ -40,16 +41,16 @@ Exit codes: 0 done; 2 usage error, or nothing is stored for that step.
 
 
 @click.command("credit", epilog=EPILOG)
-@click.argument("run", type=click.Path(path_type=Path))
+@run_argument()
 @click.option("--step", type=int, help="Which step; the last one by default.")
 @click.option("--transform", "transforms", multiple=True, help="Another transform_mode; repeat it to compare.")
 @click.option("--advantage", default="", help="Another advantage_mode.")
 @click.option("--uncertainty", default="", help="Another uncertainty_kind.")
 @click.option("--lambda", "sepa_lambda", type=float, help="Pooling strength in [0, 1]; as in that step by default.")
-@click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Change any other key.")
-@click.option("--html", type=click.Path(path_type=Path), help="Write a self-contained page to this file.")
+@set_option("Change any other key.")
+@html_option("Write a self-contained page.")
 @click.option("--most", default=MOST, show_default=True, help="Completions shown in the terminal.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option()
 @click.pass_context
 def command(ctx: click.Context, /, run: Path, html: Path | None, most: int, as_json: bool, **choice: Any) -> None:
     """Recompute the credit of RUN's stored completions and show it token by token."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from retrain.inspect.diff import RunDiff, compare_runs
+from retrain.text.command_options import json_option
 from retrain.verdicts.ledger.interim import InterimLooks
 
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
@@ -27,7 +28,7 @@ Exit codes: 0 done, whatever differs; 2 usage error, or no run there.
 @click.command("diff", epilog=EPILOG)
 @click.argument("a", type=_FOLDER)
 @click.argument("b", type=_FOLDER)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option()
 def command(a: Path, b: Path, as_json: bool) -> None:
     """Compare the run folders A and B: results, settings, code, packages, data, and where they diverge."""
     diff = compare_runs(a, b)

@@ -14,6 +14,7 @@ import click
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED
 from retrain.kernel.registry import Plugins
 from retrain.records.runs.scan import Overview, scan
+from retrain.text.command_options import json_option
 from retrain.text.process import can_redraw
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.interim import InterimLooks
@@ -41,7 +42,7 @@ Exit codes: 0 done; 1 there is no such folder, or the run of --resume cannot con
 
 @click.command("status", epilog=EPILOG)
 @click.argument("root", metavar="[DIR | RUN]", required=False, type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="As JSON; with --follow one line each time.")
+@json_option("As JSON; with --follow one line each time.")
 @click.option("--all", "everything", is_flag=True, help="Also runs that ended and have been idle for 24 hours.")
 @click.option("--active", "only_active", is_flag=True, help="Only active runs.")
 @click.option("--follow", "--watch", is_flag=True, help="Look again every --interval seconds, until Ctrl-C.")

@@ -12,6 +12,7 @@ from retrain.inspect.trace import Trace, trace_flow
 from retrain.kernel.errors import EXIT_FAILED
 from retrain.kernel.registry import Plugins
 from retrain.run.configure import load_with_problems
+from retrain.text.command_options import config_argument, json_option
 
 EPILOG = """\b
 Examples:
@@ -24,8 +25,8 @@ Exit codes: 0 it works; 1 it does not; 2 usage or configuration error.
 
 
 @click.command("trace", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@json_option()
+@config_argument()
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, arguments: tuple[str, ...]) -> None:
     """Try the credit flow of CONFIG on two synthetic groups; exit code 1 if it does not work."""

@@ -12,12 +12,13 @@ import click
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.version import __version__
+from retrain.text.command_options import html_option, json_option, runs_argument
 
 FILE = "report.html"
 EPILOG = """\b
 Examples:
   retrain report logs/campaign_20260301_120000
-  retrain report logs/run_a logs/run_b -o both.html
+  retrain report logs/run_a logs/run_b --html both.html
 
 \b
 Exit codes: 0 written; 2 usage error, or no run there.
@@ -25,16 +26,11 @@ Exit codes: 0 written; 2 usage error, or no run there.
 
 
 @click.command("report", epilog=EPILOG)
-@click.argument("paths", metavar="CAMPAIGN | RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The page (default: report.html in the campaign or run, or here for several runs).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Describe what was written as JSON.")
+@runs_argument()
+@html_option("The page (default: report.html in the campaign or run, or here for several runs).", "--output", "-o")
+@json_option("Describe what was written as JSON.")
 @click.pass_context
-def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
+def command(ctx: click.Context, paths: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
     """Write a campaign, or run folders, as one self-contained page: verdicts, curves, completions, health."""
     from retrain.records.files import write_text
     from retrain.report.gather import gather
@@ -45,7 +41,7 @@ def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as
     material = gather(paths)
     if material.study is None:  # else the comparison on the page is on record
         InterimLooks("report", partial(click.echo, err=True)).at(paths)
-    file = output or (paths[0] / FILE if len(paths) == 1 else Path(FILE))
+    file = html or (paths[0] / FILE if len(paths) == 1 else Path(FILE))
     made = f"Made by retrain {__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
     page = render(material, plugin_sections(material, ctx.obj), folder=file.parent, made=made)
     try:
@@ -53,7 +49,7 @@ def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as
         write_text(file, page.html)
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(Problem(where=str(file), what=what, fix="choose another file: -o FILE")) from error
+        raise ConfigError(Problem(where=str(file), what=what, fix="choose another file: --html FILE")) from error
     states = Counter(run.candidate.state for run in material.runs)
     size = len(page.html.encode("utf-8"))
     if as_json:

@@ -43,6 +43,11 @@ def config_argument(metavar: str = "[CONFIG] [--KEY VALUE]...") -> Decorator:
     return click.argument("arguments", metavar=metavar, nargs=-1, type=click.UNPROCESSED)
 
 
+def overrides_argument() -> Decorator:
+    """Overrides after another argument, as `overrides`; its command needs `ignore_unknown_options`."""
+    return click.argument("overrides", metavar="[--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+
+
 def runs_argument(metavar: str = "CAMPAIGN | RUN...", *, required: bool = True) -> Decorator:
     """A campaign or run folders, as `paths`."""
     return click.argument("paths", metavar=metavar, nargs=-1, required=required, type=click.Path(path_type=Path))
@@ -55,4 +60,4 @@ def run_argument() -> Decorator:
 
 def subject_argument() -> Decorator:
     """A run, an adapter or a model, as `subject`."""
-    return click.argument("subject", metavar="RUN|ADAPTER|MODEL", type=click.Path())
+    return click.argument("subject", metavar="SUBJECT", type=click.Path())

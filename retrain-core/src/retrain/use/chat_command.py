@@ -10,6 +10,7 @@ import click
 from retrain.kernel.registry import Plugins
 from retrain.run.opened import opened
 from retrain.run.subject import find_subject
+from retrain.text.command_options import checkpoint_option, overrides_argument, subject_argument
 from retrain.text.process import is_interactive
 
 EPILOG = """\b
@@ -25,9 +26,9 @@ Exit codes: 0 done; 1 failed; 2 usage or configuration error.
 
 
 @click.command("chat", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
-@click.argument("subject", metavar="SUBJECT", type=click.Path())
-@click.argument("overrides", metavar="[overrides]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--checkpoint", default="", help="Of a run: best, final, a number of steps or base; default: the newest.")
+@subject_argument()
+@overrides_argument()
+@checkpoint_option()
 @click.option("--compare", metavar="NAME", default="", help="Answered by this one too: base, best, a run, an adapter.")
 @click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
 @click.option("--entropy", is_flag=True, help="Shade what the policy was unsure of.")

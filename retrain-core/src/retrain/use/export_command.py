@@ -85,8 +85,8 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Write a trained model for transformers, for llama.cpp and what is built on it (GGUF), for MLX, or for vLLM, and
-    say how to run it; or push it to the Hugging Face hub.
+    """Write SUBJECT, a run, an adapter or a model, for transformers, for llama.cpp and what is built on it (GGUF), for
+    MLX, or for vLLM, and say how to run it; or push it to the Hugging Face hub.
 
     Its adapter is merged into its base, and the logits are compared with those of base and adapter before the result
     appears; vLLM needs neither for a LoRA adapter.

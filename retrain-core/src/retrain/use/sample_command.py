@@ -21,6 +21,7 @@ from retrain.run.opened import Opened, opened, subject_config
 from retrain.run.seed_sources import sample_seed
 from retrain.run.subject import Subject, find_subject
 from retrain.tasks.rollout import draw_samples
+from retrain.text.command_options import checkpoint_option, overrides_argument, subject_argument
 from retrain.use.prompts import Prompt, prompt_tokens, read_prompts
 
 AT_ONCE = 1024  # prompts given to the engine together
@@ -51,8 +52,8 @@ class Wanted:
 
 
 @click.command("sample", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
-@click.argument("subject", metavar="SUBJECT", type=click.Path())
-@click.argument("overrides", metavar="[overrides]", nargs=-1, type=click.UNPROCESSED)
+@subject_argument()
+@overrides_argument()
 @click.option(
     "--prompts",
     "file",
@@ -60,7 +61,7 @@ class Wanted:
     required=True,
     help="JSONL, JSON, CSV, Parquet, or one prompt per line; - for stdin.",
 )
-@click.option("--checkpoint", default="", help="Of a run: best, final, a number of steps or base; default: the newest.")
+@checkpoint_option()
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions of each prompt.")
 @click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the completions.")

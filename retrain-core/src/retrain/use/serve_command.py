@@ -18,6 +18,7 @@ from retrain.kernel.registry import Plugins
 from retrain.run.opened import Opened, opened
 from retrain.run.streaming import ServedElsewhere
 from retrain.run.subject import Subject, find_subject
+from retrain.text.command_options import checkpoint_option, overrides_argument, subject_argument
 from retrain.text.terminal_text import printable
 
 BASE = "base"
@@ -35,9 +36,9 @@ Exit codes: 0 stopped by Ctrl-C or SIGTERM; 1 failed; 2 usage or configuration e
 
 
 @click.command("serve", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
-@click.argument("subject", metavar="SUBJECT", type=click.Path())
-@click.argument("overrides", metavar="[overrides]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--checkpoint", default="", help="Of a run: best, final, a number of steps or base; default: the newest.")
+@subject_argument()
+@overrides_argument()
+@checkpoint_option()
 @click.option("--name", default="", help="Of the model in requests; default: that of the folder or the hub id.")
 @click.option(
     "--adapter", "adapters", metavar="NAME=SUBJECT", multiple=True, help="Another one on the same base; again."

@@ -14,6 +14,7 @@ from retrain.cli.manual.pages import MANUAL, OTHER_NAMES, Generate, Topic, regen
 from retrain.cli.manual.sections import generator
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.text.command_options import json_option
 
 FORMATS = ("text", "json", "troff", "html")
 TITLE = "The manual of retrain"
@@ -36,7 +37,7 @@ def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str)
 @click.command("man", epilog=EPILOG)
 @click.option("--topic", "-t", metavar="NAME", shell_complete=_complete_topic, help="Only this topic.")
 @click.option("--format", "-f", "form", type=click.Choice(FORMATS), default="text", help="How to print it.")
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@json_option("The same as --format json.")
 @click.option("--list-topics", is_flag=True, help="List the topics and exit.")
 @click.option("--path", "show_path", is_flag=True, help="Print the path of the manual, a Markdown file.")
 @click.option("--sync", is_flag=True, help="Regenerate the generated sections of FILES in place.")

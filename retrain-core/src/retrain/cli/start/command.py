@@ -15,6 +15,7 @@ from retrain.cli.start.templates import DEFAULT_FILE, exists_error, refuse_exist
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.text.command_options import json_option
 from retrain.text.process import is_interactive
 from retrain.text.terminal_text import printable
 from retrain.text.typed_command import program
@@ -57,7 +58,7 @@ Exit codes: 0 written; 1 the reward failed its audit on this data; 2 usage error
 @click.option("--log-dir", default="", metavar="FOLDER", help="Folder of the run. Default: logs/ and the data's name.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="File to write, instead of the template's own.")
 @click.option("--list", "-l", "as_list", is_flag=True, help="List the templates and exit.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON: the list, or what was written.")
+@json_option("As JSON: the list, or what was written.")
 @click.pass_obj
 def command(
     plugins: Plugins,

@@ -11,6 +11,7 @@ import click
 from retrain.inspect.replay.job import replay_step
 from retrain.inspect.replay.show import as_data, lines
 from retrain.records.files import write_text
+from retrain.text.command_options import html_option, json_option, run_argument
 from retrain.text.terminal_text import printable
 
 EPILOG = """\b
@@ -25,7 +26,7 @@ Exit codes: 0 done; 1 failed; 2 usage error, or a step that cannot be replayed.
 
 
 @click.command("replay", epilog=EPILOG)
-@click.argument("run", type=click.Path(path_type=Path))
+@run_argument()
 @click.option("--step", type=int, required=True, help="Which step; its tokens must be stored.")
 @click.option(
     "--try", "tries", multiple=True, metavar="KEY=VALUE,...", help="A condition; repeat it to compare several."
@@ -36,8 +37,8 @@ Exit codes: 0 done; 1 failed; 2 usage error, or a step that cannot be replayed.
 @click.option("--uncertainty", default="", help="Another uncertainty_kind.")
 @click.option("--resamples", type=click.IntRange(0), default=1000, show_default=True, help="0: one pass per condition.")
 @click.option("--most", type=click.IntRange(0), default=3, show_default=True, help="Prompts and tokens named for each.")
-@click.option("--html", type=click.Path(path_type=Path), help="Write a self-contained page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@html_option("Write a self-contained page.")
+@json_option()
 @click.pass_context
 def command(
     ctx: click.Context,

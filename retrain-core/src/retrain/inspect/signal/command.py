@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from retrain.text.command_options import json_option, runs_argument
+
 MOST = 5
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 EPILOG = """\b
@@ -23,9 +25,9 @@ Exit codes: 0 done; 1 no run could be read; 2 usage error, or no run there.
 
 
 @click.command("signal", epilog=EPILOG)
-@click.argument("paths", metavar="CAMPAIGN | RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@runs_argument()
 @click.option("--most", default=MOST, show_default=True, type=click.IntRange(min=0), help="Prompts of a run to list.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with every prompt.")
+@json_option("As JSON, with every prompt.")
 def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
     """Account for every token that was drawn: what taught, what did not and why, and what a held-out point cost.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.text.command_options import run_argument
 
 EPILOG = """\b
 Examples:
@@ -26,7 +27,7 @@ Exit codes: 0 ended by Ctrl-C; 1 the port is taken; 2 usage error, or no run and
 
 
 @click.command("watch", epilog=EPILOG)
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument()
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port on 127.0.0.1 (default: a free one).")
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 def command(run: Path, port: int, opens: bool) -> None:

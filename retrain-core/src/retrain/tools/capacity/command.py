@@ -11,6 +11,7 @@ from retrain.kernel.config.schema import ModelTable
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.run.configure import DEFAULT_FILE, load_checked, refuse_defaults
+from retrain.text.command_options import config_argument, json_option
 from retrain.tools.capacity import fits
 from retrain.tools.capacity.advice import NO_KEY
 from retrain.tools.capacity.forecast import forecast
@@ -50,8 +51,8 @@ Exit codes: 0 done; 1 a pilot failed; 2 usage or configuration error.
 @click.option("--context", type=SIZE, help="Its longest row in tokens (default: unlimited).")
 @click.option("--tied", is_flag=True, help="Its head is its embedding.")
 @click.option("--known-models", is_flag=True, help="A line for every model of known size, and exit.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@json_option()
+@config_argument()
 @click.pass_obj
 def command(
     plugins: Plugins,

@@ -14,6 +14,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.diagnosis import Diagnosis
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide
 from retrain.tools.doctor.examine import Examination, examine
 from retrain.tools.doctor.show import show
@@ -35,8 +36,8 @@ Exit codes: 0 everything CONFIG needs is there; 1 something is missing; 2 usage 
 @click.option(
     "--max-gap", type=click.FloatRange(min=0.0), default=MAX_MEAN_GAP, show_default=True, help="Mean gap allowed, nats."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG] [OVERRIDES]...")
+@json_option()
+@config_argument()
 @click.pass_context
 def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, arguments: tuple[str, ...]) -> None:
     """Check whether this machine has what CONFIG needs, and how to get what is missing.

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.text.command_options import html_option, json_option
 from retrain.text.terminal_text import printable
 from retrain.text.typed_command import program
 from retrain.tools.pack.archive import write_pack
@@ -29,7 +30,7 @@ Exit codes: 0 done; 2 usage error, a run that cannot be repeated, or a secret in
 @click.command("pack", epilog=EPILOG)
 @click.argument("folder", metavar="RUN|CAMPAIGN", type=click.Path(path_type=Path))
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="The file; by default the folder's name.rtpack.")
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Also write one offline page about it.")
+@html_option("Also write one offline page about it.")
 @click.option(
     "--equivalence",
     type=click.FloatRange(0.0, 1.0, min_open=True),
@@ -38,11 +39,11 @@ Exit codes: 0 done; 2 usage error, a run that cannot be repeated, or a secret in
 )
 @click.option("--limit-mb", type=click.FloatRange(0.0), default=16.0, help="Largest data file packed; by default 16.")
 @click.option("--hide-secrets", is_flag=True, help="Pack code and data that hold a secret, without it.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option()
 def command(
     folder: Path,
     out: Path | None,
-    page: Path | None,
+    html: Path | None,
     equivalence: float | None,
     limit_mb: float,
     hide_secrets: bool,
@@ -51,7 +52,7 @@ def command(
     """Write one file with all that a finished RUN or CAMPAIGN was made of, for `retrain rerun`: configuration, code,
     small data, plugins as wheels, versions, and what each step recorded. It holds no secret."""
     file = out or Path(f"{folder.resolve().name}{SUFFIX}")
-    for each in filter(None, (file, page)):
+    for each in filter(None, (file, html)):
         if each.exists():
             fix = "give another name, or remove it"
             raise ConfigError(Problem(where=printable(str(each)), what="is there already", fix=fix))
@@ -59,16 +60,16 @@ def command(
     found = gather(folder, options)
     try:
         write_pack(file, found.manifest, found.members)
-        if page:
+        if html:
             from retrain.tools.pack.page import page_of
 
-            page.write_text(page_of(found.manifest, found.members, file.name), encoding="utf-8")
+            html.write_text(page_of(found.manifest, found.members, file.name), encoding="utf-8")
     except OSError as error:
         what, fix = f"cannot be written: {error.strerror or error}", "free space, or give another folder with -o"
         raise ConfigError(Problem(where=printable(str(error.filename or file)), what=what, fix=fix)) from error
     manifest = found.manifest
     if as_json:
-        told = {"file": str(file), "bytes": file.stat().st_size, "page": str(page) if page else None}
+        told = {"file": str(file), "bytes": file.stat().st_size, "page": str(html) if html else None}
         kept = {name: manifest[name] for name in ("kind", "runs", "left_out", "hidden", "equivalence")}
         click.echo(json.dumps({**told, **kept, "notes": found.notes}, indent=2))
         return
@@ -83,6 +84,6 @@ def command(
         click.echo(f"  packed without its secrets: {printable(name)}; a rerun says that it differs")
     for note in found.notes:
         click.echo(f"  note: {note}")
-    if page:
-        click.echo(f"  page: {printable(str(page))}")
+    if html:
+        click.echo(f"  page: {printable(str(html))}")
     click.echo(f"Next: {program()} rerun {shlex.quote(printable(str(file)))}")

@@ -13,6 +13,7 @@ import click
 
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.records.identity.copies import FOLDER
+from retrain.text.command_options import json_option, quiet_option, set_option
 from retrain.text.process import is_interactive
 from retrain.text.terminal_text import printable
 from retrain.tools.pack.archive import open_pack
@@ -48,10 +49,10 @@ Exit codes: 0 identical, or equivalent by the test that the pack declares; 1 dif
 @click.option("--into", type=click.Path(path_type=Path), help="A new folder for it; by default NAME.rerun.")
 @click.option("--here", is_flag=True, help="Use this environment instead of making one.")
 @click.option("--data", "data", multiple=True, metavar="NAME=PATH", help="A file that the pack names, by your path.")
-@click.option("--set", "sets", multiple=True, metavar="TABLE.KEY=VALUE", help="Change a value, which is then named.")
+@set_option("Change a value, which is then named.")
 @click.option("--pass", "passed", multiple=True, metavar="VARIABLE", help="A secret variable that the run may see.")
-@click.option("-q", "--quiet", is_flag=True, help="Only the outcome.")
-@click.option("--json", "as_json", is_flag=True, help="The outcome as JSON.")
+@quiet_option("Print only the outcome.")
+@json_option("The outcome as JSON.")
 def command(
     file: Path,
     yes: bool,
@@ -60,9 +61,9 @@ def command(
     into: Path | None,
     here: bool,
     data: tuple[str, ...],
-    sets: tuple[str, ...],
+    settings: tuple[str, ...],
     passed: tuple[str, ...],
-    quiet: bool,
+    is_quiet: bool,
     as_json: bool,
 ) -> None:
     """Run a PACK again in an environment of its own, and compare line by line: bit-identical on the same machine and
@@ -81,7 +82,7 @@ def command(
     chosen = chosen_files(contents, given)
 
     def say(line: str) -> None:
-        if not quiet:
+        if not is_quiet:
             click.echo(line, err=as_json)
 
     unpacked, work = folder / "pack", folder / "work"
@@ -100,7 +101,7 @@ def command(
         return digests_in(python, contents.packages)
 
     say(f"Running in {printable(str(work))}; its messages are in run.log")
-    arguments = [part for each in sets for part in ("--set", each)]
+    arguments = [part for each in settings for part in ("--set", each)]
     outcome = rerun(contents, work, python, environ, arguments, unpacked / FOLDER, installed, say)
     told = {**_told(contents, outcome), "folder": str(folder)}
     (folder / RESULT).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")

@@ -20,6 +20,7 @@ from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
 from retrain.run.check import registered_tables, table_hint
 from retrain.run.configure import split_arguments
+from retrain.text.command_options import config_argument, json_option
 from retrain.text.terminal_text import printable
 from retrain.tools.squeeze.adapter import REMOTE, local_copy, read_adapter
 from retrain.tools.squeeze.analysis import ranks_to_test
@@ -57,8 +58,8 @@ class Request:
 @click.option("--eval", "with_eval", is_flag=True, help="Measure both ranks on the run's held-out examples.")
 @click.option("--run", "run", type=_FOLDER, help="With --eval: the run, if the adapter is not in its folder.")
 @click.option("--report", type=_FOLDER, default=REPORT, show_default=True, help="Folder of spectrum.json and .html.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with every layer.")
-@click.argument("arguments", metavar="[ADAPTER|RUN|CONFIG] [overrides]", nargs=-1, type=click.UNPROCESSED)
+@json_option("As JSON, with every layer.")
+@config_argument("[ADAPTER|RUN|CONFIG] [--KEY VALUE]...")
 @click.pass_obj
 def command(
     plugins: Plugins, with_eval: bool, run: Path | None, report: Path, as_json: bool, arguments: tuple[str, ...]

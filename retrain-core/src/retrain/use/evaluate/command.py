@@ -10,6 +10,7 @@ import click
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.text.command_options import config_argument, json_option
 from retrain.text.terminal_text import printable
 from retrain.use.evaluate.clients import CLIENTS, client_lines
 from retrain.use.evaluate.show import table_lines
@@ -42,8 +43,8 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option("--out", type=_FOLDER, help="Where results are kept; default: evaluations in the run's folder.")
 @click.option("--save-every", "at_once", type=click.IntRange(1), default=256, show_default=True, help="Examples.")
 @click.option("--to", "client", type=click.Choice(CLIENTS), help="Print how somebody else's evaluation is run.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("arguments", metavar="SUBJECT... [overrides]", nargs=-1, type=click.UNPROCESSED)
+@json_option()
+@config_argument("SUBJECT... [--KEY VALUE]...")
 @click.pass_obj
 def command(
     plugins: Plugins,

@@ -14,6 +14,7 @@ import click
 from retrain.kernel.errors import EXIT_DONE
 from retrain.records.runs.budget import Align
 from retrain.records.runs.metric import parse_metric
+from retrain.text.command_options import json_option, runs_argument
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.interim import InterimLooks
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
@@ -37,7 +38,7 @@ Exit codes: 0 done, or the ledger is intact; 1 its chain is broken, or something
 
 
 @click.command("compare", epilog=EPILOG)
-@click.argument("paths", metavar="CAMPAIGN | RUN... | FILE FILE", nargs=-1, type=click.Path(path_type=Path))
+@runs_argument("CAMPAIGN | RUN... | FILE FILE", required=False)
 @click.option("--metric", metavar="FIELD[:final|best|auc]", help="The metric that decides; a field of metrics.jsonl.")
 @click.option("--baseline", metavar="LABEL", help="Condition that the others are compared with (default: the first).")
 @click.option("--all-pairs", is_flag=True, help="Compare every condition with every other.")
@@ -59,7 +60,7 @@ Exit codes: 0 done, or the ledger is intact; 1 its chain is broken, or something
     "--head", metavar="SHA256", default="", help="With --ledger: a hash of an earlier check, still in the chain."
 )
 @click.option("--events", is_flag=True, help="With --ledger: print its events instead, a line each.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option()
 @click.option("--markdown", "as_markdown", is_flag=True, help="As Markdown.")
 @click.pass_context
 def command(
