@@ -347,7 +347,7 @@ def test_what_cannot_be_read_or_written_is_told(report: Callable[..., Any], made
     (tmp_path / "file").write_text("")
     refused = report(folder, "-o", tmp_path / "file" / "page.html")
     assert refused.code == 2
-    assert "-o FILE" in refused.err
+    assert "--html FILE" in refused.err
     done = report(folder)
     assert (done.code, done.out.count("\n")) == (0, 1)
     assert re.search(r"Wrote .*: 1 run, \d+ plots$", done.out.strip())
