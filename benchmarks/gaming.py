@@ -40,8 +40,7 @@ from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
 from retrain.observe.gaming.alarm import GamingAlarm, Verdicts
-from retrain.observe.gaming.alarm_record import MOST_NAMED, PaidCompletion, paid_in, unconfirmed
-from retrain.observe.gaming.alarm_watch import GamingWatch
+from retrain.observe.gaming.alarm_watch import MOST_NAMED, GamingWatch, PaidCompletion, paid_in, unconfirmed
 from retrain.observe.gaming.suspicion import ROW, THRESHOLDS, TWO_SIDED
 from retrain.records.tokens import TokenRecord, read_tokens
 

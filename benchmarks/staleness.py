@@ -16,8 +16,8 @@ import numpy as np
 
 from retrain.kernel.overlap import Planned, Sampled, Serial
 from retrain.kernel.progress import Clock, Progress
-from retrain.run.steps.buffered import Buffered
 from retrain.run.steps.overlapped import Overlapped
+from retrain.run.steps.staleness import Buffered
 
 MEAN_S = 0.05
 

@@ -24,8 +24,8 @@ from retrain.api import (
     load_plugins,
 )
 from retrain.engines.engine import ServerEngine
-from retrain.engines.mlx_adapter import convert
-from retrain.engines.probes import probe_prompts
+from retrain.engines.handshake import probe_prompts
+from retrain.engines.mlx import convert
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from retrain.cli.command_line import main
-from retrain.text.typed_command import program
+from retrain.text.terminal_text import program
 from tests.end_to_end.running import SCRIPT, Outcome, retrain, tiny
 from tests.end_to_end.terminal import converse
 from tests.shared import first_or_long, made_once, slow_or_long

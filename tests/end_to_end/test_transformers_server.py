@@ -11,11 +11,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from retrain.api import ConfigError, PluginContext, Seeds, load_plugins
-from retrain.engines.answers import CompletionRequest
-from retrain.engines.dialect import HttpRequest
+from retrain.engines.dialect import CompletionRequest, HttpRequest
 from retrain.engines.engine import create
-from retrain.engines.openai import OpenAI
-from retrain.engines.text_ids import TextIds
+from retrain.engines.openai import OpenAI, TextIds
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from retrain.engines.answers import CompletionRequest, checked
 from retrain.engines.client import BadAnswerError
+from retrain.engines.dialect import CompletionRequest, checked
+from retrain.engines.handshake import probe_prompts
 from retrain.engines.max import MAX
-from retrain.engines.probes import probe_prompts
-from retrain.engines.text_ids import TextIds
+from retrain.engines.openai import TextIds
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
 from tests.mlx_server import free_port

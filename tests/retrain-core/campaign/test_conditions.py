@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.campaign.condition_lines import ConditionLines
-from retrain.campaign.conditions import Condition, read_conditions
+from retrain.campaign.conditions import Condition, ConditionLines, read_conditions
 from retrain.kernel.config.load import TableEntry, all_keys
 from retrain.kernel.errors import Problem
 

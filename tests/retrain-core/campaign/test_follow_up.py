@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.api import hookimpl
-from retrain.campaign.follow_up import FollowUpResult, FollowUps
 from retrain.campaign.load import Campaign
 from retrain.campaign.planned import plan_runs
+from retrain.campaign.schedule import FollowUpResult, FollowUps
 from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.registry import Plugins
 

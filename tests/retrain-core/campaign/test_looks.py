@@ -13,16 +13,13 @@ from pydantic import ValidationError
 
 from retrain.api import Job
 from retrain.campaign import schedule as module
-from retrain.campaign.follow_up import FollowUps
-from retrain.campaign.load import Campaign
+from retrain.campaign.load import Campaign, PlanTable, seal_plan
 from retrain.campaign.looks import Look, PlannedLooks, StudyJudge
 from retrain.campaign.manifest import Manifest, new_content
 from retrain.campaign.on_record import CampaignRecord
-from retrain.campaign.plan import PlanTable, seal_plan
 from retrain.campaign.planned import plan_runs
 from retrain.campaign.report_lines import Lines
-from retrain.campaign.schedule import Schedule
-from retrain.campaign.stops import Stops
+from retrain.campaign.schedule import FollowUps, Schedule, Stops
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 

@@ -12,14 +12,12 @@ import pytest
 
 from retrain.api import Job
 from retrain.campaign import schedule as module
-from retrain.campaign.follow_up import FollowUps
 from retrain.campaign.load import Campaign
 from retrain.campaign.manifest import Manifest, new_content
 from retrain.campaign.on_record import CampaignRecord
 from retrain.campaign.planned import plan_runs
 from retrain.campaign.report_lines import Lines
-from retrain.campaign.schedule import Schedule
-from retrain.campaign.stops import Stops
+from retrain.campaign.schedule import FollowUps, Schedule, Stops
 from retrain.kernel.errors import BackendError
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import save_checkpoint

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.cli.legacy import LEGACY_KEYS
-from retrain.cli.migrate_toml import migrate
+from retrain.cli.migrate import migrate
 from retrain.kernel.errors import ConfigError
 
 WITH_COMMENTS = """\

@@ -22,7 +22,7 @@ from retrain.kernel.informative import GroupStatus
 from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import Found
-from retrain.testing.toy_groups import scored_groups
+from retrain.testing.toys import scored_groups
 
 MakeFlow = Callable[..., CreditFlow]
 MakeCreditGroup = Callable[..., CreditGroup]

@@ -29,7 +29,7 @@ from retrain.kernel.registry import Owner
 from retrain.kernel.types import Group, Score
 from retrain.records.completions import generation_records
 from retrain.run.check import registered_tables
-from retrain.testing.toy_groups import scored_groups
+from retrain.testing.toys import scored_groups
 
 MakeFlow = Callable[..., CreditFlow]
 MakeCreditGroup = Callable[..., CreditGroup]

@@ -16,13 +16,13 @@ from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.flow import CreditFlow
 from retrain.credit.pipeline import CreditGroup
 from retrain.credit.specs import AlgorithmSpec, TransformContext, TransformSpec
-from retrain.inspect.stored import replay
+from retrain.inspect.credit_command import replay
 from retrain.kernel.contracts.algorithm import Needs
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Group
 from retrain.records.run import StoredStep
 from retrain.testing import conformance
-from retrain.testing.toy_groups import scored_groups
+from retrain.testing.toys import scored_groups
 from tests.docs.reading import SITE, blocks
 
 MakeFlow = Callable[..., CreditFlow]

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from retrain.api import BackendError, ConfigError, SampleRequest, SamplingParams
-from retrain.engines.probes import WEIGHTS
+from retrain.engines.handshake import WEIGHTS
 from tests.inference_server import Handler, InferenceServer, serving
 from tests.toy_policy import ToyModel
 
@@ -281,7 +281,7 @@ def test_publish_waits_for_a_server_that_is_away_for_a_moment(make_engine, polic
 
 
 def test_numbers_that_numpy_does_not_have_skip_the_loud_probe(tmp_path) -> None:
-    from retrain.engines.probes import write_probe_adapter
+    from retrain.engines.handshake import write_probe_adapter
 
     source = tmp_path / "quiet"
     source.mkdir()

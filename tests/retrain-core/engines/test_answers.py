@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.engines.answers import ROUNDING, CompletionRequest, RawCompletion, checked
 from retrain.engines.client import BadAnswerError
+from retrain.engines.dialect import ROUNDING, CompletionRequest, RawCompletion, checked
 from retrain.kernel.types import StopReason
 
 ASKED = CompletionRequest(

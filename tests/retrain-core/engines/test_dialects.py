@@ -12,12 +12,11 @@ import pytest
 
 from retrain.api import BackendError, ConfigError, PluginSpec
 from retrain.engines import plugin
-from retrain.engines.answers import CompletionRequest, checked
 from retrain.engines.client import BadAnswerError
-from retrain.engines.openai import OpenAI
+from retrain.engines.dialect import CompletionRequest, checked
+from retrain.engines.openai import OpenAI, TextIds
 from retrain.engines.openai import create_engine as create_openai
 from retrain.engines.sglang import SGLang
-from retrain.engines.text_ids import TextIds
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config.plugin_tables import InferenceTable
 from tests.inference_server import changed

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from retrain.api import ConfigError
-from retrain.engines.answers import CompletionRequest, checked
 from retrain.engines.client import BadAnswerError
+from retrain.engines.dialect import CompletionRequest, checked
 from retrain.engines.max import MAX, create_engine
-from retrain.engines.text_ids import TextIds
+from retrain.engines.openai import TextIds
 from tests.toy_policy import ToyPolicy
 
 FIELDS = {  # all that MAX 26.6 takes of what an engine here might send; it refuses any other

@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from retrain.api import BackendError, ConfigError
-from retrain.engines.answers import CompletionRequest, checked
 from retrain.engines.client import BadAnswerError
+from retrain.engines.dialect import CompletionRequest, checked
 from retrain.engines.mlx import MLX
 
 MODEL = "/models/tiny"

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 
 from retrain.api import BackendError
-from retrain.engines.mlx_adapter import convert
+from retrain.engines.mlx import convert
 
 CONFIG = {"r": 4, "lora_alpha": 6, "bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from retrain.engines.teacher_address import problems_of
+from retrain.engines.check import teacher_problems
 from retrain.kernel.config.load import TableEntry, load_config
 
 
@@ -27,7 +27,7 @@ from retrain.kernel.config.load import TableEntry, load_config
 def test_the_same_server_is_refused(flags: str, key: str, tables: Mapping[str, TableEntry]) -> None:
     config, problems = load_config(None, tables=tables, arguments=flags.split())
     assert problems == []
-    (problem,) = problems_of(config)
+    (problem,) = teacher_problems(config)
     assert f"--{key}" in problem.where
     assert "is the one that samples" in problem.what
     assert "secret" not in problem.what
@@ -46,4 +46,4 @@ def test_the_same_server_is_refused(flags: str, key: str, tables: Mapping[str, T
 )
 def test_another_server_is_not(flags: str, tables: Mapping[str, TableEntry]) -> None:
     config, _ = load_config(None, tables=tables, arguments=flags.split())
-    assert problems_of(config) == []
+    assert teacher_problems(config) == []

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.inspect.diff_metrics import side_by_side
-from retrain.inspect.diff_show import HIGHER, LOWER, NEITHER, mark
+from retrain.inspect.diff import side_by_side
+from retrain.inspect.diff_command import HIGHER, LOWER, NEITHER, mark
 from retrain.records.tokens import read_tokens, write_tokens
 
 Command = Callable[..., Any]

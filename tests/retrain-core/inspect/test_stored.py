@@ -11,7 +11,7 @@ import pytest
 
 from retrain.advantages import TransformContext, TransformSpec
 from retrain.credit.flow import CreditFlow, build_flow
-from retrain.inspect.stored import replay
+from retrain.inspect.credit_command import replay
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.errors import ConfigError

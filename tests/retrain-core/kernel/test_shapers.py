@@ -14,7 +14,7 @@ from retrain.kernel.errors import PluginError
 from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.step_fields import merge_fields
 from retrain.kernel.types import Score
-from retrain.run.steps.shaping import NamedShaper
+from retrain.run.assemble import NamedShaper
 from tests.overlapped import GENERATIONS, lines, steps
 
 Command = Callable[..., Any]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from retrain.kernel.contracts.context import PhaseProgress, PluginContext
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.text import phase_progress
-from retrain.text.phase_progress import phase_text, progress_of, progress_text
+from retrain.text import progress as phase_progress
+from retrain.text.progress import phase_text, progress_of, progress_text
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4)
 

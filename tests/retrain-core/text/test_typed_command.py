@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.text.typed_command import program
+from retrain.text.terminal_text import program
 
 
 @pytest.fixture

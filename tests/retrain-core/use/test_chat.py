@@ -17,11 +17,18 @@ from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Score, S
 from retrain.run.opened import Opened
 from retrain.text.chat import encode
 from retrain.use import chat_command
-from retrain.use.chat import Conversation, Spoken
-from retrain.use.group_credit import CreditedAnswer, CreditedGroup, credit_of
+from retrain.use.chat import (
+    Conversation,
+    CreditedAnswer,
+    CreditedGroup,
+    Spoken,
+    by_credit,
+    by_entropy,
+    credit_of,
+    harmless,
+)
 from retrain.use.prompts import read_prompts
 from retrain.use.serving.text_stream import TextStream
-from retrain.use.shading import by_credit, by_entropy, harmless
 from tests.invoke import invoke
 
 INSTRUCTION = "Answer in \\boxed{}."

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.condition_lines import ConditionLines
-from retrain.campaign.conditions import Condition, control_conditions, read_conditions
+from retrain.campaign.conditions import Condition, ConditionLines, control_conditions, read_conditions
 from retrain.campaign.devices import device_problems
-from retrain.campaign.plan import seal_plan
 from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import TableEntry, all_keys
@@ -22,7 +20,8 @@ from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from retrain.records.campaign_table import CampaignTable
+from retrain.records.campaign_table import CampaignTable, PlanTable
+from retrain.records.files import SEAL, seal_of
 from retrain.records.manifest import public_values
 from retrain.run.assemble import check, check_run
 from retrain.run.check import read_config, registered_tables
@@ -214,3 +213,33 @@ def _tables_of(file: Path | None) -> frozenset[str]:
         return frozenset(read_toml(file)[0]) if file else frozenset()
     except ConfigError:  # reported by the loader
         return frozenset()
+
+
+# `[campaign.plan]`: the hypothesis and the analysis of a campaign, registered before the first step.
+
+
+def seal_plan(
+    plan: PlanTable, *, conditions: Sequence[str], seeds: Sequence[int], max_steps: int, written: str
+) -> dict[str, Any]:
+    """The plan as `manifest.json` stores it before the first step, with its `sha256`.
+
+    `conditions` are the labels in order, `written` the time in UTC (ISO 8601). ConfigError if the baseline is not
+    one of the conditions, or the last look is not at the last seed. The hash reveals a plan that was edited later,
+    unless its hash was replaced as well.
+    """
+    baseline = plan.baseline or next(iter(conditions), "")
+    if baseline not in conditions:
+        what = f"{baseline!r} is not a condition of this campaign"
+        raise ConfigError(Problem(where="[campaign.plan] baseline", what=what, fix=f"one of: {', '.join(conditions)}"))
+    if plan.looks and plan.looks[-1] != len(seeds):
+        what = f"the last look is after {plan.looks[-1]} seeds, and [campaign] seeds has {len(seeds)}"
+        fix = f"end looks with {len(seeds)}, or list {plan.looks[-1]} seeds"
+        raise ConfigError(Problem(where="[campaign.plan] looks", what=what, fix=fix))
+    content = plan.content() | {
+        "baseline": baseline,
+        "conditions": list(conditions),
+        "seeds": list(seeds),
+        "max_steps": max_steps,
+        "written": written,
+    }
+    return content | {SEAL: seal_of(content)}

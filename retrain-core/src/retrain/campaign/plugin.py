@@ -58,8 +58,8 @@ def retrain_register_launchers(register: Callable[[PluginSpec], None]) -> None:
         PluginSpec(
             name="slurm",
             summary="Jobs of a Slurm cluster.",
-            factory="retrain.campaign.slurm.launcher:build",
-            params="retrain.campaign.slurm.launcher:Options",
+            factory="retrain.campaign.slurm_launcher:build",
+            params="retrain.campaign.slurm_launcher:Options",
         )
     )
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import queue
+import signal
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from retrain.campaign.devices import gpus_per_run
 from retrain.campaign.folder import keep_earlier
-from retrain.campaign.follow_up import FollowUps
 from retrain.campaign.launching import FindsJobs, Job, Launcher, RunningJob
 from retrain.campaign.load import Campaign
 from retrain.campaign.looks import PlannedLooks
@@ -29,8 +34,8 @@ from retrain.campaign.outcome import (
 )
 from retrain.campaign.planned import PlannedRun, config_text, run_config, run_environ
 from retrain.campaign.report_lines import Lines
-from retrain.campaign.stops import Stops
 from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, RetrainError
+from retrain.kernel.registry import Plugins
 from retrain.records.files import write_text
 from retrain.text.process import python_command
 from retrain.text.terminal_text import OUTCOME_LEVEL
@@ -292,3 +297,107 @@ class Schedule:
         for active in self._active.values():
             active.job.kill()
             self._manifest.change_run(active.run.name, status=State.STOPPED, ended=now(), pid=None)
+
+
+# Signals to a campaign: the first asks its runs to save their state and exit, a second kills them.
+
+
+SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, n))
+
+
+class Stops:
+    """The stop requested so far. `wait` is a sleep that a signal interrupts."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.is_urgent = False
+        self._event = threading.Event()
+
+    def request(self, reason: str) -> None:
+        """Request a stop; a second request makes it urgent."""
+        self.is_urgent = bool(self.reason)
+        self.reason = self.reason or reason
+        self._event.set()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until the time is over or a signal arrives."""
+        self._event.wait(seconds)
+        self._event.clear()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle signals within the block; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.request(signal.Signals(number).name)
+
+
+# Calls `retrain_campaign_run_done` for finished runs, in a thread, while other runs continue.
+
+
+HOOK = "retrain_campaign_run_done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUpResult:
+    """What the plugins returned for one run: fields for the manifest, or the error that was raised."""
+
+    run: PlannedRun
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+class FollowUps:
+    """Calls the hook for one run after another, in a daemon thread."""
+
+    def __init__(self, campaign: Campaign, plugins: Plugins, folder: Path, tables: frozenset[str]) -> None:
+        self._campaign, self._plugins, self._folder, self._tables = campaign, plugins, folder, tables
+        self._wanted: queue.SimpleQueue[tuple[PlannedRun, bool]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[FollowUpResult] = queue.SimpleQueue()
+        self.num_open = 0
+        self._thread: threading.Thread | None = None
+
+    def submit(self, run: PlannedRun, *, is_first: bool) -> None:
+        """Queue a finished run for the plugins."""
+        self.num_open += 1
+        self._wanted.put((run, is_first))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="campaign-follow-up", daemon=True)
+            self._thread.start()
+
+    def finished(self) -> Iterator[FollowUpResult]:
+        """Results that arrived since the last call."""
+        while not self._results.empty():
+            self.num_open -= 1
+            yield self._results.get()
+
+    def _work(self) -> None:
+        while True:
+            run, is_first = self._wanted.get()
+            self._results.put(self._call(run, is_first))
+
+    def _call(self, run: PlannedRun, is_first: bool) -> FollowUpResult:
+        try:
+            answers = self._plugins.notify(
+                HOOK,
+                config=self._campaign.config,
+                tables=self._tables,
+                run=run.folder,
+                campaign=self._folder,
+                is_first=is_first,
+            )
+            fields = {name: value for answer in answers if answer for name, value in answer.items()}
+            return FollowUpResult(run=run, fields=fields)
+        except RetrainError as error:
+            return FollowUpResult(run=run, error=str(error))
+        except BaseException as error:  # otherwise the campaign would wait for a dead thread
+            return FollowUpResult(run=run, error=f"{type(error).__name__}: {error}")

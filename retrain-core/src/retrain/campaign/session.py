@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from retrain.campaign.changed_runs import ChangedRuns, changed_runs, current_identities, refuse_changed
 from retrain.campaign.explain import warnings_of, workers_of
 from retrain.campaign.folder import CampaignFolder, open_campaign
-from retrain.campaign.follow_up import FollowUps
 from retrain.campaign.launching import Launcher
 from retrain.campaign.load import Campaign
 from retrain.campaign.looks import PlannedLooks, StudyJudge
@@ -23,23 +23,24 @@ from retrain.campaign.on_record import CampaignRecord
 from retrain.campaign.outcome import State, is_done
 from retrain.campaign.planned import PlannedRun, plan_runs
 from retrain.campaign.report_lines import Lines
-from retrain.campaign.schedule import Schedule
-from retrain.campaign.stops import Stops
+from retrain.campaign.schedule import FollowUps, Schedule, Stops
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import Problem, RetrainError, StopRequested
+from retrain.kernel.errors import Problem, ResumeError, RetrainError, StopRequested
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Kind
 from retrain.records.files import write_json, write_text
+from retrain.records.identity.changes import Change, changes_between
 from retrain.records.identity.recorded import places_entry
 from retrain.records.manifest import public_values
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE, CONFIG_FILE
+from retrain.records.run import Run
 from retrain.run.check import registered_tables
 from retrain.run.devices import ENTRY, KEY, SettledDevices
-from retrain.text.terminal_text import OUTCOME_LEVEL, duration
-from retrain.text.typed_command import program
+from retrain.run.selected import identity_of
+from retrain.text.terminal_text import OUTCOME_LEVEL, duration, printable, program
 
 THROTTLE = "tinker_throttle"
 CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "followed_up", "follow_up_error")
@@ -241,3 +242,85 @@ def _needed(runs: list[PlannedRun], manifest: Mapping[str, Any]) -> list[Planned
     """The runs without those that the planned looks saved."""
     saved = {entry["run_name"] for entry in manifest["runs"] if entry.get("status") == State.NOT_NEEDED}
     return [run for run in runs if run.name not in saved]
+
+
+# Runs of a campaign that were made with other code, data or plugins than a run started now would be.
+
+
+MOST_CHANGES, MOST_NAMES = 10, 8
+
+Identities = Mapping[str, Mapping[str, Any]]  # by condition, in the form of `Identity.as_data`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedRuns:
+    """The runs behind each change that makes them different runs. `unknown` ones recorded no code and data."""
+
+    by_change: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unknown: Sequence[str] = ()
+    num_runs: int = 0
+
+    @property
+    def lines(self) -> list[str]:
+        """A line per change with the names of its runs."""
+        told = [f"{change}  ({_listed(names)})" for change, names in list(self.by_change.items())[:MOST_CHANGES]]
+        return told + [f"and {len(self.by_change) - MOST_CHANGES} more changes"] * (len(self.by_change) > MOST_CHANGES)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is told when the user insists, and where nothing can be told."""
+        told = [f"made with other code or data than those of now: {line}" for line in self.lines]
+        if self.unknown:
+            listed = _listed(self.unknown)
+            told.append(f"made by an earlier version, which recorded no code and data: {listed}")
+        return told
+
+
+def current_identities(campaign: Campaign, plugins: Plugins) -> Identities:
+    """Code, data, model files and plugins of each condition as they are now."""
+    tables = registered_tables(plugins)
+    return {each.label: identity_of(each.config, plugins, tables).as_data() for each in campaign.conditions}
+
+
+def changed_runs(runs: Iterable[PlannedRun], now: Identities, *, told: Callable[[Change], str] = str) -> ChangedRuns:
+    """Compare every run that has begun with what a run of its condition would be made of; `told` words a change."""
+    by_change: dict[str, list[str]] = {}
+    unknown, changed = [], 0
+    for run in runs:
+        with suppress(ResumeError):  # has not begun, or is damaged: then it begins anew
+            manifest, current = Run(run.folder).started_manifest(), now[run.condition.label]
+            if not isinstance(manifest.get("identity"), dict):
+                unknown.append(_named(run))
+                continue
+            if not _refused(manifest["identity"], current):  # by digest, without reading what it consists of
+                continue
+            changed += 1
+            for change in _refused(Run(run.folder).identity, current):
+                by_change.setdefault(printable(told(change)), []).append(_named(run))
+    return ChangedRuns(by_change=by_change, unknown=unknown, num_runs=changed)
+
+
+def refuse_changed(changed: ChangedRuns, campaign: Campaign, folder: str) -> None:
+    """ResumeError that names every change and its runs, unless there is none."""
+    if not changed.by_change:
+        return
+    what = f"{changed.num_runs} of its {campaign.num_runs} runs were made with other code or data than those of now"
+    why = "\n    ".join([*changed.lines, "runs of different code cannot be compared; nothing was changed"])
+    fix = (
+        f"take the changes back; or run all {campaign.num_runs} again with --new, which keeps these; or insist with "
+        "--resume-anyway: what is done stays, the rest runs with the code and data of now, and that is recorded"
+    )
+    raise ResumeError(Problem(where=folder, what=what, why=why, fix=fix))
+
+
+def _refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    return [change for change in changes_between(before, now) if change.refuses]
+
+
+def _named(run: PlannedRun) -> str:
+    return f"{run.name}, done" if is_done(run) else run.name
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f"; and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{len(names)} run{'' if len(names) == 1 else 's'}: {'; '.join(names[:MOST_NAMES])}{more}"

@@ -18,7 +18,7 @@ from retrain.kernel.types import Outcome
 from retrain.run.configure import load_checked, refuse_defaults
 from retrain.run.seed_sources import run_seeds
 from retrain.tasks.audit.report import AuditReport, Cause, where_found
-from retrain.tasks.audit.start import SHADOW, audit_tasks, shadow_of
+from retrain.tasks.audit.verifier_audit import SHADOW, audit_tasks, shadow_of
 from retrain.tasks.tasks import load_tasks
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.terminal_text import duration, printable

@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> int:
         _print_error(error.label, str(error))
         return error.exit_code
     except StopRequested as stop:
-        from retrain.text.typed_command import program  # only a stopped run needs it
+        from retrain.text.terminal_text import program  # only a stopped run needs it
 
         how = f"`{program()} --resume {shlex.quote(str(stop.folder)) if stop.folder else 'RUN'}` continues it"
         click.echo(f"retrain: stopped by {stop.reason}; the state is saved, {how}", err=True)

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from retrain.credit.checks import refusal
-from retrain.credit.custom import build_custom
+from retrain.credit.checks import as_numbers, call_part, check_count, refusal
 from retrain.credit.episode import CreditGroup, named_rewards
 from retrain.credit.flow import CreditFlow
 from retrain.credit.group_status import group_status
 from retrain.credit.overlong import MaskedOverlong
 from retrain.credit.parts import Controller, ControllerView, PlanningDetector
 from retrain.credit.pipeline import CreditResult, assign_credit
-from retrain.credit.token_metrics import concatenated, execution_variance, token_metrics
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
 from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.informative import GroupStatus, num_correct
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.step_fields import merge_fields
@@ -294,3 +293,124 @@ def _token_rewards(completion: Completion) -> Floats:
     if completion.rewards_T is None:
         return np.zeros(completion.num_actions)
     return completion.rewards_T[completion.action_T]
+
+
+# Fields of a step's line about the uncertainty of its tokens; `_A` one entry per action token of the step.
+
+
+def token_metrics(
+    completions: Sequence[Completion], planning_A: Mask, pooled_A: Floats, *, uncertainty: str
+) -> dict[str, float]:
+    """Mean and variance of uncertainty over execution and planning tokens, before and after pooling.
+
+    `surprisal` is -log p of the sampled tokens, `entropy` that of the sampling distribution; `post_*` is the configured
+    uncertainty after pooling. A field is absent when there is no such token.
+    """
+    logprobs_A = concatenated((c.logprobs_T[c.action_T] for c in completions), np.float64)
+    fields = _split("surprisal", -logprobs_A, planning_A)
+    entropies = [c.entropies_T[c.action_T] for c in completions if c.entropies_T is not None]
+    if len(entropies) == len(completions):
+        fields |= _split("entropy", concatenated(entropies, np.float64), planning_A)
+    kind = "surprisal" if uncertainty == "surprisal" else "uncertainty"
+    return fields | {f"post_{name}": value for name, value in _split(kind, pooled_A, planning_A).items()}
+
+
+def execution_variance(uncertainty_A: Floats, planning_A: Mask) -> float | None:
+    """Variance of the configured uncertainty over the step's execution tokens, before pooling; None without any."""
+    values = uncertainty_A[~planning_A]
+    return float(values.var()) if values.size else None
+
+
+def concatenated(arrays: Iterable[np.ndarray[Any, Any]], dtype: type) -> np.ndarray[Any, Any]:
+    """All arrays as one, of length 0 when there is none."""
+    given = list(arrays)
+    return np.concatenate(given).astype(dtype, copy=False) if given else np.zeros(0, dtype)
+
+
+def _split(name: str, values_A: Floats, planning_A: Mask) -> dict[str, float]:
+    fields: dict[str, float] = {}
+    for part, chosen in (("exec", values_A[~planning_A]), ("plan", values_A[planning_A])):
+        if chosen.size:
+            fields |= {f"{part}_{name}_mean": float(chosen.mean()), f"{part}_{name}_var": float(chosen.var())}
+    return fields
+
+
+# A plugin's own `Algorithm` in a run: built by name, and its credit checked before anything is trained on it.
+
+
+CONDITION = "condition"
+UNUSED_LABELS = ("advantage_mode", "transform_mode", "uncertainty_kind")  # labels of the default algorithm
+
+
+class CustomAlgorithm:
+    """A plugin's algorithm; CreditError, with its name and the completion, for credit of the wrong shape or value."""
+
+    def __init__(self, name: str, algorithm: Algorithm, condition: str = "") -> None:
+        self.name = name
+        self.algorithm = algorithm
+        self._condition = {CONDITION: condition} if condition else {}
+
+    @property
+    def needs(self) -> Needs:
+        """What the plugin asks of the sampler."""
+        return self.algorithm.needs
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The plugin's labels; those of the default algorithm's parts are empty unless the plugin sets them."""
+        labels = {"algorithm_mode": self.name, **dict.fromkeys(UNUSED_LABELS, ""), **self.algorithm.labels}
+        return labels | self._condition
+
+    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
+        """The plugin's credit, checked."""
+        what = f"step {step}: algorithm {self.name!r}"
+        credit = call_part(self.algorithm.assign, (step, groups), what, spread=True)
+        if not isinstance(credit, Credit):
+            raise refusal(f"{what} returned {type(credit).__name__}, not Credit")
+        _check_credit(credit, groups, what)
+        return credit
+
+    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        """Let the plugin learn from the step."""
+        call_part(self.algorithm.observe, (step, groups, credit), f"step {step}: algorithm {self.name!r}", spread=True)
+
+    def state(self) -> Mapping[str, Any]:
+        """The plugin's state."""
+        return self.algorithm.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the plugin's state."""
+        self.algorithm.restore(state)
+
+
+def build_custom(name: str, context: PluginContext, condition: str = "") -> CustomAlgorithm:
+    """The algorithm that `[algorithm] algorithm_mode` names; PluginError unless its labels name the condition.
+
+    `condition`, the label of a recipe, replaces that one.
+    """
+    params = context.config.algorithm.params
+    algorithm = build_part(Kind.ALGORITHM, name, "algorithm.algorithm_mode", context, params, "algorithm.params")
+    labels = getattr(algorithm, "labels", None)
+    if not isinstance(labels, Mapping) or not isinstance(labels.get(CONDITION), str):
+        what = f"algorithm {name!r} has no label {CONDITION!r}, which names the run in its records"
+        where, fix = context.config.place("algorithm.algorithm_mode"), f"set labels = {{{CONDITION!r}: {name!r}}}"
+        raise PluginError(Problem(where=where, what=what, fix=fix))
+    return CustomAlgorithm(name, algorithm, condition)
+
+
+def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:
+    for name in ("statuses_P", "tokens_PG"):
+        if len(getattr(credit, name)) != len(groups):
+            raise refusal(f"{what}: {name} has {len(getattr(credit, name))} entries, expected {len(groups)} groups")
+    for number, (group, tokens_G) in enumerate(zip(groups, credit.tokens_PG, strict=True)):
+        check_count(tokens_G, len(group.completions), what=f"{what}: credit of group {number}")
+        for index, (completion, tokens) in enumerate(zip(group.completions, tokens_G, strict=True)):
+            place = f"{what}: advantages of group {number} completion {index}"
+            as_numbers(tokens.advantages_A, completion.num_actions, what=place)
+    is_near = any(completion.kl_coef for group in groups for completion in group.completions)
+    for number, row in enumerate(credit.rows):
+        if is_near and row.reference_logprobs_T is None:
+            raise refusal(f"{what}: row {number} has no reference log-probabilities for [kl]: build it with train_rows")
+        advantages_T = as_numbers(row.advantages_T, len(row.tokens_T), what=f"{what}: advantages of row {number}")
+        if advantages_T[~row.action_T].any():
+            raise refusal(f"{what}: row {number} has an advantage where the policy sampled no token")

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrain.engines.answers import Completion, CompletionRequest, checked
 from retrain.engines.client import Call, Client
-from retrain.engines.dialect import Dialect, HttpRequest, ServedModel
+from retrain.engines.dialect import Completion, CompletionRequest, Dialect, HttpRequest, ServedModel, checked
 from retrain.engines.policy import Policy
 from retrain.engines.pool import Server
 from retrain.kernel.types import Tokens

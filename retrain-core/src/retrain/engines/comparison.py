@@ -13,9 +13,9 @@ import numpy as np
 
 from retrain.credit.logprob_gap import LogprobGap, LogprobRow
 from retrain.engines.caller import Caller
+from retrain.engines.handshake import PROBE_TOKENS, TOP
 from retrain.engines.policy import Policy
 from retrain.engines.pool import Server
-from retrain.engines.probes import PROBE_TOKENS, TOP
 from retrain.kernel.errors import BackendError, Problem
 from retrain.kernel.types import Floats, Tokens
 

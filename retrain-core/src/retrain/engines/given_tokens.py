@@ -11,7 +11,7 @@ import numpy as np
 
 from retrain.engines.client import BadAnswerError, Call, Client
 from retrain.engines.dialect import HttpRequest, ServedModel
-from retrain.engines.probes import PROBE_TEXT
+from retrain.engines.handshake import PROBE_TEXT
 from retrain.engines.table import Settings
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext

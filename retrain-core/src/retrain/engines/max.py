@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrain.engines.answers import CompletionRequest, RawCompletion
 from retrain.engines.client import BadAnswerError
-from retrain.engines.dialect import CommonRoutes, HttpRequest, ServedModel
+from retrain.engines.dialect import CommonRoutes, CompletionRequest, HttpRequest, RawCompletion, ServedModel
 from retrain.engines.engine import ServerEngine, create
+from retrain.engines.openai import TextIds
 from retrain.engines.policy import Policy
-from retrain.engines.text_ids import TextIds
 from retrain.engines.vllm import VLLM
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem

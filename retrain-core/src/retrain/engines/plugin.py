@@ -61,10 +61,9 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     """Keys of `[inference]` that the engine does not support, and a teacher on the server that samples."""
-    from retrain.engines.teacher_address import problems_of as teacher_problems
-    from retrain.engines.unsupported_keys import problems_of
+    from retrain.engines.check import teacher_problems, unsupported_keys
 
-    return [*problems_of(config, plugins, ENGINES), *teacher_problems(config)]
+    return [*unsupported_keys(config, plugins, ENGINES), *teacher_problems(config)]
 
 
 @hookimpl

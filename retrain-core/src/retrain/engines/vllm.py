@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from retrain.engines.answers import CompletionRequest, RawCompletion
 from retrain.engines.client import BadAnswerError
-from retrain.engines.dialect import FULL_DISTRIBUTION, CommonRoutes, HttpRequest
+from retrain.engines.dialect import FULL_DISTRIBUTION, CommonRoutes, CompletionRequest, HttpRequest, RawCompletion
 from retrain.engines.engine import ServerEngine, create
 from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
 from retrain.engines.policy import Policy

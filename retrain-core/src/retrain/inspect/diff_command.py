@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from retrain.inspect.diff import RunDiff, compare_runs
+from retrain.inspect.status_show import decimal, share
+from retrain.records.identity.changes import ADDED, CHANGED, REMOVED, ChangeKind
 from retrain.text.command_options import json_option
+from retrain.text.terminal_text import ABSENT, duration, printable, sparkline
 from retrain.verdicts.ledger.interim import InterimLooks
 
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
@@ -40,9 +48,191 @@ def command(a: Path, b: Path, as_json: bool) -> None:
 
 
 def _print(diff: RunDiff) -> None:
-    from rich.console import Console
-
-    from retrain.inspect.diff_show import picture
 
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     Console(highlight=False, width=width).print(picture(diff))
+
+
+# Renders the comparison of two runs for a terminal.
+
+
+MOST_FIELDS = 8
+VALUE_CHARS = 60
+HIGHER, LOWER, NEITHER = 1, -1, 0  # neither a lower policy loss nor more steps make a run better
+WHAT = {CHANGED: "differs", ADDED: "only in B", REMOVED: "only in A"}
+PARTS = {
+    "examples": "other prompts",
+    "completions": "the same prompts, other completions",
+    "tokens": "the same texts, other tokens",
+    "missing": "one run has no completions for it",
+}
+
+
+def picture(diff: RunDiff) -> RenderableType:
+    """The verdict, the results of both runs, then each kind of difference."""
+    parts: list[RenderableType] = [_heads(diff), Text(), Text(verdict(diff), style="bold"), Text(), _results(diff)]
+    parts += [Text(), *_curves(diff)]
+    for title, rows in (
+        ("Settings", _settings(diff)),
+        ("Code", iter([Text(_code(diff))])),
+        ("Inputs", _inputs(diff)),
+        ("Packages", _pairs(diff.setup.packages)),
+        ("Data", _data(diff)),
+        ("Metrics", _metrics(diff)),
+    ):
+        shown = list(rows)
+        parts += [Text(), Text(title, style="bold"), *(shown or [Text("  no difference")])]
+    return Group(*parts)
+
+
+def verdict(diff: RunDiff) -> str:
+    """The verdict as one sentence."""
+    metrics, data = diff.metrics, diff.data
+    if not metrics.common_steps:
+        return "Nothing to compare: the runs have no finished step in common."
+    if diff.is_identical:
+        return f"Identical: {metrics.common_steps} steps, the same batches, the same numbers (timing aside)."
+    firsts = [step for step in (data.differing_step, metrics.diverging_step) if step is not None]
+    if firsts:
+        return f"The runs differ from {_named(min(firsts))} on."
+    return f"Identical up to the shorter run ({metrics.common_steps} steps)."
+
+
+def _heads(diff: RunDiff) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, label, status in (("A", diff.label_a, diff.status_a), ("B", diff.label_b, diff.status_b)):
+        table.add_row(name, Text(printable(label)), Text(printable(status)))
+    return table
+
+
+def _results(diff: RunDiff) -> Table:
+    a, b = diff.metrics.curve_a, diff.metrics.curve_b
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("at the end")
+    for column in ("A", "B"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("better")
+    reward = partial(decimal, digits=3)
+    rows: list[tuple[str, float | None, float | None, int, Callable[[float | None], str]]] = [
+        ("loss", a.final["loss"], b.final["loss"], NEITHER, lambda value: decimal(value, 4)),
+        ("correct", a.final["correct_rate"], b.final["correct_rate"], HIGHER, share),
+        ("reward", a.final["mean_reward"], b.final["mean_reward"], HIGHER, reward),
+        ("held-out", a.final["eval_correct_rate"], b.final["eval_correct_rate"], HIGHER, share),
+        ("held-out reward", a.final["eval_mean_reward"], b.final["eval_mean_reward"], HIGHER, reward),
+        ("time", a.wall_time_s, b.wall_time_s, LOWER if a.steps == b.steps else NEITHER, duration),
+        ("steps", float(a.steps), float(b.steps), NEITHER, lambda value: decimal(value, 0)),
+    ]
+    if not any(each.final["eval_mean_reward"] not in (None, each.final["eval_correct_rate"]) for each in (a, b)):
+        rows = [row for row in rows if row[0] != "held-out reward"]  # the rate says it
+    for name, value_a, value_b, better, form in rows:
+        table.add_row(name, form(value_a), form(value_b), mark(value_a, value_b, better))
+    return table
+
+
+def _curves(diff: RunDiff) -> Iterator[Text]:
+    for name, curve in (("A", diff.metrics.curve_a), ("B", diff.metrics.curve_b)):
+        if curve.rates:
+            ends = f"  {share(curve.rates[0])} → {share(curve.rates[-1])}"
+            yield Text(f"correct {name}  ").append(sparkline(curve.rates), style="green").append(ends)
+
+
+def mark(a: float | None, b: float | None, better: int) -> str:
+    """`< A`, `B >` or `=`; empty if neither is better or a number is missing."""
+    if a is None or b is None:
+        return ""
+    if a == b:
+        return "="
+    return "" if better == NEITHER else ("< A" if (a > b) == (better == HIGHER) else "B >")
+
+
+def _settings(diff: RunDiff) -> Iterator[RenderableType]:
+    if not diff.setup.settings:
+        return
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for path, sides in diff.setup.settings.items():
+        cells = [
+            Text(_value(sides, side)).append(f"  {printable(sides.get(f'origin_{side}', ''))}", style="dim")
+            for side in "ab"
+        ]
+        table.add_row(Text(printable(path)), *cells)
+    yield table
+
+
+def _pairs(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[RenderableType]:
+    if not rows:
+        return
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for name, sides in rows.items():
+        table.add_row(Text(printable(name)), Text(_value(sides, "a")), Text(_value(sides, "b")))
+    yield table
+
+
+def _code(diff: RunDiff) -> str:
+    def named(code: Mapping[str, Any]) -> str:
+        commit = printable(str(code["commit"]))[:12] if code["commit"] else "no commit known"
+        return f"{commit} with uncommitted changes" if code["dirty"] else commit
+
+    a, b = named(diff.setup.code_a), named(diff.setup.code_b)
+    if diff.setup.same_code is None:
+        inputs = diff.setup.inputs
+        is_known = inputs is not None and not any(change.kind is ChangeKind.CODE for change, _ in inputs)
+        known = "; the project's code that they used is the same" if is_known else ""
+        shown = a if a == b else f"A {a}, B {b}"
+        return f"  cannot be distinguished: {shown}{known}"
+    return f"  no difference: {a}" if diff.setup.same_code else f"  A {a}, B {b}"
+
+
+def _inputs(diff: RunDiff) -> Iterator[RenderableType]:
+    """Differing files of code, data, model and plugins; accepted changes, which make one run two."""
+    for name, accepted in (("A", diff.setup.accepted_a), ("B", diff.setup.accepted_b)):
+        yield from (Text(f"  {name} was {printable(change)}", style="yellow") for change in accepted)
+    if diff.setup.inputs is None:
+        yield Text("  unknown: a run recorded no hashes of its code and data")
+    for change, lines in diff.setup.inputs or ():
+        place = f"{printable(change.name)} of {printable(change.owner)}" if change.owner else printable(change.name)
+        yield Text(f"  {change.kind}  {place}  {printable(WHAT.get(change.what, change.what))}")
+        yield from (Text(f"    {printable(line.expandtabs(4))}", style=_diff_style(line)) for line in lines)
+
+
+def _diff_style(line: str) -> str:
+    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
+
+
+def _data(diff: RunDiff) -> Iterator[RenderableType]:
+    data = diff.data
+    yield Text(f"  examples seen: A {data.num_a}, B {data.num_b}, both {data.num_both}")
+    for name, only, count in (
+        ("A", data.only_a, data.num_a - data.num_both),
+        ("B", data.only_b, data.num_b - data.num_both),
+    ):
+        if only:
+            more = f" and {count - len(only)} more" if count > len(only) else ""
+            yield Text(f"  only in {name}: {', '.join(map(printable, only))}{more}")
+    if data.differing_step is None:
+        yield Text("  no differing batch")
+    else:
+        yield Text(f"  first differing batch: {_named(data.differing_step)} ({PARTS[data.differing_part]})")
+
+
+def _metrics(diff: RunDiff) -> Iterator[RenderableType]:
+    metrics = diff.metrics
+    if metrics.diverging_step is not None:
+        yield Text(f"  first divergence: {_named(metrics.diverging_step)}, in {len(metrics.fields)} fields")
+        yield from _pairs(dict(list(metrics.fields.items())[:MOST_FIELDS]))
+        if len(metrics.fields) > MOST_FIELDS:
+            yield Text(f"    and {len(metrics.fields) - MOST_FIELDS} more: --json has all of them", style="dim")
+    for name, only in (("A", metrics.only_a), ("B", metrics.only_b)):
+        if only:
+            yield Text(f"  only in {name}: {', '.join(map(printable, only))}")
+
+
+def _named(step: int) -> str:
+    return "the evaluation before training" if step == -1 else f"step {step}"
+
+
+def _value(sides: Mapping[str, Any], side: str) -> str:
+    if side not in sides or sides[side] is None:
+        return ABSENT
+    value = sides[side]
+    shown = printable(value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str))
+    return shown if len(shown) <= VALUE_CHARS else shown[: VALUE_CHARS - 3] + "..."

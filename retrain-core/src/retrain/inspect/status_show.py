@@ -13,7 +13,7 @@ from retrain.records.reading import number
 from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, progress_text
 from retrain.records.runs.run_status import RunStatus
 from retrain.records.runs.scan import Overview
-from retrain.text.phase_progress import phase_text, share_of
+from retrain.text.progress import phase_text, share_of
 from retrain.text.terminal_text import ABSENT, duration, printable
 
 COLOURS = {"running": "green", "done": "cyan", "stale": "yellow", "partial": "yellow", "stopped": "yellow"}

@@ -15,18 +15,19 @@ from retrain.credit.recipes import mode_problems, with_owner
 from retrain.credit.trial import group_problem, try_flow
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.algorithm import Shaper
 from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.pacing import Pacer, PaceView
 from retrain.kernel.contracts.tasks import Rollouts
-from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.errors import HookError, Problem, RetrainError
 from retrain.kernel.parts import Parts
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.capabilities import declared_capabilities
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins, has_hooks
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Kind, SamplingParams
+from retrain.kernel.types import Group, Kind, SamplingParams
 from retrain.run.backend import build_backend
 from retrain.run.check import check_names, check_options, check_schedule
 from retrain.run.interrupts import Interrupts
@@ -35,12 +36,12 @@ from retrain.run.selected import CREDIT
 from retrain.run.steps.controls import controlled_algorithm, controlled_sampling
 from retrain.run.steps.sampling_order import sampling_order
 from retrain.run.steps.selection import selection
-from retrain.run.steps.shaping import NamedShaper
 from retrain.run.steps.staleness import arrangement, staleness_problems, steps_ahead
 from retrain.run.steps.updates import Updates
 from retrain.tasks.child.process_copy import in_copy
 from retrain.tasks.scoring.trial import refuse_broken_rewards
 from retrain.tasks.tasks import Tasks, closed_on_error, load_tasks
+from retrain.text.raised_at import raised_at
 from retrain.text.tokenizer.load import load_tokenizer
 
 LOG = logging.getLogger("retrain")
@@ -261,3 +262,39 @@ def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollout
         entropy=backend.capabilities.provides_entropy,
     )
     return tasks.verifier.rollouts(backend, context, params, tasks.context_length)
+
+
+# Shapers of plugins: what goes wrong in one is reported with its name.
+
+
+FIX = "correct that plugin, or leave it out with RETRAIN_BLOCK=distribution"
+
+
+class NamedShaper:
+    """A shaper whose errors and faulty results become a HookError that says which class of which module it is."""
+
+    def __init__(self, shaper: Shaper) -> None:
+        self._shaper = shaper
+
+    def __str__(self) -> str:
+        kind = type(self._shaper)
+        return f"shaper {kind.__module__}.{kind.__qualname__}"
+
+    def shape(self, step: int, groups: tuple[Group, ...]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
+        """What the shaper returns, provided that it is the same groups in the same order, and fields."""
+        try:
+            result = self._shaper.shape(step, groups)
+        except RetrainError:
+            raise
+        except Exception as error:
+            what = f"{self} raised {type(error).__name__}: {error}{raised_at(error)}"
+            raise HookError(Problem(what=what, fix=FIX)) from error
+        match result:
+            case [[*shaped], Mapping() as fields] if list(map(_example, shaped)) == list(map(_example, groups)):
+                return tuple(shaped), fields
+        what = f"{self} did not return the {len(groups)} groups that it was given, in their order, and its fields"
+        raise HookError(Problem(what=what, fix="return (tuple of all groups, dict of fields)"))
+
+
+def _example(group: Any) -> int:
+    return id(getattr(group, "example", None))

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import ValidationError
 
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
@@ -20,9 +23,9 @@ from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import FOLDER
 from retrain.records.integrity import RecordCheck, check_records, check_sizes
 from retrain.records.manifest import LIBRARIES, public_values
+from retrain.records.reading import table_of
 from retrain.records.run import Run, recorded_resume
-from retrain.run.check import free_options
-from retrain.run.interchangeable import interchangeable
+from retrain.run.check import backend_options, free_options
 from retrain.run.steps.learning_rate import Course
 from retrain.text.terminal_text import printable
 
@@ -200,3 +203,34 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key], p
 
 def _keeps_seed(key: Key, config: Config) -> bool:
     return key.path == "training.seed" and config.training.seed < 0
+
+
+# Devices and options of a backend that a resumed run may change, because they compute the same.
+
+
+PATHS = frozenset({"backend.devices", "backend.options"})
+
+
+@runtime_checkable
+class KnowsWhatIsKept(Protocol):
+    """The options of a backend that computes the same on other devices; the model of its `[backend.options]`."""
+
+    def kept_on_resume(self, devices: str) -> Mapping[str, Any]:
+        """What a resumed run must keep of `[backend] devices` and these options, as plain data."""
+
+
+def interchangeable(config: Config, manifest: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
+    """The keys whose recorded values may differ from those of `config`, according to its backend."""
+    before = table_of(manifest, "config", "backend")
+    entries = plugins.find(Kind.BACKEND, config.backend.backend)
+    model = entries[0].spec.load_params() if len(entries) == 1 else None
+    if model is None or before.get("backend") != config.backend.backend:
+        return frozenset()
+    try:
+        then, now = (model(**options) for options in (before.get("options", {}), backend_options(config, plugins)))
+    except (ValidationError, TypeError):  # other options than this version knows: the comparison of keys names them
+        return frozenset()
+    if not isinstance(then, KnowsWhatIsKept) or not isinstance(now, KnowsWhatIsKept):
+        return frozenset()
+    is_same = then.kept_on_resume(before.get("devices", "")) == now.kept_on_resume(config.backend.devices)
+    return PATHS if is_same else frozenset()

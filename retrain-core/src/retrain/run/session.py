@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.contracts.watcher import Watcher
-from retrain.kernel.errors import PluginError, Problem, RecordError, RetrainError, StopRequested
+from retrain.kernel.errors import PluginError, Problem, RecordError, ResumeError, RetrainError, StopRequested
 from retrain.kernel.parts import Parts, Run
 from retrain.kernel.progress import Progress
 from retrain.kernel.registry import Plugins, has_hooks, refuse_faulty_hooks
@@ -23,6 +24,7 @@ from retrain.kernel.types import Determinism
 from retrain.records.folder import RunFolder, check_run_folder, open_run_folder
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import write_inputs
+from retrain.records.identity.hashing import DIGEST_BYTES
 from retrain.records.identity.recorded import places_entry
 from retrain.records.manifest import build_manifest, config_toml
 from retrain.records.places import ENTRY as PATHS
@@ -36,9 +38,10 @@ from retrain.run.notices import credit_notices, unclipped, without_effect
 from retrain.run.restore import checked_plan, reopened, restore
 from retrain.run.resume_plan import ResumePlan
 from retrain.run.run_records import RunRecords
-from retrain.run.same_examples import ExampleCheck
 from retrain.run.seed_sources import run_seeds
 from retrain.run.selected import identity_of
+from retrain.tasks.tasks import Tasks
+from retrain.text.chat import prompt_text
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import OUTCOME_LEVEL, printable
 
@@ -210,3 +213,43 @@ def _described(run: Run) -> dict[str, Any]:
 
 def _shown(error: BaseException) -> str:
     return hide_text(f"{type(error).__name__}: {error}")
+
+
+# Compares the tasks that a resumed run loads with those that it started with, whatever they were read from.
+
+
+KEY = "examples"
+
+
+@dataclass(slots=True, kw_only=True)
+class ExampleCheck:
+    """Called with the tasks before the model loads; `entry` is then what `run.json` keeps about them.
+
+    `before` is the `run.json` of the resumed run, empty for a new one. ResumeError when a source gives other tasks, or
+    with `anyway` a line in `accepted`. A run that recorded none is not compared.
+    """
+
+    before: Mapping[str, Any] = field(default_factory=dict)
+    anyway: bool = False
+    entry: dict[str, Any] = field(default_factory=dict)
+    accepted: list[str] = field(default_factory=list)
+
+    def __call__(self, tasks: Tasks) -> None:
+        digest = blake2b(digest_size=DIGEST_BYTES)
+        for prompt in tasks.prompts:
+            for part in (prompt_text(prompt.example), prompt.example.reference, prompt.example.task):
+                digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
+        found = {"train": len(tasks.pool.train), "held_out": len(tasks.pool.held_out), "digest": digest.hexdigest()}
+        self.entry = {KEY: found}
+        before = self.before.get(KEY)
+        if not isinstance(before, dict) or before == found:
+            return
+        was, now = (f"{each.get('train')} to train on, {each.get('held_out')} held out" for each in (before, found))
+        counts = f"{now} as before, but prompts, references or order differ" if was == now else f"{was}, and now {now}"
+        what = f"the data source gives other examples: {counts}"
+        if not self.anyway:
+            why = "the run would not be the one that was stopped"
+            fix = "bring the data back as it was, or insist with --resume-anyway"
+            raise ResumeError(Problem(where="[data] source", what=what, why=why, fix=fix))
+        LOG.warning("Resuming although %s", what)
+        self.accepted.append(what)

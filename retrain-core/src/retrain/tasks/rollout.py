@@ -17,7 +17,7 @@ from retrain.kernel.errors import BackendError, NonFiniteError, Problem
 from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
 from retrain.tasks.scoring.batch import ScoringBatch
 from retrain.tasks.scoring.service import ScoringService
-from retrain.text.phase_progress import SCORES
+from retrain.text.progress import SCORES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

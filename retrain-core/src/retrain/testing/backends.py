@@ -3,15 +3,146 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from retrain.kernel.declared import Capabilities, CheckpointMode
+from retrain.kernel.declared import Capabilities, CheckpointMode, Determinism
 from retrain.kernel.errors import BackendError
-from retrain.testing.backend_checkpoints import CHECKPOINTS
 from retrain.testing.backend_training import TRAINING
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
+from retrain.testing.peft_files import expect_peft_files
 from retrain.testing.sampling import SAMPLING
-from retrain.testing.subjects import backend_subject, batch_of, open_subject, requests
+from retrain.testing.subjects import Subject, backend_subject, batch_of, open_subject, requests
+
+# What a backend must preserve: a repeated seed, and a resume from a checkpoint, reproduce the same run.
+
+
+Step = list[tuple[list[int], list[float], int]]
+
+
+def repeats_a_run(bench: Bench) -> None:
+    """Two instances with one seed sample, train and sample bit for bit the same, if that is declared."""
+    subject = open_subject(bench)
+    if subject.capabilities is None or subject.capabilities.determinism is Determinism.NONE:
+        return
+    first = [_step(bench, subject, step) for step in range(2)]
+    other = backend_subject(bench, bench.build())
+    again = [_step(bench, other, step) for step in range(2)]
+    expect(
+        first == again,
+        f"two runs with seed {bench.config.training.seed} differ from {_first_difference(first, again)} on",
+        why=f"determinism is declared as {subject.capabilities.determinism.value}",
+        fix="draw every random number from context.seeds, before any weight is made; or declare none",
+    )
+
+
+def goes_on_from_a_checkpoint(bench: Bench) -> None:
+    """A fresh backend that loads what `save` wrote continues like an uninterrupted run, as declared."""
+    subject = open_subject(bench)
+    found = subject.capabilities
+    if found is None or not found.supports_checkpoint_resume:
+        return
+    _step(bench, subject, 0)
+    folder = _empty(bench, "state")
+    subject.part.save(folder)
+    resumed = backend_subject(bench, bench.build())
+    resumed.part.load(folder)
+    version, wanted = resumed.part.publish(), subject.part.publish()
+    expect(
+        version == wanted,
+        f"the version is {version} after load, it was {wanted} at save",
+        why="it counts the optimizer steps in the policy",
+        fix="save and load the count",
+    )
+    if found.determinism is Determinism.NONE:
+        return
+    count = 2 if found.checkpoint_resume_mode is CheckpointMode.EXACT else 0
+    for step in range(1, 1 + count):
+        one, two = _step(bench, subject, step), _step(bench, resumed, step)
+        expect(
+            one == two,
+            f"step {step} after a resume differs from that without one",
+            why="checkpoint_resume_mode is declared as exact",
+            fix="save the optimizer's moments and its step count beside the adapter; or declare adapter_only",
+        )
+    expect(
+        _drawn(bench, subject) == _drawn(bench, resumed),
+        "other completions after save and load",
+        why=f"checkpoint_resume_mode is declared as {found.checkpoint_resume_mode.value}",
+        fix="save and load every trained weight, without rounding",
+    )
+
+
+def saving_changes_nothing(bench: Bench) -> None:
+    """`save` and `save_adapter` leave policy and optimizer unchanged, as far as that is observable."""
+    subject = open_subject(bench)
+    found = subject.capabilities
+    if found is None or found.determinism is Determinism.NONE or not found.supports_checkpoint_resume:
+        return
+    other = backend_subject(bench, bench.build())
+    for step in range(2):
+        for each in (subject, other):
+            _step(bench, each, step)
+        other.part.save(_empty(bench, f"state-{step}"))
+        other.part.save_adapter(_empty(bench, f"adapter-{step}"))
+    expect(
+        _drawn(bench, subject) == _drawn(bench, other),
+        "a run that saves after each step samples different completions from one that does not",
+        why="save_every must not change the experiment",
+        fix="save copies, and touch neither weights nor optimizer",
+    )
+
+
+def writes_a_peft_adapter(bench: Bench) -> None:
+    """`save_adapter` writes the two files that PEFT and inference servers read, before and after training."""
+    subject = open_subject(bench)
+    for number in range(2):
+        folder = _empty(bench, f"peft-{number}")
+        subject.part.save_adapter(folder)
+        expect_peft_files(folder)
+        _step(bench, subject, number)
+
+
+def _empty(bench: Bench, name: str) -> Path:
+    folder = bench.folder / name
+    folder.mkdir()
+    return folder
+
+
+def _step(bench: Bench, subject: Subject, step: int) -> Step:
+    """Sample, train on the samples with seeded credit, publish; return the samples."""
+    asked = requests(bench)
+    samples = subject.sample(asked)
+    batch = batch_of(
+        asked, samples, lambda sample: (-1.0) ** (int(sample.tokens_T[0]) + len(sample.tokens_T)), step=step
+    )
+    subject.part.train(batch)
+    subject.part.publish()
+    return _plain(samples)
+
+
+def _drawn(bench: Bench, subject: Subject) -> Step:
+    return _plain(subject.sample(requests(bench)))
+
+
+def _plain(groups: Any) -> Step:
+    return [
+        ([int(t) for t in s.tokens_T], [float(v) for v in s.logprobs_T], s.policy_version)
+        for group in groups
+        for s in group
+    ]
+
+
+def _first_difference(first: list[Step], again: list[Step]) -> str:
+    for step, (one, two) in enumerate(zip(first, again, strict=True)):
+        for number, (a, b) in enumerate(zip(one, two, strict=True)):
+            if a != b:
+                return f"completion {number} of step {step}"
+    return "their end"
+
+
+CHECKPOINTS = (repeats_a_run, goes_on_from_a_checkpoint, saving_changes_nothing, writes_a_peft_adapter)
 
 
 def declares_its_capabilities(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.rewards import ANSWERS, expect_gold, expect_sound
 from retrain.testing.tokens import tokenizer_of
-from retrain.testing.toy_tasks import MAX_EXAMPLES, as_text
+from retrain.testing.toys import MAX_EXAMPLES, as_text
 
 MAX_ENCODED = 200
 

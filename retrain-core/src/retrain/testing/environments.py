@@ -16,7 +16,7 @@ from retrain.tasks.scoring.verdict import verdict
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.data_sources import expect_examples, expect_plain_examples, expect_unique_ids
-from retrain.testing.toy_tasks import HOSTILE, TOYS
+from retrain.testing.toys import HOSTILE, TOYS
 
 MAX_TURNS = 128
 GROUP_SIZE = 2

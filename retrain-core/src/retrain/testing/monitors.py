@@ -10,7 +10,7 @@ from retrain.observe.health.contract import Finding
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.state import expect_plain_state, expect_same
-from retrain.testing.toy_metrics import STEPS, collapsing, lines
+from retrain.testing.toys import STEPS, collapsing, lines
 
 RESUME_AT = STEPS // 2 + 4
 STATE_NAME = re.compile(r"[a-z][a-z0-9_]*")

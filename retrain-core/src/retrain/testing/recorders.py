@@ -10,7 +10,7 @@ from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.peft_files import write_toy_adapter
 from retrain.testing.state import expect_plain_state
-from retrain.testing.toy_metrics import lines
+from retrain.testing.toys import lines
 
 RESUME_AT = 5
 TIMES = {"started": ""}

@@ -13,7 +13,7 @@ from retrain.tasks.scoring.dispatcher import NamedReward
 from retrain.tasks.scoring.service import ScoringService
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
-from retrain.testing.toy_tasks import HOSTILE, as_text, examples_for
+from retrain.testing.toys import HOSTILE, as_text, examples_for
 
 ANSWERS = ("42", r"The answer is \boxed{42}.", "Paris", r"\boxed{\frac{1}{6}}", "I do not know.")
 Pairs = Sequence[tuple[Example, str]]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TextIO
 
 DUMB = ("dumb", "unknown")  # values of TERM for terminals that cannot move their cursor
@@ -55,3 +59,24 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     size = max(1, -(-len(values) // width))
     means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
     return "".join(BLOCKS[min(int(max(v, 0.0) * len(BLOCKS)), len(BLOCKS) - 1)] for v in means)
+
+
+# Writes the commands that a user may type next, so that they work from the current folder as they are.
+
+
+def program(name: str = "retrain") -> str:
+    """A program of this Python environment as the user's shell finds it: its name, or a path if the name is not enough.
+
+    The path is relative for an environment below the current folder that is not activated, such as `.venv`.
+    """
+    own = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    if not own.exists() or (found and _is_same(Path(found), own)):
+        return name
+    return shlex.quote(os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own))
+
+
+def _is_same(found: Path, own: Path) -> bool:
+    """True for one file. The `python` of two environments may be links to one file, so their folders decide."""
+    is_linked = own.name != "python" and found.samefile(own)  # as pipx links it
+    return found.parent.resolve() == own.parent.resolve() or is_linked

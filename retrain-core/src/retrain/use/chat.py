@@ -10,18 +10,36 @@ from pathlib import Path
 import click
 import numpy as np
 
+from retrain.credit.algorithm import build_algorithm
+from retrain.credit.flow import build_flow
+from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
-from retrain.kernel.types import Message, Sample, SampleRequest, SamplingParams, StopReason, Tokens
+from retrain.kernel.informative import GroupStatus
+from retrain.kernel.types import (
+    Example,
+    Floats,
+    Group,
+    Message,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    Score,
+    StopReason,
+    Tokens,
+)
 from retrain.run.opened import Opened
 from retrain.run.seed_sources import sample_seed
 from retrain.run.streaming import stream_from
 from retrain.run.subject import BASE, BEST, Subject, SubjectKind, find_subject
+from retrain.tasks.prompts import encode_prompts
+from retrain.tasks.rollout import SingleTurn
+from retrain.tasks.scoring.build import build_rewards, data_reward
+from retrain.tasks.scoring.service import ScoringService
 from retrain.text.chat import encode
 from retrain.text.context import context_length
 from retrain.text.terminal_text import printable
-from retrain.use.group_credit import credit_of
+from retrain.text.token_text import token_texts
 from retrain.use.serving.text_stream import TextStream
-from retrain.use.shading import by_credit, by_entropy, harmless
 
 GROUP_SIZE = 8  # answers that share the credit of a question
 DIM = "bright_black"
@@ -269,3 +287,103 @@ class Conversation:
 def _say(text: str) -> None:
     """What the program says, apart from what the policy says."""
     click.echo(click.style(harmless(text), fg=DIM), err=True)
+
+
+# A policy's words for a terminal: made harmless, and coloured by a number per token.
+
+
+UNSURE = 2.5  # nats; at this entropy the colour is full
+FAINTEST = 0.04  # of the full colour; below it none is given
+Colour = tuple[int, int, int]
+# The other end of a scale that begins at white; black text on them has a contrast of more than 7.
+ORANGE, GREEN, RED = (255, 145, 45), (70, 205, 110), (255, 130, 120)
+
+
+def harmless(text: str) -> str:
+    """Text that may have several lines, without characters that could steer a terminal."""
+    return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
+
+
+def shaded(text: str, depth: float, colour: Colour) -> str:
+    """The text on a colour as deep as `depth` in [0, 1] says."""
+    if depth < FAINTEST or not text:
+        return harmless(text)
+    red, green, blue = (round(255 - (255 - end) * min(depth, 1.0)) for end in colour)
+    # a background that crosses a line break fills the rest of the line
+    parts = [click.style(p, fg="black", bg=(red, green, blue)) if p else "" for p in harmless(text).split("\n")]
+    return "\n".join(parts)
+
+
+def by_entropy(text: str, entropy: float) -> str:
+    """The text as unsure as the policy was when it wrote it: white is certain, orange is not."""
+    return shaded(text, entropy / UNSURE, ORANGE)
+
+
+def by_credit(texts: Sequence[str], credit_A: Floats, largest: float) -> str:
+    """The texts of tokens: green for credit, red for blame, full at the `largest` of all that is shown."""
+    depths_A = np.sqrt(np.abs(credit_A) / largest) if largest > 0.0 else np.zeros(len(credit_A))
+    pairs = zip(texts, depths_A.tolist(), (credit_A > 0).tolist(), strict=True)
+    return "".join(shaded(text, depth, GREEN if is_praise else RED) for text, depth, is_praise in pairs)
+
+
+# What the run's algorithm makes of a group of answers to a question of the user's own.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CreditedAnswer:
+    """One answer of the group: its score, and the credit of each of its tokens."""
+
+    score: Score
+    texts: Sequence[str]
+    credit_A: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CreditedGroup:
+    """The answers, by which rules, and whether such a group would be trained."""
+
+    condition: str
+    status: GroupStatus
+    answers: Sequence[CreditedAnswer]
+
+
+def credit_of(source: Opened, question: str, reference: str, *, size: int, number: int) -> CreditedGroup:
+    """Sample `size` answers as a step of the run would, score them with its reward, and give credit.
+
+    `number` keeps the groups of a session apart. ConfigError when the tasks of the run are an environment's, which a
+    question and an answer are not.
+    """
+    config = source.config
+    if config.environment.provider:
+        what, fix = (
+            "the tasks of this run are those of an environment",
+            "look at the credit of its steps: retrain credit",
+        )
+        raise ConfigError(Problem(where=config.place("environment.provider"), what=what, fix=fix))
+    algorithm = build_algorithm(build_flow(config, source.plugins), source.context)
+    example = Example(id=f"chat-{number}", prompt=question, reference=reference)
+    (tokens_T,) = encode_prompts([example], source.tokenizer, config)
+    params = SamplingParams(
+        max_tokens=config.training.max_tokens,
+        temperature=config.training.temperature,
+        entropy=source.backend.capabilities.provides_entropy,
+    )
+    rewards = build_rewards(config, source.context, data_reward(config, source.context))
+    with ScoringService(rewards, config.scoring) as scoring:
+        rollouts = SingleTurn(backend=source.backend, tokenizer=source.tokenizer, scoring=scoring, params=params)
+        with rollouts.batch("chat") as batch:
+            streams = Streams(seeds=source.context.seeds, purpose="chat")
+            (completions,) = batch.sample([Prompt(example=example, tokens_T=tokens_T)], size, streams)
+            (scores,) = batch.scores()
+    group = Group(example=example, completions=completions, scores=scores, correct_above=config.scoring.correct_above)
+    credit = algorithm.assign(source.subject.steps or 0, [group])
+    answers = [
+        CreditedAnswer(
+            score=score,
+            texts=token_texts(source.tokenizer, completion.tokens_T[completion.action_T].tolist()),
+            credit_A=tokens.advantages_A,
+        )
+        for completion, score, tokens in zip(completions, scores, credit.tokens_PG[0], strict=True)
+    ]
+    labels = algorithm.labels
+    return CreditedGroup(condition=labels.get("condition", ""), status=credit.statuses_P[0], answers=answers)

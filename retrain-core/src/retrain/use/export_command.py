@@ -24,8 +24,7 @@ from retrain.records.reading import read_object
 from retrain.run.opened import subject_config
 from retrain.run.subject import Subject, find_subject
 from retrain.text.command_options import checkpoint_option, json_option, subject_argument
-from retrain.text.terminal_text import printable
-from retrain.text.typed_command import program
+from retrain.text.terminal_text import printable, program
 from retrain.use import whole_model
 from retrain.use.hub_upload import push
 

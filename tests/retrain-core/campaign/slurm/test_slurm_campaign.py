@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retrain.campaign.outcome import progress
-from retrain.campaign.slurm.script import RECORD
+from retrain.campaign.slurm_launcher import RECORD
 from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
 
 Finish = Callable[..., tuple[int, str, str]]

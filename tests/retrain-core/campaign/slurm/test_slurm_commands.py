@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrain.campaign.slurm.commands import TaskState
-from retrain.campaign.slurm.launcher import Options
+from retrain.campaign.slurm_commands import TaskState
+from retrain.campaign.slurm_launcher import Options
 
 
 def test_a_run_gets_its_gpus_on_one_node() -> None:

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from retrain.api import FindsJobs, Job
-from retrain.campaign.slurm import commands
-from retrain.campaign.slurm.launcher import Options, SlurmJob, SlurmLauncher
-from retrain.campaign.slurm.script import RECORD, START
+from retrain.campaign import slurm_commands
+from retrain.campaign.slurm_launcher import RECORD, START, Options, SlurmJob, SlurmLauncher
 from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE
 from retrain.testing import conformance
 
@@ -137,7 +136,7 @@ def test_a_time_limit_asks_first_and_is_no_failure(
 def test_a_lost_node_and_a_hand_of_somebody_else(start: Start, wait_for: Wait, cluster: Any) -> None:
     lost, cancelled = start(SLEEPS, name="lost"), start(SLEEPS, name="cancelled")
     wait_for(lambda: all(job.poll() is None and "up" in log_of(job) for job in (lost, cancelled)))
-    commands.cancel([cancelled.shown])
+    slurm_commands.cancel([cancelled.shown])
     wait_for(lambda: cancelled.poll() is not None)
     cluster.fail_node()
     wait_for(lambda: lost.poll() is not None)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.cli.manual.command import generator
 from retrain.cli.manual.contracts import PUBLIC
-from retrain.cli.manual.sections import generator
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins

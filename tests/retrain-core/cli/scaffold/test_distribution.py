@@ -14,7 +14,7 @@ import pytest
 
 from retrain.cli.command_line import run
 from retrain.cli.scaffold.distribution import LICENSES
-from retrain.cli.scaffold.kinds import KINDS, slug
+from retrain.cli.scaffold.naming import KINDS, slug
 
 
 @pytest.fixture(autouse=True)

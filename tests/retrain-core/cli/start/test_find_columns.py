@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retrain.cli.start.find_columns import Columns, find_columns
+from retrain.cli.start.own_data import Columns, find_columns
 from retrain.kernel.errors import ConfigError
 
 USER = {"role": "user", "content": "What is 2 + 2?"}

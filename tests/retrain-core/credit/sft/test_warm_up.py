@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from retrain.credit.sft.check import problems_of
-from retrain.credit.sft.warm_up import SupervisedSteps
+from retrain.credit.sft.warm_up import SupervisedSteps, problems_of
 from retrain.kernel.config.plugin_tables import SftTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import BackendTable

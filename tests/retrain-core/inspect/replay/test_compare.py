@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.inspect.replay.compare import Turn, interval, largest, turn_of
-from retrain.inspect.replay.gradients import FOLDED, Folding, StepGradient, inner
+from retrain.inspect.replay.gradients import FOLDED, Folding, StepGradient, Turn, inner, interval, largest, turn_of
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.inspect.replay.agreement import agreement
 from retrain.inspect.replay.conditions import changed_tables, parse_settings
+from retrain.inspect.replay.position import agreement
 from retrain.kernel.errors import ConfigError
 
 TABLES = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retrain.inspect.signal.account import Account, read_account
-from retrain.inspect.signal.causes import Cause
+from retrain.inspect.signal.drawn import Cause
 from retrain.kernel.errors import NonFiniteError, Problem
 from retrain.records.runs.source import find_runs
 

@@ -24,9 +24,8 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group, Kind
 from retrain.observe.console.console import run_console
-from retrain.observe.console.lines import RunLines, held_out_line, next_commands
+from retrain.observe.console.lines import ProgressLines, RunLines, held_out_line, next_commands
 from retrain.observe.console.panel import LiveDisplay
-from retrain.observe.console.progress_lines import ProgressLines
 from retrain.observe.console.step_lines import (
     COLUMNS,
     evaluation,
@@ -34,8 +33,7 @@ from retrain.observe.console.step_lines import (
     training_complete,
     with_parts,
 )
-from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, duration, printable
-from retrain.text.typed_command import program
+from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, duration, printable, program
 
 MakeGroup = Callable[..., Group]
 ALL_KINDS = ("sepa", "kl", "teacher", "refill", "graded", "parts", "placeholder")

@@ -15,10 +15,9 @@ import pytest
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
-from retrain.observe.gaming.alarm_record import read_alarms
-from retrain.observe.gaming.alarm_report import alarm_text
-from retrain.observe.gaming.alarm_watch import GamingWatch
-from retrain.observe.health.gaming import GamingMonitor
+from retrain.observe.gaming.alarm_watch import GamingWatch, read_alarms
+from retrain.observe.gaming.report import alarm_text
+from retrain.observe.health.monitors import GamingMonitor
 from retrain.records.record_names import GAMING
 from retrain.records.tokens import TokenRecord, write_tokens
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import betainc, betaincinv
 
-from retrain.observe.metrics.beta_quantile import beta_cdf, beta_quantile
+from retrain.observe.metrics.evaluate import beta_cdf, beta_quantile
 
 EXPONENTS = st.floats(-1, 5)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from retrain.campaign.plan import PlanTable, seal_plan
+from retrain.campaign.load import PlanTable, seal_plan
 from retrain.kernel.errors import ConfigError
 from retrain.records.files import seal_of
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.config.plugin_tables import BackpressureTable
 from retrain.kernel.contracts.pacing import PaceView
-from retrain.run.backpressure.controller import UslPacer
-from retrain.run.backpressure.usl import Scaling
+from retrain.run.backpressure.controller import Scaling, UslPacer
 
 LENGTH = 40  # tokens per completion
 STEPS = 60

@@ -15,10 +15,9 @@ from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.contracts.verifier import TimedScore
 from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example, Score
-from retrain.tasks.audit.gold import boxed, gold_from_reference, gold_of
+from retrain.tasks.audit.probes import boxed, gold_from_reference, gold_of
 from retrain.tasks.audit.report import AuditReport, raise_on_failure
-from retrain.tasks.audit.start import audit_prompts
-from retrain.tasks.audit.trial import audit
+from retrain.tasks.audit.verifier_audit import audit, audit_prompts
 from retrain.tasks.scoring.verdict import verdict
 
 SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]

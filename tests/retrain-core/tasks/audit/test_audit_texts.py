@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Example
-from retrain.tasks.audit.gold import Gold, gold_from_reference, gold_of
-from retrain.tasks.audit.probes import REPEATS, repeated, says_the_same, wrong_texts
+from retrain.tasks.audit.probes import REPEATS, Gold, gold_from_reference, gold_of, repeated, says_the_same, wrong_texts
 
 FIVE = (r"\boxed{5}", "5", "#### 5", "<answer>5</answer>")
 

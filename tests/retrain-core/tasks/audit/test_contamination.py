@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from retrain.kernel.contracts.verifier import TimedScore
 from retrain.kernel.types import Example, Sample, SampleRequest, SamplingParams, Score, StopReason
-from retrain.tasks.audit.completion_probe import parted, probe, rouge_l
 from retrain.tasks.audit.contamination import Contamination, HeldOutIndex, Match, contamination, words_of
-from retrain.tasks.audit.contamination_audit import ContaminationReport, report_lines
+from retrain.tasks.audit.contamination_audit import ContaminationReport, parted, probe, report_lines, rouge_l
 
 STORY = (
     "A farmer has 17 sheep in the north field, and every morning he walks with his old dog along the river "

@@ -17,8 +17,8 @@ import pytest
 
 from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.types import Example
-from retrain.tasks.child.orphans import descendants
 from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
+from retrain.tasks.child.system import descendants
 
 LONG_S = 60.0
 SHORT_S = 0.3

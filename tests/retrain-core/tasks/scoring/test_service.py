@@ -20,7 +20,7 @@ from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.errors import PluginError, RewardError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Outcome, Sample, SamplingParams, Score, StopReason
-from retrain.tasks.child.orphans import descendants
+from retrain.tasks.child.system import descendants
 from retrain.tasks.rollout import SingleTurn
 from retrain.tasks.scoring.failures import read_failures
 from retrain.tasks.scoring.service import ScoringService

@@ -19,7 +19,7 @@ from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.registry import Plugins
 from retrain.run.configure import load_checked
 from retrain.tools.capacity import command as command_module
-from retrain.tools.capacity import machine, plugin
+from retrain.tools.capacity import plugin, workload
 from retrain.tools.capacity.forecast import forecast
 from retrain.tools.capacity.pilot import run_pilot
 from tests.invoke import invoke
@@ -43,7 +43,7 @@ SETTINGS: tuple[tuple[str, ...], ...] = (
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "gpu_memory_bytes", lambda: ())
+    monkeypatch.setattr(workload, "gpu_memory_bytes", lambda: ())
 
 
 @pytest.fixture
@@ -83,10 +83,9 @@ def test_json_is_plain_numbers(capacity: Callable[..., str]) -> None:
 def test_a_gpu_card_is_said_to_fit_and_how_many_rows_run_at_a_time(
     plugins: Plugins, monkeypatch: pytest.MonkeyPatch, qwen_folder: Path
 ) -> None:
-    from retrain.tools.capacity.section import explained
-    from retrain.tools.capacity.show import text
+    from retrain.tools.capacity.show import explained, text
 
-    monkeypatch.setattr(machine, "gpu_memory_bytes", lambda: (16 * 2**30,))
+    monkeypatch.setattr(workload, "gpu_memory_bytes", lambda: (16 * 2**30,))
     step = ("--batch-size", "8", "--group-size", "16", "--max-tokens", "10240", "--lora-rank", "32")
     arguments = ["--model", str(qwen_folder), "--data-source", "arithmetic", *step]
     config = load_checked(arguments, plugins).config

@@ -13,7 +13,7 @@ import pytest
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.tools.capacity import command as command_module
-from retrain.tools.capacity import locate, machine
+from retrain.tools.capacity import shapes, workload
 from retrain.tools.capacity.advice import SAFETY
 from retrain.tools.capacity.shapes import KnownShape, known_document, known_shapes, nearest
 from retrain_local.capacity.shape import shape_of
@@ -29,12 +29,12 @@ SIZES = (*FLAGS, "--head-size", "128", "--vocabulary", "151936", "--context", "4
 def ask(plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """`ask("--gpu-memory", "24", ...)` in an empty folder, on a machine without a GPU and without the hub."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "gpu_memory_bytes", lambda: ())
+    monkeypatch.setattr(workload, "gpu_memory_bytes", lambda: ())
 
     def unreachable(name: str, *, where: str) -> dict[str, Any]:
         raise ConfigError(f"{name} is nowhere")
 
-    monkeypatch.setattr(locate, "hub_options", unreachable)
+    monkeypatch.setattr(shapes, "hub_options", unreachable)
 
     def call(*arguments: str) -> str:
         result = invoke(command_module.command, list(arguments), obj=plugins, standalone_mode=False)

@@ -12,10 +12,9 @@ import pytest
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
-from retrain.tools.capacity import machine, plugin
+from retrain.tools.capacity import plugin, workload
 from retrain.tools.capacity.advice import hint
-from retrain.tools.capacity.meter import Meter
-from retrain.tools.capacity.watch import FEWEST_STEPS, CapacityWatch
+from retrain.tools.capacity.watch import FEWEST_STEPS, CapacityWatch, Meter
 
 
 def configured(engine: str = "pytorch", backend: str = "local", **options: Any) -> Config:
@@ -44,7 +43,7 @@ def configured(engine: str = "pytorch", backend: str = "local", **options: Any) 
 def test_the_key_of_the_phase_that_dominates(
     shares: dict[str, float], config: Config, has_gpu: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "gpu_memory_bytes", lambda: (2**34,) * has_gpu)
+    monkeypatch.setattr(workload, "gpu_memory_bytes", lambda: (2**34,) * has_gpu)
     text = hint(shares, config)
     assert said in text
     assert bool(text) == bool(said)

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from retrain.tools.capacity.meter import RECENT_STEPS, Meter, peak_bytes, resident_bytes
+from retrain.tools.capacity.watch import RECENT_STEPS, Meter, peak_bytes, resident_bytes
 
 BLOCK = 200 * 2**20
 
@@ -17,7 +17,7 @@ BLOCK = 200 * 2**20
 PEAKS = """
 import json, sys
 import numpy as np
-from retrain.tools.capacity.meter import Meter, peak_bytes
+from retrain.tools.capacity.watch import Meter, peak_bytes
 
 meter = Meter()
 meter.enter("sampling")
@@ -66,6 +66,6 @@ def test_lengths_are_the_longest_seen() -> None:
 
 def test_a_large_parent_is_not_charged_to_its_child() -> None:
     block = np.ones(2 * BLOCK, dtype=np.uint8)
-    program = "from retrain.tools.capacity.meter import peak_bytes; print(peak_bytes())"
+    program = "from retrain.tools.capacity.watch import peak_bytes; print(peak_bytes())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert 2**20 < int(done.stdout) < len(block)

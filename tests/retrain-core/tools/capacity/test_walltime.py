@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from retrain.tools.capacity.show import size
-from retrain.tools.capacity.walltime import Schedule, schedule_of
-from retrain.tools.capacity.workload import workload_of
+from retrain.tools.capacity.workload import Schedule, schedule_of, workload_of
 
 CAMPAIGN = """
 [training]

@@ -16,7 +16,7 @@ from retrain.kernel.config.keys import Table
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ModelTable
 from retrain.kernel.registry import Plugins
-from retrain.tools.doctor.reach import diagnose_reach
+from retrain.tools.doctor.checks import diagnose_reach
 from tests.inference_server import serving
 from tests.shared import first_or_long
 from tests.toy_policy import ToyModel

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import retrain
-from retrain.tools.doctor import machine
+from retrain.tools.doctor import checks
+from retrain.tools.doctor.checks import diagnose_machine
 from retrain.tools.doctor.installation import Installation, examine
-from retrain.tools.doctor.machine import diagnose_machine
 
 SOURCE = Path(retrain.__file__).parent
 PUBLIC = {  # the files of 0.3.0 that matter here
@@ -100,7 +100,7 @@ def test_ours_over_the_public_package_runs_and_the_doctor_warns_of_the_day_it_is
     (site / "retrain-0.3.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: retrain\nVersion: 0.3.0\n")
     found = examine([str(site)])
     assert found.detail.endswith("is installed too: uninstalling it will remove files of retrain-core")
-    monkeypatch.setattr(machine, "examine", lambda: found)
+    monkeypatch.setattr(checks, "examine", lambda: found)
     (told,) = [each for each in diagnose_machine(None) if each.name == "installation"]
     assert told.is_fatal
     assert told.fix.startswith("pip uninstall --yes retrain && ")
@@ -113,7 +113,7 @@ def test_a_file_changed_by_hand_is_a_warning_and_an_editable_installation_is_who
         stream.write("# mine\n")
     found = examine([str(site)])
     assert found.replaced == ("retrain/api.py",)
-    monkeypatch.setattr(machine, "examine", lambda: found)
+    monkeypatch.setattr(checks, "examine", lambda: found)
     assert [each.status for each in diagnose_machine(None) if each.name == "installation"] == ["warn"]
     (site / "retrain_core-0.1.0.dist-info/RECORD").write_text("retrain_core-0.1.0.dist-info/RECORD,,\n")
     assert examine([str(site)]) == Installation(num_files=0)

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
-from retrain.tools.pack.causes import LOOKED_AT, Difference, ranked
-from retrain.tools.pack.equivalence import equivalence, expected_half_width, final_rates
 from retrain.tools.pack.lines import EVALUATED, RunLines, divergence, encoded
 from retrain.tools.pack.packages import extras_of, installed_digests, pinned, required
 from retrain.tools.pack.page import Curve, drawn_curves
-from retrain.tools.pack.rerunning import cause_lines
+from retrain.tools.pack.rerunning import LOOKED_AT, Difference, cause_lines, ranked
+from retrain.tools.pack.verdict import equivalence, expected_half_width, final_rates
 from retrain.tools.pack.wheels import wheel_of
 
 

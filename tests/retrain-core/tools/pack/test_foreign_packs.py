@@ -18,14 +18,12 @@ import pytest
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.installed import versions_of
 from retrain.tools.pack import installing, rerun_command
-from retrain.tools.pack.archive import FORMAT, open_pack, write_pack
+from retrain.tools.pack.archive import FORMAT, open_pack, refusal, write_pack
 from retrain.tools.pack.contents import Contents, read_contents
 from retrain.tools.pack.environment import environ_of, lay_out
-from retrain.tools.pack.listing import listing
 from retrain.tools.pack.packages import installed_digests
-from retrain.tools.pack.packed_wheels import check_wheels
-from retrain.tools.pack.places import refusal
-from retrain.tools.pack.wheels import wheel_of
+from retrain.tools.pack.rerun_command import listing
+from retrain.tools.pack.wheels import check_wheels, wheel_of
 from tests.invoke import invoke
 
 RUN = {

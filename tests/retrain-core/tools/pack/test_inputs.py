@@ -14,10 +14,10 @@ from retrain.records.identity.copies import FOLDER, stored_identity, write_input
 from retrain.records.identity.hashing import Budget, hash_file
 from retrain.records.identity.recorded import with_places
 from retrain.tools.pack.archive import FORMAT, open_pack, write_pack
-from retrain.tools.pack.causes import differences
 from retrain.tools.pack.contents import Contents, read_contents
 from retrain.tools.pack.environment import chosen_files, lay_out
 from retrain.tools.pack.inputs import Inputs, collect_inputs
+from retrain.tools.pack.rerunning import differences
 
 
 def recorded(run: Path, data: tuple[str, Path], weights: tuple[str, Path]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.squeeze import analyze_adapter, compress_adapter
-from retrain.tools.squeeze.show import NO_PROMISE, analysis_lines, compressed_lines
+from retrain.tools.squeeze.job import NO_PROMISE, analysis_lines, compressed_lines
 
 Make = Callable[..., Path]
 Factors = tuple[np.ndarray, np.ndarray]

@@ -26,7 +26,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from retrain.squeeze import analyze_adapter
-from retrain.tools.squeeze.wandb_records import record_analysis
+from retrain.tools.squeeze.job import record_analysis
 
 table = {"wandb_project": sys.argv[3], "wandb_group": "mine", "wandb_tags": "first, second"}
 print("id:", record_analysis(analyze_adapter(sys.argv[1]), table, Path(sys.argv[2])))

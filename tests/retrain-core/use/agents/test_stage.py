@@ -11,7 +11,7 @@ import pytest
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Outcome, StopReason
-from retrain.tasks.child.orphans import descendants
+from retrain.tasks.child.system import descendants
 from retrain.use.agents.programs import CommandAgent, FunctionAgent, Program
 from retrain.use.agents.stage import Stage
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from retrain.campaign.plan import PlanTable, seal_plan
+from retrain.campaign.load import PlanTable, seal_plan
 from retrain.records.runs.metric import Direction
 from retrain.verdicts.stats.flip import flip_interval
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason

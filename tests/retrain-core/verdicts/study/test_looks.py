@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrain.campaign.load import PlanTable, seal_plan
 from retrain.campaign.looks import StudyJudge
-from retrain.campaign.plan import PlanTable, seal_plan
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.registered import Spend
 from retrain.records.runs.source import find_runs

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.campaign.plan import PlanTable, seal_plan
+from retrain.campaign.load import PlanTable, seal_plan
 from retrain.records.runs.metric import Direction
 from retrain.records.runs.registered import Spend
 from retrain.verdicts.stats.e_process import AnytimeTest

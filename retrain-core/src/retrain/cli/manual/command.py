@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
+from retrain.cli.manual import markdown
+from retrain.cli.manual.contracts import api, checks, contract, hooks, parts, scaffold
+from retrain.cli.manual.keys import annotated, commands, flags, keys, metrics
 from retrain.cli.manual.pages import MANUAL, OTHER_NAMES, Generate, Topic, regenerated, topics, without_markers
-from retrain.cli.manual.sections import generator
+from retrain.cli.manual.support import support
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.run.public_package import public_names
 from retrain.text.command_options import json_option
 
 FORMATS = ("text", "json", "troff", "html")
@@ -169,3 +174,45 @@ def _write(file: Path, text: str) -> None:
     except OSError as error:
         fix = "run it as the user who installed retrain; `retrain man` prints current sections in any case"
         raise ConfigError(Problem(where=str(file), what=f"cannot be written: {error}", fix=fix)) from None
+
+
+# The generated sections and their generators.
+
+
+STATUS = {"renamed": "", "none": "no counterpart: "}
+
+
+def public(plugins: Plugins) -> str:
+    """Every name of the public package `retrain` that this one does not have, and what became of it."""
+    rows = [(", ".join(map(markdown.code, names)), STATUS[status] + note) for names, status, note in public_names()]
+    return markdown.table(("there", "here"), rows)
+
+
+GENERATORS: dict[str, Callable[..., str]] = {
+    "keys": keys,
+    "flags": flags,
+    "annotated": annotated,
+    "commands": commands,
+    "plugins": parts,
+    "metrics": metrics,
+    "hooks": hooks,
+    "contract": contract,
+    "checks": checks,
+    "api": api,
+    "scaffold": scaffold,
+    "support": support,
+    "public_names": public,
+}
+
+
+def generator(plugins: Plugins) -> Callable[[str], str]:
+    """`generate("keys")` for the installed plugins: Markdown with headings from the third level on."""
+
+    def generate(what: str) -> str:
+        name, *arguments = what.split()
+        if name not in GENERATORS:
+            fix = f"use one of: {', '.join(GENERATORS)}"
+            raise ConfigError(Problem(what=f"there is no generated section {name!r}", fix=fix))
+        return GENERATORS[name](plugins, *arguments)
+
+    return generate

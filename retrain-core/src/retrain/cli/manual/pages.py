@@ -6,7 +6,7 @@ A generated section sits between two comments that are invisible to readers:
     ...
     <!-- end: keys -->
 
-The first word after the colon names a generator in `retrain.cli.manual.sections`; the others are its arguments.
+The first word after the colon names a generator in `retrain.cli.manual.command`; the others are its arguments.
 """
 
 from __future__ import annotations

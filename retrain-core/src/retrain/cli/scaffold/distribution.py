@@ -14,13 +14,12 @@ from pathlib import Path
 
 import click
 
-from retrain.cli.scaffold.kinds import kind_of, slug
-from retrain.cli.scaffold.naming import Names, names_from, plain_text, refuse_taken
+from retrain.cli.scaffold.naming import Names, kind_of, names_from, plain_text, refuse_taken, slug
 from retrain.cli.scaffold.render import description_of, render_distribution, scratch
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from retrain.text.typed_command import program
+from retrain.text.terminal_text import program
 
 LICENSES = ("Apache-2.0", "MIT", "BSD-3-Clause")
 DEFAULT_KIND = Kind.TRANSFORM

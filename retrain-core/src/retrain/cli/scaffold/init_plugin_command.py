@@ -11,13 +11,12 @@ from typing import Any
 import click
 
 from retrain.cli.scaffold.distribution import LICENSES, write_distribution
-from retrain.cli.scaffold.kinds import KINDS, kind_of, slug
-from retrain.cli.scaffold.naming import Names, names_from, refuse_taken
+from retrain.cli.scaffold.naming import KINDS, Names, kind_of, names_from, refuse_taken, slug
 from retrain.cli.scaffold.render import OneFile, render_file, scratch
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.text.command_options import json_option
-from retrain.text.typed_command import program
+from retrain.text.terminal_text import program
 
 DEFAULT_DIR = Path("plugins")
 EPILOG = """\b

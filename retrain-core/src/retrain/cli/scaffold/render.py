@@ -12,8 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from retrain.cli.scaffold.kinds import slug, template
-from retrain.cli.scaffold.naming import SEARCHED, Names
+from retrain.cli.scaffold.naming import SEARCHED, Names, slug, template
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Kind
 from retrain.kernel.version import __version__

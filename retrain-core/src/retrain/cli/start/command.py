@@ -17,8 +17,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.text.command_options import json_option
 from retrain.text.process import is_interactive
-from retrain.text.terminal_text import printable
-from retrain.text.typed_command import program
+from retrain.text.terminal_text import printable, program
 
 DEFAULT_TEMPLATE = "default"
 SCHEMA_FILE = "retrain.schema.json"
@@ -95,7 +94,7 @@ def command(
         text, told = _own(plugins, file, wished, is_dialog=is_dialog, as_json=as_json)
         template = "your data"
     elif is_dialog:
-        from retrain.cli.start.template_dialog import ask  # imports tomlkit and the loader
+        from retrain.cli.start.dialog import ask  # imports tomlkit and the loader
 
         template, file, text = ask(plugins, str(template), output)
     else:
@@ -118,7 +117,10 @@ def _own(
 ) -> tuple[str, dict[str, Any]]:
     """The text for the user's own data, and what `--json` tells about it; shows the data unless that was asked for."""
     from retrain.cli.start.fitted import fit_to_machine
-    from retrain.cli.start.own_data import Wishes, choose_data  # these import the loader, and whatever reads the data
+    from retrain.cli.start.own_data import (
+        Wishes,
+        choose_data,  # these import the loader, and whatever reads the data
+    )
     from retrain.cli.start.show import as_data, show_trial
     from retrain.cli.start.trial import check_text, try_out
     from retrain.cli.start.written import configuration_text

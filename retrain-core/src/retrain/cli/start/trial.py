@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from statistics import median
 from typing import Any
 
 from retrain.cli.start.own_data import HUB_ID
-from retrain.cli.start.plain_tokenizer import PlainTokenizer
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.verifier import Verifier
@@ -162,3 +161,20 @@ def _doubts(tasks: Tasks) -> Iterator[str]:
             f"the references are long texts ({middle:.0f} characters in the middle): no answer will equal one; "
             "name the column of the final answer with --answer-key, or let a judge compare: --reward judge"
         )
+
+
+# A stand-in for the tokenizer of a model that is not here yet: a token per character, and no chat template.
+
+
+class PlainTokenizer:
+    """Enough of a tokenizer to look at prompts and to try a verifier; its lengths say nothing about the model's."""
+
+    chat_template = None
+
+    def __call__(self, texts: str | Sequence[str], **_: Any) -> dict[str, Any]:
+        rows = [[ord(char) for char in text] for text in ([texts] if isinstance(texts, str) else texts)]
+        return {"input_ids": rows[0] if isinstance(texts, str) else rows}
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        """The text of these tokens."""
+        return "".join(chr(int(each)) for each in ids)

@@ -47,6 +47,6 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     """What the keys forbid among themselves, and a backend without the loss."""
     if not config.sft.steps:
         return ()
-    from retrain.credit.sft.check import problems_of
+    from retrain.credit.sft.warm_up import problems_of
 
     return problems_of(config, plugins)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from retrain.credit.sft.answers import Solved, end_of_turn, solve
-from retrain.credit.sft.check import LIKELIHOOD
-from retrain.kernel.config.plugin_tables import SftTable
+import numpy as np
+
+from retrain.credit.check_loss import applicable_losses
+from retrain.kernel.config.plugin_tables import REFERENCE, SftTable
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import DataTable
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.contracts.verifier import LoadedData
-from retrain.kernel.errors import NonFiniteError
+from retrain.kernel.errors import ConfigError, NonFiniteError, Problem
 from retrain.kernel.plugins.build import build_part
+from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Kind, TrainBatch, TrainReport
+from retrain.kernel.types import Example, Kind, TrainBatch, TrainReport, TrainRow
 from retrain.tasks.examples import usable_examples
 from retrain.tasks.prompts import PromptPool, encode_prompts
 from retrain.tasks.tasks import Tasks
@@ -94,3 +100,133 @@ def _prompts(context: PluginContext, table: SftTable, tasks: Tasks) -> list[Prom
         LOG.info("[sft] %d examples left out: they are held out", len(examples) - len(kept))
     encoded = encode_prompts(kept, context.tokenizer, config)
     return [Prompt(example=example, tokens_T=ids) for example, ids in zip(kept, encoded, strict=True) if len(ids)]
+
+
+# Examples with their answers as rows of tokens, of which the answers' tokens are trained.
+
+
+PROBE = "answer"
+MISSING, LONG, BEYOND = "without an answer", "of more than max_tokens tokens", "beyond the model's context"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """Prompts and their rows, by example id; `left_out` counts the examples without a row, by cause."""
+
+    prompts: tuple[Prompt, ...]
+    rows: dict[str, TrainRow]
+    left_out: Counter[str]
+
+
+def solve(
+    prompts: Sequence[Prompt], config: Config, tokenizer: Any, *, end_of_turn: int, context_length: int | None
+) -> Solved:
+    """The rows of all prompts whose answer a sampled completion could have been; ConfigError when there is none.
+
+    A row is the prompt as sampling gets it, the answer and the end of the turn. The last two have advantage 1, and
+    together at most `[training] max_tokens` tokens.
+    """
+    column, limit = config.sft.answer, config.training.max_tokens
+    answers = [_answer(prompt.example, column) for prompt in prompts]
+    ids = tokenizer([answer or PROBE for answer in answers], add_special_tokens=False, verbose=False)["input_ids"]
+    rows: dict[str, TrainRow] = {}
+    left_out: Counter[str] = Counter()
+    for prompt, answer, tokens in zip(prompts, answers, ids, strict=True):
+        length = len(prompt.tokens_T) + len(tokens) + 1
+        if not answer:
+            left_out[MISSING] += 1
+        elif len(tokens) + 1 > limit:
+            left_out[LONG] += 1
+        elif context_length is not None and length > context_length:
+            left_out[BEYOND] += 1
+        else:
+            rows[prompt.example.id] = _row(prompt, [*tokens, end_of_turn])
+    if not rows:
+        found = ", ".join(f"{count} {cause}" for cause, count in left_out.items()) or "there are no examples"
+        columns = sorted({name for prompt in prompts for name in prompt.example.info})
+        known = f"; columns: {printable(', '.join(columns))}" if columns else ""
+        what, why = f"no example has an answer to train on in {column!r}", found + known
+        fix = "name the column that holds the answers, raise [training] max_tokens, or use another [sft] source"
+        raise ConfigError(Problem(where=config.place("sft.answer"), what=what, why=why, fix=fix))
+    kept = tuple(prompt for prompt in prompts if prompt.example.id in rows)
+    return Solved(prompts=kept, rows=rows, left_out=left_out)
+
+
+def end_of_turn(tokenizer: Any, config: Config, plugins: Plugins) -> int:
+    """The token that ends an answer in the model's own chats, if sampling stops at it; else the end of sequence.
+
+    Sampling stops at the tokenizer's end of sequence and at those of generation_config.json, in every backend.
+    ConfigError when the tokenizer has none.
+    """
+    own = tokenizer.eos_token_id
+    stops = {own, *_configured_stops(config, plugins)} - {None}
+    if tokenizer.chat_template:
+        chat = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
+        try:
+            text = str(tokenizer.apply_chat_template(chat, tokenize=False, **config.data.template_args))
+        except Exception:  # templates raise what they like; the tokenizer's own token will do
+            text = ""
+        after = tokenizer(text.rpartition(PROBE)[2], add_special_tokens=False, verbose=False)["input_ids"]
+        if found := [token for token in after if token in stops]:
+            return int(found[0])
+    if own is None:
+        what = "the tokenizer has no end-of-sequence token, so that an answer would never end"
+        fix = "use a model whose tokenizer has one"
+        raise ConfigError(Problem(where=config.place("model.model"), what=what, fix=fix))
+    return int(own)
+
+
+def _answer(example: Example, column: str) -> str:
+    """The text to train on; empty when there is none."""
+    found = example.reference if column == REFERENCE else example.info.get(column)
+    is_text = isinstance(found, str | int | float) and not isinstance(found, bool)
+    return str(found).strip() if is_text else ""
+
+
+def _row(prompt: Prompt, answer: Sequence[int]) -> TrainRow:
+    tokens_T = np.concatenate([prompt.tokens_T, np.asarray(answer, dtype=np.int64)])
+    action_T = np.arange(len(tokens_T)) >= len(prompt.tokens_T)
+    ones_T = action_T.astype(np.float64)
+    return TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=np.zeros(len(tokens_T)), advantages_T=ones_T)
+
+
+def _configured_stops(config: Config, plugins: Plugins) -> set[int]:
+    """`eos_token_id` of the model's generation_config.json, none when it cannot be read."""
+    model = config.model.model
+    located = plugins.locate_model(model) or model
+    path = Path(located).expanduser() / "generation_config.json"
+    if not path.parent.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(located, path.name)
+        path = Path(cached) if isinstance(cached, str) else path
+    try:
+        configured = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return set()
+    ids = configured if isinstance(configured, list) else [configured]
+    return {token for token in ids if type(token) is int}
+
+
+# Configurations of `[sft]` that are refused before anything loads.
+
+
+LIKELIHOOD = "likelihood"
+
+
+def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
+    """A backend that cannot train on given answers, and keys of a source that is not named."""
+    table, backend = config.sft, config.backend.backend
+    problems = []
+    if plugins.find(Kind.BACKEND, backend) and LIKELIHOOD not in applicable_losses(plugins, backend):
+        what = f"backend {backend!r} cannot train on given answers"
+        why = f"it does not apply the loss {LIKELIHOOD!r}"
+        backends = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
+        able = [name for name in backends if LIKELIHOOD in applicable_losses(plugins, name)]
+        fix = "set steps = 0, or use [backend] backend = " + " or ".join(f'"{name}"' for name in able)
+        problems.append(Problem(where=config.place("sft.steps"), what=what, why=why, fix=fix))
+    for name in ("path", "options"):
+        if getattr(table, name) and not table.source:
+            what, fix = "says where another source is read, but source is empty", "set [sft] source, or remove it"
+            problems.append(Problem(where=config.place(f"sft.{name}"), what=what, fix=fix))
+    return problems

@@ -45,7 +45,7 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     """What does not go with a teacher, and with a run that needs no verdicts."""
-    from retrain.credit.teacher.check import problems_of
+    from retrain.credit.teacher.table import problems_of
 
     return problems_of(config, plugins)
 

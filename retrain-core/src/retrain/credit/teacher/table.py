@@ -2,11 +2,118 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from retrain.credit.flow import CreditFlow, build_flow
 from retrain.kernel.config.plugin_tables import HERE
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import EngineTraits, Kind
+from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.plugins.capabilities import declared_capabilities
+from retrain.kernel.registry import Plugins
+from retrain.tasks.scoring.build import has_verifier
 
 
 def has_teacher(config: Config) -> bool:
     """Whether a run has one."""
     table = config.teacher
     return bool(table.model or table.adapter or table.engine != HERE)
+
+
+# Configurations of a teacher, and of credit that needs no verdict, that are refused before anything loads.
+
+
+# What depends on verdicts and would do nothing, or the wrong thing, where credit needs none.
+# The first entry is the value that is refused or, if it is 0, the only one that is not.
+OF_VERDICTS: dict[str, tuple[Any, str, str]] = {
+    "training.refill": (0, "every group teaches, so no further prompts are ever drawn", "set refill = 0"),
+    "training.overlong": ("drop", "it takes away a verdict that credit does not need", 'use overlong = "mask"'),
+    "training.soft_overlong": (0, "it lowers scores, which are not trained on", "set soft_overlong = 0"),
+}
+
+
+def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
+    """Every problem with `[teacher]`, and with a run that trains without verdicts."""
+    try:
+        flow = build_flow(config, plugins)
+    except RetrainError:  # reported by the check of the flow
+        return []
+    found = [*_without_verdicts(config, flow), *_without_verifier(config, flow)]
+    if has_teacher(config):
+        found += [*_unread(config, plugins, flow), *_of_engine(config, plugins)]
+    elif config.teacher.url or config.teacher.api_key_env:
+        where = config.place("teacher.url" if config.teacher.url else "teacher.api_key_env")
+        fix = 'set engine = "vllm" or "sglang", or remove it'
+        found.append(Problem(where=where, what="has no effect: [teacher] names no server", fix=fix))
+    return found
+
+
+def _without_verdicts(config: Config, flow: CreditFlow) -> Iterator[Problem]:
+    if flow.needs_verdict:
+        return
+    for path, (value, why, fix) in OF_VERDICTS.items():
+        given: Any = config.value(path, value if value == 0 else "")
+        if (given == value) is bool(value):
+            what = f"{path.partition('.')[2]} = {given!r} does not go with advantage {flow.advantage.name!r}"
+            yield Problem(where=config.place(path), what=what, why=why, fix=fix)
+
+
+def _without_verifier(config: Config, flow: CreditFlow) -> Iterator[Problem]:
+    """A run that judges nothing: something else must teach, and nothing can be evaluated."""
+    if has_verifier(config):
+        return
+    weights: dict[str, float] = config.reward.weights
+    path = "reward.weights" if weights else "reward.type"
+    if flow.needs_verdict:
+        what, why = "no completion would be judged", f"{flow.condition} learns from scores alone"
+        fix = 'choose a reward, or set [algorithm] advantage_mode = "distillation" with a [teacher]'
+        yield Problem(where=config.place(path), what=what, why=why, fix=fix)
+    if config.eval.examples:
+        what, why = f"examples = {config.eval.examples} asks for an evaluation", "with no reward nothing is judged"
+        fix = "set examples = 0, or choose a reward: beside a teacher its scores are recorded and not trained on"
+        yield Problem(where=config.place("eval.examples"), what=what, why=why, fix=fix)
+
+
+def _unread(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Problem]:
+    """A teacher whose rewards nothing reads, or whose tokens the backend cannot train apart."""
+    where = config.place(_first_key(config))
+    if not flow.needs_token_rewards:
+        what, why = "the teacher would have no effect", f"{flow.condition} takes no rewards of single tokens"
+        fix = 'set [algorithm] advantage_mode = "distillation", or remove [teacher]'
+        yield Problem(where=where, what=what, why=why, fix=fix)
+    capabilities = declared_capabilities(config, plugins)
+    if capabilities is not None and not capabilities.preserves_token_advantages:
+        what = f"backend {config.backend.backend!r} trains all tokens of a completion alike"
+        why = "a teacher gives each token a reward of its own"
+        yield Problem(where=where, what=what, why=why, fix='use [backend] backend = "local"')
+
+
+def _of_engine(config: Config, plugins: Plugins) -> Iterator[Problem]:
+    """An engine that cannot teach, not at this temperature, or not with an adapter."""
+    table, where = config.teacher, config.place("teacher.engine")
+    engines = {entry.spec.name: entry.spec.traits for entry in plugins.registered(Kind.INFERENCE_ENGINE)}
+    teaching = {name: t for name, t in engines.items() if isinstance(t, EngineTraits) and t.open_teacher}
+    if table.engine not in teaching:
+        if plugins.find(Kind.INFERENCE_ENGINE, table.engine):  # a name that nobody offers is reported as such
+            what = f"engine {table.engine!r} gives no log-probabilities of given tokens"
+            yield Problem(where=where, what=what, fix=f"use one of: {', '.join(sorted(teaching))}")
+        elif table.engine == HERE:
+            what, fix = "no installed distribution runs a teacher in this process", "pip install retrain-local"
+            yield Problem(where=where, what=what, fix=fix)
+        return
+    if table.engine != HERE and table.adapter:
+        what, fix = "a server is given no adapter", "start it with the adapter merged, or under a name: [teacher] model"
+        yield Problem(where=config.place("teacher.adapter"), what=what, fix=fix)
+    temperature = config.training.temperature
+    if temperature != 1.0 and not teaching[table.engine].teaches_at_any_temperature:
+        what = f"temperature = {temperature:g} does not go with a teacher on {table.engine!r}"
+        why = "servers give log-probabilities of given tokens at temperature 1, and both must be of one kind"
+        fix = 'set [training] temperature = 1.0, or use [teacher] engine = "pytorch"'
+        yield Problem(where=config.place("training.temperature"), what=what, why=why, fix=fix)
+
+
+def _first_key(config: Config) -> str:
+    """The key that switches the teacher on."""
+    keys: Sequence[str] = ("model", "adapter", "engine")
+    return next(f"teacher.{name}" for name in keys if config.value(f"teacher.{name}", "") not in ("", HERE))

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrain.inspect.replay.agreement import Agreement
-from retrain.inspect.replay.compare import Turn, turn_of
 from retrain.inspect.replay.conditions import Condition, build_condition
-from retrain.inspect.replay.gradients import Folding, GivesGradients, StepGradient, step_gradient
-from retrain.inspect.replay.position import Position, before_step, checkpoints_by_steps
+from retrain.inspect.replay.gradients import Folding, GivesGradients, StepGradient, Turn, step_gradient, turn_of
+from retrain.inspect.replay.position import Agreement, Position, before_step, checkpoints_by_steps
 from retrain.inspect.replay.token_weights import TokenChange, TokenWeights, token_changes
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import BackendError, ConfigError, Problem

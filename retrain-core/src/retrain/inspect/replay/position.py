@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from retrain.credit.algorithm import build_algorithm
-from retrain.inspect.replay.agreement import Agreement, agreement
-from retrain.inspect.replay.stored_groups import check_credit, groups_of
 from retrain.kernel.contracts.algorithm import Algorithm, Credit
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import CheckpointError, ConfigError, NonFiniteError, Problem, ResumeError
 from retrain.kernel.registry import Plugins
 from retrain.kernel.step_fields import train_fields
-from retrain.kernel.types import Group, TrainBatch
+from retrain.kernel.types import Completion, Example, Floats, Group, Outcome, Score, StopReason, TrainBatch
 from retrain.records.checkpoints import Checkpoint, read_checkpoint
 from retrain.records.record_names import CONFIG_FILE
-from retrain.records.run import Run, StoredStep
+from retrain.records.run import Run, StoredCompletion, StoredStep
 from retrain.run.backend import build_backend
 from retrain.run.configure import Checked, load_file
 from retrain.run.devices import settle_devices
@@ -32,6 +33,56 @@ from retrain.run.steps.controls import controlled_algorithm
 from retrain.run.steps.updates import Updates
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer.load import load_tokenizer
+
+# Whether a step that was trained again is the step on record.
+
+
+RELATIVE, ABSOLUTE = 1e-2, 1e-3  # what rounding on another machine may change; another policy changes far more
+MEASURED = ("grad_norm", "ratio_mean", "logprob_gap_mean", "lr")  # on record wherever the step was trained
+SKIPPED = ("loss_is_placeholder", "rejected", "reported_loss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """The fields of the optimizer step that were compared, and those that differ, as recorded and as found now."""
+
+    compared: tuple[str, ...]
+    different: Mapping[str, tuple[Any, Any]]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every field has the same bits."""
+        return not self.different
+
+    @property
+    def is_close(self) -> bool:
+        """Whether rounding explains the differences: within 1 % or 0.001 each, and the gradient's norm within 1 %."""
+        return all(_close(name, *values) for name, values in self.different.items())
+
+    @property
+    def worst(self) -> str:
+        """The first difference that matters, in words."""
+        names = sorted(self.different, key=lambda name: _close(name, *self.different[name]))
+        was, now = self.different[names[0]]
+        return f"{names[0]} {now}, and {was} is recorded"
+
+
+def agreement(line: Mapping[str, Any], found: Mapping[str, Any]) -> Agreement:
+    """Hold what a training step reports now against its line in `metrics.jsonl`."""
+    measured = [name for name in MEASURED if name in line]
+    names = tuple(name for name in dict.fromkeys([*found, *measured]) if name not in SKIPPED)
+    different = {name: (line.get(name), found.get(name)) for name in names if line.get(name) != found.get(name)}
+    return Agreement(compared=names, different=different)
+
+
+def _close(name: str, was: Any, now: Any) -> bool:
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        return all(_close(name, *pair) for pair in zip(was, now, strict=True))
+    if not isinstance(was, int | float) or not isinstance(now, int | float):
+        return False
+    absolute = 0.0 if name in ("grad_norm", "trained_tokens", "updates", "lr") else ABSOLUTE
+    return math.isclose(was, now, rel_tol=0.0 if name in ("trained_tokens", "updates") else RELATIVE, abs_tol=absolute)
+
 
 LOG = logging.getLogger("retrain")
 
@@ -185,3 +236,97 @@ def _refuse_control(run: Path, control: str) -> None:
     if control == "no_update":
         what = "is a control with no_update: none of its steps was trained"
         raise ResumeError(Problem(where=printable(str(run)), what=what, fix="replay the run that it is a control of"))
+
+
+# The scored groups of a step as credit was assigned to them, from the run's records.
+
+
+OLD = "its records hold no prompts' tokens, which earlier versions did not write"
+
+
+def groups_of(stored: StoredStep, *, correct_above: float) -> tuple[Group, ...]:
+    """The groups; ConfigError when the records lack what credit or training needs.
+
+    What a run does not store is empty: an example's `task` and `info`, and the part of a score that a shaper changed.
+    """
+    return tuple(_group(stored.step, members, correct_above) for members in stored.groups)
+
+
+def check_credit(stored: StoredStep, credit: Credit) -> None:
+    """ConfigError unless this is the stored credit, every token of it as float32."""
+    tokens = [tokens for group in credit.tokens_PG for tokens in group]
+    members = [completion for group in stored.groups for completion in group]
+    for found, member in zip(tokens, members, strict=True):
+        was_A, is_A = member.tokens.advantages_T.astype(np.float32), found.advantages_A.astype(np.float32)
+        different = np.flatnonzero(was_A != is_A)
+        if len(different):
+            record, at = member.record, int(different[0])
+            what = (
+                f"credit of group {record['group']}, completion {record['index']}, token {at} comes out as "
+                f"{is_A[at]:.9g} and was {was_A[at]:.9g}"
+            )
+            why = "a plugin of credit has changed since, or reads what a run does not store"
+            fix = "replay with the code that ran, see `inputs/` of the run"
+            raise ConfigError(Problem(where=f"step {stored.step}", what=what, why=why, fix=fix))
+
+
+def _group(step: int, members: Sequence[StoredCompletion], correct_above: float) -> Group:
+    record = members[0].record
+    scores = [_scores(member.record) for member in members]
+    return Group(
+        example=Example(id=record["example_id"], prompt=record["prompt"], reference=record["reference"]),
+        completions=tuple(_completion(step, member) for member in members),
+        scores=tuple(shaped for _, shaped in scores),
+        raw_scores=tuple(raw for raw, _ in scores),
+        correct_above=correct_above,
+        round=int(record.get("round", 0)),
+        is_surplus=bool(record.get("surplus", False)),
+    )
+
+
+def _scores(record: Mapping[str, Any]) -> tuple[Score, Score]:
+    """The raw score, and the one that credit was assigned to."""
+    raw = Score(
+        outcome=Outcome(record["outcome"]),
+        value=record["reward"],
+        detail=record.get("detail", ""),
+        parts=record.get("reward_parts") or {},
+    )
+    if "shaped_reward" not in record:
+        return raw, raw
+    value = record["shaped_reward"]
+    if value is None:
+        return raw, Score.no_verdict("left out before credit was assigned")
+    return raw, Score(outcome=Outcome.SCORED, value=value, parts=raw.parts)
+
+
+def _completion(step: int, member: StoredCompletion) -> Completion:
+    record, tokens = member.record, member.tokens
+    if tokens.row is None:
+        raise ConfigError(Problem(where=f"step {step}", what=OLD, fix="replay a run of this version"))
+    row = tokens.row
+
+    def spread(values_A: Floats | None) -> Floats | None:
+        if values_A is None:
+            return None
+        values_T = np.zeros(len(row.tokens_T))
+        values_T[row.action_T] = values_A
+        return values_T
+
+    logprobs_T = spread(tokens.logprobs_T)
+    assert logprobs_T is not None, "every record has them"
+    return Completion(
+        tokens_T=row.tokens_T,
+        action_T=row.action_T,
+        logprobs_T=logprobs_T,
+        text=record["completion"],
+        stop_reason=StopReason(record["stop_reason"]),
+        policy_version=int(record["policy_version"]),
+        entropies_T=spread(tokens.entropies_T),
+        engine_logprobs_T=spread(tokens.engine_logprobs_T),
+        rewards_T=spread(tokens.rewards_T),
+        starts=row.starts,
+        turns=int(record.get("turns", 1)),
+        reference_logprobs_T=spread(tokens.reference_logprobs_T),
+        kl_coef=tokens.kl_coef,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrain.inspect.replay.compare import largest
+from retrain.inspect.replay.gradients import largest
 from retrain.inspect.replay.job import AsItWas, Replay, Seen
 from retrain.records.run import StoredCompletion
 from retrain.text.token_text import token_texts

@@ -2,21 +2,112 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from retrain.inspect.signal.causes import CAUSES, Cause, causes_of
 from retrain.inspect.signal.credit_share import CreditShares, read_credit
-from retrain.inspect.signal.drawn import Drawn, Ints, read_drawn
-from retrain.inspect.signal.gain import Gain, gain_of
+from retrain.inspect.signal.drawn import CAUSES, Cause, Drawn, Ints, RunFacts, StepFacts, causes_of, read_drawn
 from retrain.inspect.signal.prompts import Forecasts, PromptAccount, forecast_groups, prompt_accounts
-from retrain.inspect.signal.recorded import Recorded, read_recorded
+from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.errors import ConfigError
+from retrain.kernel.types import Floats
+from retrain.records.controls import Control, control_of_record
+from retrain.records.reading import Record, number
 from retrain.records.record_names import GENERATIONS
 from retrain.records.run import Run
+from retrain.records.runs.example_rates import NoExamplesError, aligned, per_example, read_rates
+from retrain.records.runs.metric import HELD_OUT, eval_sets
 from retrain.records.runs.source import Candidate
+from retrain.verdicts.stats.paired import t_interval
+
+# What a percentage point of held-out gain cost, with an interval that knows when there was no gain.
+
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """The held-out rate after the last evaluation less that of the first, in percentage points, with its interval.
+
+    `values_C` are the gains whose mean it is: of a run's clusters of examples, or of a condition's runs. Without an
+    interval there is too little to tell.
+    """
+
+    points: float
+    interval: tuple[float, float] | None
+    values_C: tuple[float, ...]
+    first: int
+    last: int
+
+
+def gain_of(run: Path, held_out: Mapping[int, float]) -> Gain | str:
+    """The gain of a run between its first and its last evaluation, over its examples; or why there is none."""
+    if len(held_out) < 2:
+        return "evaluated once" if held_out else "no held-out evaluation"
+    first, last = min(held_out), max(held_out)
+    figure = per_example(HELD_OUT)
+    try:
+        before, after = (read_rates(run, figure, step=step, expected=held_out[step]) for step in (first, last))
+        rates_2E = aligned([("the first evaluation", before), ("the last one", after)])
+    except NoExamplesError:
+        points = 100.0 * (held_out[last] - held_out[first])
+        return Gain(points=points, interval=None, values_C=(points,), first=first, last=last)
+    _, cluster_E = np.unique(before.clusters, return_inverse=True)
+    sums_C, sizes_C = np.bincount(cluster_E, weights=rates_2E[1] - rates_2E[0]), np.bincount(cluster_E)
+    values_C = 100.0 * sums_C / sizes_C.mean()  # their mean is that of all examples, whatever the clusters' sizes
+    return _gain(values_C, first, last)
+
+
+def mean_gain(gains: list[Gain]) -> Gain:
+    """The mean gain of runs; its interval is over seeds, for these held-out examples."""
+    return _gain(np.array([gain.points for gain in gains]), gains[0].first, max(gain.last for gain in gains))
+
+
+def _gain(values_C: Floats, first: int, last: int) -> Gain:
+    mean, is_spread = float(values_C.mean()), float(np.ptp(values_C)) > 1e-9  # equal values say nothing about the error
+    interval = t_interval(values_C) if is_spread else None
+    return Gain(points=mean, interval=interval, values_C=tuple(values_C.tolist()), first=first, last=last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostPerPoint:
+    """Cost over gain. Where the gain may be none there is no `interval`, but what a point costs `at_least`.
+
+    `at_least` is the cost over the upper limit of the gain; None where that is no gain either, or not known.
+    """
+
+    value: float | None
+    interval: tuple[float, float] | None
+    at_least: float | None
+
+
+def cost_per_point(costs: Floats, gain: Gain) -> CostPerPoint:
+    """Mean of `costs`, one for each of `gain.values_C` or a single one, over the mean gain, by Fieller's theorem.
+
+    The limits are the roots c of (mean(x) - c mean(y))^2 = t^2 var(x - c y) / n with costs x and gains y (Fieller,
+    JRSS B 16:175, 1954). The set is bounded, and an interval, just if Student's interval of the gain is without 0.
+    """
+    points = np.array(gain.values_C)
+    x = np.broadcast_to(costs, points.shape) if costs.size == 1 else costs
+    value = float(x.mean()) / gain.points if gain.points > 0 else None
+    if gain.interval is None:
+        return CostPerPoint(value=value, interval=None, at_least=None)
+    low, high = gain.interval
+    if low <= 0.0:
+        return CostPerPoint(value=value, interval=None, at_least=float(x.mean()) / high if high > 0.0 else None)
+    n, mean_x, mean_y = points.size, float(x.mean()), gain.points
+    squared = ((high - low) / 2) ** 2  # t^2 var(y) / n
+    t2_n = squared / float(points.var(ddof=1)) if squared else 0.0
+    var_x = float(x.var(ddof=1)) if n > 1 else 0.0
+    cov = float(np.cov(x, points)[0, 1]) if n > 1 else 0.0
+    a, b, c = mean_y**2 - squared, mean_x * mean_y - t2_n * cov, mean_x**2 - t2_n * var_x
+    root = math.sqrt(max(0.0, b * b - a * c))
+    return CostPerPoint(value=value, interval=((b - root) / a, (b + root) / a), at_least=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +261,96 @@ def try_account(candidate: Candidate) -> Account | str:
         return read_account(candidate)
     except ConfigError as error:
         return "; ".join(f"{each.where}: {each.what}" for each in error.problems)
+
+
+# What `run.json`, `metrics.jsonl` and `eval.jsonl` say about a run's tokens, seconds and held-out results.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A run by its lines: facts for causes, what was spent, held-out rates by step, and what nobody can count.
+
+    `seconds` are those of steps, without evaluations and warm-up. `eval_tokens` is None where the lines of evaluations
+    have no lengths. `sft_tokens` are of given answers: trained, not drawn.
+    """
+
+    facts: RunFacts
+    seconds: float
+    eval_tokens: int | None
+    sft_tokens: int
+    held_out: Mapping[int, float]
+    notes: tuple[str, ...]
+    correct_above: float
+    group_size: int
+
+
+def read_recorded(run: Run) -> Recorded:
+    """The lines of a run; ConfigError names the first damaged one."""
+    lines = [record for _, record in run.steps()]
+    training, scoring = run.table("training"), run.table("scoring")
+    steps = [record for record in lines if record["step"] >= 0]
+    facts = RunFacts(
+        steps={record["step"]: _facts(record) for record in steps},
+        is_no_update=control_of_record(run.record) is Control.NO_UPDATE,
+        leaves_truncated=training.get("overlong", "keep") != "keep",
+    )
+    eval_tokens, eval_note = _eval_tokens(run, [record for record in lines if _is_evaluated(record)])
+    above = number(scoring.get("correct_above"))
+    return Recorded(
+        facts=facts,
+        seconds=sum(number(record.get("step_time_s")) or 0.0 for record in steps),
+        eval_tokens=eval_tokens,
+        sft_tokens=sum(int(number(record.get("sft_tokens")) or 0) for record in lines),
+        held_out={r["step"]: v for r in lines if (v := number(r.get(HELD_OUT.field))) is not None},
+        notes=tuple(note for note in (*_notes(steps, run.record), eval_note) if note),
+        correct_above=CORRECT_ABOVE if above is None else above,
+        group_size=int(number(training.get("group_size")) or 0),
+    )
+
+
+def _facts(record: Record) -> StepFacts:
+    sampled = number(record.get("sampled_tokens"))
+    return StepFacts(
+        sampled_tokens=None if sampled is None else int(sampled),
+        is_rejected="rejected" in record and not record.get("num_datums"),
+    )
+
+
+def _is_evaluated(record: Record) -> bool:
+    return HELD_OUT.field in record or bool(eval_sets(record))
+
+
+def _eval_tokens(run: Run, evaluated: list[Record]) -> tuple[int | None, str]:
+    """Tokens of the evaluations, and what to say where they cannot be counted."""
+    if not evaluated:
+        return 0, ""
+    tokens = 0
+    try:
+        for record in run.evaluations(required=True):
+            tokens += sum(record["lengths"])
+    except (ConfigError, KeyError, TypeError):
+        return None, f"the tokens of {_times(len(evaluated), 'evaluation')} are not recorded"
+    return tokens, ""
+
+
+def _notes(steps: list[Record], manifest: Record) -> list[str]:
+    """What was drawn and is in no record; numbers where there are some, and no guesses."""
+    lost = sum("sampled_tokens" not in record for record in steps)
+    dropped = sum(int(number(record.get("dropped_call_count")) or 0) for record in steps)
+    resumes = manifest.get("resumes")
+    resumed = len(resumes) if isinstance(resumes, list) else 0
+    memory = any("bp_ceiling" in record for record in steps)
+    return [
+        f"{_times(lost, 'step')} rejected while sampling: those tokens are not recorded" if lost else "",
+        f"{_times(dropped, 'answer')} that no agent received: those tokens are not recorded" if dropped else "",
+        f"resumed {_times(resumed, 'time')}: what was sampled again after a checkpoint is not recorded"
+        if resumed
+        else "",
+        "memory ran out: what was sampled in vain before the step was tried with less is not recorded"
+        if memory
+        else "",
+    ]
+
+
+def _times(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import click
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
+from retrain.inspect.signal.account import Account, CostPerPoint, Gain, try_account
+from retrain.inspect.signal.credit_share import DECILES, CreditShares
+from retrain.inspect.signal.drawn import Cause
+from retrain.inspect.signal.prompts import Checked, PromptAccount
+from retrain.inspect.signal.summary import (
+    Pool,
+    as_data,
+    by_condition,
+    by_difficulty,
+    pool_data,
+    pooled,
+    share,
+    share_of_top_prompts,
+)
 from retrain.text.command_options import json_option, runs_argument
+from retrain.text.terminal_text import ABSENT, printable
 
 MOST = 5
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
@@ -33,8 +52,6 @@ def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
 
     For a single run also by prompt and difficulty, with the chance that the next group teaches, and where credit went.
     """
-    from retrain.inspect.signal.account import Account, try_account
-    from retrain.inspect.signal.summary import as_data, by_condition, pool_data
     from retrain.records.runs.source import find_runs
     from retrain.verdicts.ledger.interim import InterimLooks
 
@@ -51,12 +68,204 @@ def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
         }
         click.echo(json.dumps(content, indent=2, allow_nan=False))
     else:
-        from rich.console import Console
-
-        from retrain.inspect.signal.show import overview, run_picture
-
         console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
         is_single = len(accounts) == 1 and not absent
         console.print(run_picture(accounts[0], most) if is_single else overview(by_condition(accounts), absent))
     if not accounts:
         sys.exit(1)
+
+
+# The account as tables for a terminal; names of runs, examples and difficulties are untrusted.
+
+
+Row = tuple[str, ...]
+REST, TOKENS, SECONDS = "other", "{:,.0f}", "{:,.3g}"
+MOST_DIFFICULTIES = 20
+OVERVIEW = (  # columns of a campaign; what is in none of them is "other"
+    ("taught", (Cause.TAUGHT, Cause.TRAINED)),
+    ("zero credit", (Cause.ZERO_CREDIT,)),
+    ("all right", (Cause.ALL_RIGHT,)),
+    ("all wrong", (Cause.ALL_WRONG,)),
+    ("evaluation", (Cause.EVALUATION,)),
+)
+
+
+def run_picture(account: Account, most: int) -> RenderableType:
+    """All tables of one run, with the `most` prompts that cost most tokens without teaching."""
+    pool = pooled(account.condition, [account])
+    seed = "" if account.seed is None else f", seed {account.seed}"
+    head = f"{account.name}: {account.condition}{seed}, {account.state}, {account.num_steps:,} steps"
+    parts: list[RenderableType] = [Text(printable(head), style="bold"), Text(_drawn(pool)), Text()]
+    if account.tallies:
+        parts += _causes(account)
+    if account.prompts:
+        parts += [*_difficulties(account.prompts), *_dearest(account.prompts, most)]
+    parts += _forecasts(pool.checked) if pool.checked else []
+    parts += _credit(account.credit, account.prompts) if account.credit.total.credit else []
+    parts += [Text(_held_out(pool))]
+    return Group(*parts, *(Text(f"Not counted: {printable(note)}", style="yellow") for note in account.notes))
+
+
+def overview(pools: Sequence[Pool], absent: Sequence[tuple[str, str]]) -> RenderableType:
+    """One row per condition, what a point of held-out gain cost, and the runs without an account."""
+    rows, costs = list[Row](), list[Row]()
+    for pool in pools:
+        shares = [pool.share(*causes) for _, causes in OVERVIEW]
+        rest = max(0.0, 1.0 - sum(shares)) if pool.drawn_tokens else 0.0
+        error = percent(pool.checked.calibration.error) if pool.checked else ABSENT
+        cells = (*map(percent, shares), percent(rest), percent(pool.teaching_share), error)
+        rows.append((printable(pool.condition), str(len(pool.accounts)), f"{pool.drawn_tokens:,}", *cells))
+        tokens, seconds = _cost(pool.tokens_per_point, TOKENS), _cost(pool.seconds_per_point, SECONDS)
+        costs.append((printable(pool.condition), _gain(pool.gain), tokens, seconds))
+    notes = [
+        f"{account.name}: not counted: {note}" for pool in pools for account in pool.accounts for note in account.notes
+    ]
+    names = [name for name, _ in OVERVIEW]
+    return Group(
+        *_section("Tokens drawn", ("condition", "runs", "tokens", *names, REST, "groups that teach", "ECE"), rows),
+        *_section("Held-out gain, and what a point of it cost", ("condition", "gain", "tokens", "seconds"), costs),
+        *(Text(printable(note), style="yellow") for note in notes),
+        *(Text(printable(f"{name}: no account: {why}"), style="red") for name, why in absent),
+    )
+
+
+def describe(pool: Pool) -> list[str]:
+    """What was drawn, how well the forecast held, and the gain with its cost, a sentence each, without full stops."""
+    forecast = [f"Forecast of teaching: {_error(pool.checked)}"] if pool.checked else []
+    return [_drawn(pool), *forecast, _held_out(pool)]
+
+
+def _drawn(pool: Pool) -> str:
+    if not pool.drawn_tokens:
+        return "Nothing that was drawn is recorded"
+    teach = "" if pool.teaching_share is None else f"; {percent(pool.teaching_share)} of the groups could teach"
+    return (
+        f"{pool.drawn_tokens:,} tokens drawn, {percent(pool.share(Cause.TAUGHT, Cause.TRAINED))} of them taught{teach}"
+    )
+
+
+def _causes(account: Account) -> list[RenderableType]:
+    rows = [
+        (
+            cause.value,
+            f"{tally.tokens:,}",
+            percent(account.share(cause)),
+            "" if tally.completions is None else f"{tally.completions:,}",
+        )
+        for cause, tally in account.tallies.items()
+    ]
+    rows.append(("all", f"{account.drawn_tokens:,}", percent(1.0), ""))
+    warm_up = f"{account.sft_tokens:,} tokens of the warm-up's answers were trained and not drawn"
+    note = warm_up if account.sft_tokens else ""
+    return _section("Tokens by cause", ("cause", "tokens", "share", "completions"), rows, note)
+
+
+def _difficulties(prompts: Sequence[PromptAccount]) -> list[RenderableType]:
+    found = by_difficulty(prompts)
+    rows = [
+        (
+            printable(each.difficulty or ABSENT),
+            f"{each.prompts:,}",
+            f"{each.groups:,}",
+            percent(None if each.rate is None else each.teaching_groups / max(1, each.groups)),
+            percent(each.rate),
+            percent(each.chance),
+            f"{each.tokens:,}",
+            percent(each.taught_tokens / max(1, each.tokens)),
+        )
+        for each in found[:MOST_DIFFICULTIES]
+    ]
+    heads = ("difficulty", "prompts", "groups", "could teach", "rate", "next teaches", "tokens", "that taught")
+    left = len(found) - MOST_DIFFICULTIES
+    return _section("Prompts by difficulty", heads, rows, f"{left:,} more with --json" if left > 0 else "")
+
+
+def _dearest(prompts: Sequence[PromptAccount], most: int) -> list[RenderableType]:
+    dearest = sorted(prompts, key=lambda one: one.taught_tokens - one.tokens)[:most]
+    rows = [
+        (
+            printable(each.example),
+            printable(each.difficulty),
+            f"{each.groups:,}",
+            f"{each.teaching_groups:,}",
+            percent(each.rate[0] / sum(each.rate) if each.rate else None),
+            percent(each.chance),
+            f"{each.tokens:,}",
+            f"{each.tokens - each.taught_tokens:,}",
+        )
+        for each in dearest
+        if each.taught_tokens < each.tokens
+    ]
+    heads = ("prompt", "difficulty", "groups", "could teach", "rate", "next teaches", "tokens", "in vain")
+    return _section("Prompts that cost most without teaching", heads, rows) if rows else []
+
+
+def _forecasts(found: Checked) -> list[RenderableType]:
+    rows = [
+        (percent(forecast), percent(happened), f"{count:,}") for forecast, happened, count in found.calibration.bins
+    ]
+    return _section("Chance that a group teaches", ("forecast", "happened", "groups"), rows, _error(found))
+
+
+def _credit(credit: CreditShares, prompts: Sequence[PromptAccount]) -> list[RenderableType]:
+    names = {0: "highest", 1: "2nd", 2: "3rd", DECILES - 1: "lowest"}
+    rows = [
+        (f"{names[number]} tenth by {kind}", *map(percent, share(tenth, credit.total)))
+        for kind, tenths in (("surprisal", credit.surprisal), ("entropy", credit.entropy))
+        for number, tenth in enumerate(tenths)
+        if number in names
+    ]
+    if credit.planning is not None:
+        rows.append(("planning tokens", *map(percent, share(credit.planning, credit.total))))
+    note = f"the tenth of the prompts with most credit has {percent(share_of_top_prompts(prompts))} of |A|"
+    return _section("Credit of trained tokens", ("tokens", "share", "of |A|", "of |A|(1-p)"), rows, note)
+
+
+def _error(found: Checked) -> str:
+    low, high = found.interval
+    return f"expected calibration error {percent(found.calibration.error)} [{percent(low)}, {percent(high)}]"
+
+
+def _held_out(pool: Pool) -> str:
+    gain, tokens, seconds = pool.gain, pool.tokens_per_point, pool.seconds_per_point
+    said = f"Held out: {_gain(gain)}"
+    if not isinstance(gain, Gain) or tokens is None or seconds is None:
+        return said
+    if tokens.at_least is not None and seconds.at_least is not None:
+        least = f"{TOKENS.format(tokens.at_least)} tokens and {SECONDS.format(seconds.at_least)} s"
+        return f"{said}: no gain shown, a point costs at least {least}"
+    if tokens.value is None:
+        return f"{said}: no gain shown"
+    return f"{said}, a point for {_cost(tokens, TOKENS)} tokens and {_cost(seconds, SECONDS)} s"
+
+
+def _gain(gain: Gain | str) -> str:
+    if isinstance(gain, str):
+        return gain
+    limits = "" if gain.interval is None else f" [{gain.interval[0]:+.1f}, {gain.interval[1]:+.1f}]"
+    return f"{gain.points:+.1f} pp{limits}"
+
+
+def _cost(cost: CostPerPoint | None, form: str) -> str:
+    if cost is None:
+        return ABSENT
+    if cost.value is not None and cost.interval:
+        low, high = (form.format(limit) for limit in cost.interval)
+        return f"{form.format(cost.value)} [{low}, {high}]"
+    if cost.at_least is not None:
+        return f"no gain shown: at least {form.format(cost.at_least)}"
+    return "no gain shown" if cost.value is None else f"{form.format(cost.value)} (no interval)"
+
+
+def _section(title: str, heads: Sequence[str], rows: Sequence[Row], note: str = "") -> list[RenderableType]:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return [Text(title, style="bold"), table, *([Text(note)] if note else []), Text()]
+
+
+def percent(value: float | None) -> str:
+    """A share in percent; a dash for none."""
+    return ABSENT if value is None else f"{100 * value:.1f}%"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from retrain.inspect.signal.account import Account, try_account
-from retrain.inspect.signal.causes import CAUSES
+from retrain.inspect.signal.command import describe, percent
+from retrain.inspect.signal.drawn import CAUSES
 from retrain.inspect.signal.prompts import Checked
-from retrain.inspect.signal.show import describe, percent
 from retrain.inspect.signal.summary import Pool, pooled, share
 from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.contracts.views import RunView

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TextIO
 
 import click
+from markupsafe import Markup
 
 from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.registry import Plugins
-from retrain.observe.console.notebook import NotebookLines, is_notebook
 from retrain.text.process import can_redraw, drop_stdout
 from retrain.text.secrets import redacted
 from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, harmless_lines
@@ -83,3 +85,49 @@ def _handler(logger: logging.Logger, handler: logging.Handler, level: int) -> It
         logger.removeHandler(handler)
         logger.setLevel(before[0])
         logger.propagate = before[1]
+
+
+# Lines of a run in a notebook: one display per cell that is updated in place, so that a long run does not flood it.
+
+
+LAST_LINES, LAST_WARNINGS = 15, 10
+PAUSE_S = 0.2  # between two updates
+SHOWN = Markup('<pre style="white-space: pre-wrap; line-height: 1.3; margin: 0">{}</pre>')  # escapes what it formats
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; imports nothing."""
+    ipython = sys.modules.get("IPython")
+    return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
+
+
+class NotebookLines(logging.Handler):
+    """Shows the last lines below the last warnings; `close` shows what the pause between two updates held back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from IPython.display import DisplayHandle  # there is one in a notebook
+
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._warnings: deque[str] = deque(maxlen=LAST_WARNINGS)
+        self._display = DisplayHandle()
+        self._shown_at = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a line."""
+        lines = self._warnings if record.levelno == logging.WARNING else self._lines
+        lines.extend(self.format(record).split("\n"))
+        if time.monotonic() - self._shown_at > PAUSE_S:
+            self._show()
+
+    def close(self) -> None:
+        """Show the last lines."""
+        if self._lines or self._warnings:
+            self._show()
+        super().close()
+
+    def _show(self) -> None:
+        text = "\n".join([*self._warnings, *self._lines])
+        bundle = {"text/plain": text, "text/html": SHOWN.format(text)}
+        (self._display.update if self._shown_at else self._display.display)(bundle, raw=True)
+        self._shown_at = time.monotonic()

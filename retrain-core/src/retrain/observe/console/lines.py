@@ -6,6 +6,7 @@ import logging
 import shlex
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,6 @@ from retrain.kernel.contracts.watcher import Watcher
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.types import Kind
-from retrain.observe.console.progress_lines import ProgressLines
 from retrain.observe.console.step_lines import (
     COLUMNS,
     evaluations,
@@ -27,8 +27,8 @@ from retrain.observe.console.step_lines import (
 )
 from retrain.records.record_names import METRICS
 from retrain.records.run import Run
-from retrain.text.terminal_text import OUTCOME_LEVEL
-from retrain.text.typed_command import program
+from retrain.text.progress import phase_text, progress_of
+from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, program
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
@@ -161,3 +161,47 @@ def next_commands(run: Path, plugins: Plugins, checkpoint: Path | None, *, is_ev
     ]
     shown = {"run": shlex.quote(str(run)), "merged": shlex.quote(str(run / "merged"))}
     return [f"{program()} {NEXT[name].format(**shown)}" for name in usable[:MOST_NEXT]]
+
+
+# Where nobody sees the live panel: a line about the phase after every half minute without one.
+
+
+SILENCE_S = 30.0
+
+
+class ProgressLines:
+    """A daemon thread that logs how far the phase has come when the run has been silent for `silence_s`."""
+
+    def __init__(self, context: PluginContext, silence_s: float = SILENCE_S) -> None:
+        self._context = context
+        self._silence_s = silence_s
+        self._current = (-1, "", time.monotonic())  # step, phase, since when
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="retrain-progress", daemon=True)
+        self.last_line = time.monotonic()  # when the run was last heard of
+
+    def start(self) -> None:
+        """Start, if anybody reads lines at this level: neither the live panel nor `--quiet` does."""
+        self.last_line = time.monotonic()
+        if LOG.isEnabledFor(PROGRESS_LEVEL):
+            self._thread.start()
+
+    def enter(self, step: int, phase: str) -> None:
+        """Another phase begins."""
+        self._current = step, phase, time.monotonic()
+
+    def end(self) -> None:
+        """No line from here on."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(max(0.0, self.last_line + self._silence_s - time.monotonic())):
+            if time.monotonic() - self.last_line >= self._silence_s:
+                self.last_line = time.monotonic()
+                LOG.log(PROGRESS_LEVEL, "%s", self._line())
+
+    def _line(self) -> str:
+        step, phase, since = self._current
+        return "  " + phase_text(phase, step, time.monotonic() - since, progress_of(self._context, phase, since))

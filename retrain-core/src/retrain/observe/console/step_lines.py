@@ -8,7 +8,7 @@ from typing import Any
 
 from retrain.records.runs.metric import eval_sets
 from retrain.tasks.scoring.verdict import part_fields
-from retrain.text.phase_progress import warm_up_left
+from retrain.text.progress import warm_up_left
 from retrain.text.terminal_text import printable
 
 COLUMNS = 100

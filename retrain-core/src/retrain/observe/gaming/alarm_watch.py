@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.hooks import hookimpl
+from retrain.kernel.types import Floats, Group, Tokens
 from retrain.observe.gaming.alarm import GamingAlarm, verdicts_of
-from retrain.observe.gaming.alarm_record import (
-    alarm_record,
-    drop_from,
-    paid_in,
-    telling_tokens,
-    unconfirmed,
-    write_alarm,
-)
 from retrain.observe.gaming.suspicion import Suspicions
+from retrain.records.files import write_text
+from retrain.records.reading import read_records
 from retrain.records.record_names import GAMING
+from retrain.records.run import Run
 from retrain.run.fault_guard import FaultGuard
+from retrain.text.secrets import redacted_json
 
 if TYPE_CHECKING:
-    from retrain.kernel.contracts.algorithm import Credit
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.views import GroupsView, RunView
 
@@ -108,3 +111,131 @@ class GamingWatch:
         write_alarm(
             run.folder, alarm_record(run.folder, metrics, run.config.scoring.correct_above, self._tokenizer_of())
         )
+
+
+# `gaming.jsonl`: for each alarm the completions that were paid and not confirmed, and the tokens by credit.
+
+
+MOST_NAMED = 100  # completions of an alarm
+MOST_TOKENS = 8
+MOST_STEPS = 40  # whose records are read
+LEAST_SHARE = 1e-3
+Weights = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PaidCompletion:
+    """A completion that the reward calls correct, `is_confirmed` by the shadow or not; `fields` say which one it is."""
+
+    is_confirmed: bool
+    fields: Mapping[str, Any]
+    tokens_A: Tokens
+    positive_A: Floats
+
+    @property
+    def credit(self) -> float:
+        """The sum of its positive advantages."""
+        return float(self.positive_A.sum())
+
+
+def paid_in(groups: Sequence[Group], credit: Credit) -> list[PaidCompletion]:
+    """The paid completions of a step that both verifiers scored."""
+    return [
+        PaidCompletion(
+            is_confirmed=raw.shadow.value > group.correct_above,
+            fields={"group": number, "index": index, "completion": completion.text},
+            tokens_A=completion.tokens_T[completion.action_T],
+            positive_A=np.maximum(token_credit.advantages_A, 0.0),
+        )
+        for number, (group, credit_G) in enumerate(zip(groups, credit.tokens_PG, strict=True))
+        for index, (completion, raw, token_credit) in enumerate(
+            zip(group.completions, group.raw_scores, credit_G, strict=True)
+        )
+        if raw.shadow is not None and raw.shadow.value is not None
+        if raw.value is not None and raw.value > group.correct_above
+    ]
+
+
+def paid_on_disk(run: Path, first: int, last: int, correct_above: float) -> Iterator[PaidCompletion]:
+    """The same of several steps, from a run's records; they are streamed."""
+    by_step: dict[int, list[Mapping[str, Any]]] = {step: [] for step in range(first, last + 1)}
+    for record in Run(run).completions_of(*by_step):
+        by_step[record["step"]].append(record)
+    kept = ("step", "group", "index", "example_id", "reward", "shadow_reward", "completion")
+    for step, records in by_step.items():
+        for record, tokens in zip(records, Run(run).tokens(step) if records else (), strict=True):
+            reward, shadow = record.get("reward"), record.get("shadow_reward")
+            if reward is not None and shadow is not None and reward > correct_above:
+                yield PaidCompletion(
+                    is_confirmed=shadow > correct_above,
+                    fields={name: record[name] for name in kept},
+                    tokens_A=tokens.tokens_T,
+                    positive_A=np.maximum(tokens.advantages_T, 0.0),
+                )
+
+
+def telling_tokens(paid: Iterable[PaidCompletion]) -> Weights:
+    """Token ids by which unconfirmed completions differ from confirmed ones: their share of the credit times its log.
+
+    p ln(p / q), in nats: p is an id's share of the credit of the unconfirmed ones, q that of the confirmed ones, both
+    with `LEAST_SHARE` added. Only positive ones, the largest first.
+    """
+    by_token: dict[bool, dict[int, float]] = {True: defaultdict(float), False: defaultdict(float)}
+    for each in paid:
+        for token, credit in zip(each.tokens_A.tolist(), each.positive_A.tolist(), strict=True):
+            by_token[each.is_confirmed][token] += credit
+    total, other = (sum(by_token[key].values()) or 1.0 for key in (False, True))
+    weights = {}
+    for token, credit in by_token[False].items():
+        p, q = credit / total + LEAST_SHARE, by_token[True].get(token, 0.0) / other + LEAST_SHARE
+        weights[token] = p * math.log(p / q)
+    ordered = sorted(weights, key=lambda token: -weights[token])
+    return {token: weights[token] for token in ordered[:MOST_TOKENS] if weights[token] > 0.0}
+
+
+def unconfirmed(paid: Iterable[PaidCompletion]) -> list[PaidCompletion]:
+    """The ones that the shadow did not confirm, the most credited first."""
+    return sorted((each for each in paid if not each.is_confirmed), key=lambda each: -each.credit)
+
+
+def alarm_record(run: Path, metrics: Mapping[str, Any], correct_above: float, tokenizer: Any) -> dict[str, Any]:
+    """What was paid and not confirmed from the estimated change to this step, and its `telling_tokens`."""
+    step, since = int(metrics["step"]), int(metrics["gaming_since"])
+    paid = [*paid_on_disk(run, max(since, step - MOST_STEPS + 1), step, correct_above)]
+    named, weights = unconfirmed(paid), telling_tokens(paid)
+    return {
+        "step": step,
+        "since": since,
+        "evidence": metrics["gaming_evidence"],
+        "num_completions": len(named),
+        "tokens": [
+            {"token": tokenizer.decode([token]), "weight": round(weight, 4)} for token, weight in weights.items()
+        ],
+        "completions": [_named(each, weights, tokenizer) for each in named[:MOST_NAMED]],
+    }
+
+
+def write_alarm(run: Path, record: Mapping[str, Any]) -> None:
+    """Append an alarm; known secrets are left out."""
+    with (run / GAMING).open("a", encoding="utf-8") as stream:
+        stream.write(f"{redacted_json([record])[0]}\n")
+
+
+def read_alarms(run: Path) -> list[Mapping[str, Any]]:
+    """The alarms of a run; ConfigError when the file is damaged."""
+    return [record for _, record in read_records(run / GAMING)] if (run / GAMING).exists() else []
+
+
+def drop_from(run: Path, step: int) -> None:
+    """Leave out the alarms of a step and those after it, because a resumed run comes to them again."""
+    if (run / GAMING).exists():
+        kept = redacted_json(each for each in read_alarms(run) if each["step"] < step)
+        write_text(run / GAMING, "".join(f"{line}\n" for line in kept))
+
+
+def _named(paid: PaidCompletion, weights: Weights, tokenizer: Any) -> dict[str, Any]:
+    """A completion with its most credited tokens; of equal ones those that unconfirmed completions are known by."""
+    ids, credits_A = paid.tokens_A.tolist(), paid.positive_A.tolist()
+    order = sorted(range(len(ids)), key=lambda at: (-credits_A[at], -weights.get(ids[at], 0.0)))
+    tokens = [{"pos": at, "token": tokenizer.decode([ids[at]]), "credit": round(credits_A[at], 6)} for at in order]
+    return {**paid.fields, "credit": round(paid.credit, 6), "tokens": tokens[:MOST_TOKENS]}

@@ -64,7 +64,7 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     keys = _keys(config)
     if not keys.shadow and not keys.shadow_params:
         return ()
-    from retrain.observe.gaming.shadow_check import shadow_problems
+    from retrain.observe.gaming.shadow import shadow_problems
 
     return [*shadow_problems(config, plugins)]
 
@@ -80,7 +80,10 @@ def retrain_watch_run(context: PluginContext) -> object:
 @hookimpl
 def retrain_extra_metrics(groups: GroupsView | None, evaluation: EvalView | None) -> Mapping[str, Any]:
     """The shadow's fields of a step or of an evaluation."""
-    from retrain.observe.gaming.shadow import eval_fields, step_fields  # only a run needs it
+    from retrain.observe.gaming.shadow import (
+        eval_fields,
+        step_fields,  # only a run needs it
+    )
 
     if evaluation is not None:
         return eval_fields(evaluation.scores_EG, evaluation.correct_above)
@@ -92,8 +95,10 @@ def retrain_report_sections(run: RunView) -> Mapping[str, str | ReportSection] |
     """The curves of reward and shadow, and the alarms."""
     if not _keys(run.config).shadow:
         return None
-    from retrain.observe.gaming.alarm_report import alarm_text
-    from retrain.observe.gaming.shadow_report import report_section  # only a report needs them
+    from retrain.observe.gaming.report import (
+        alarm_text,
+        report_section,  # only a report needs them
+    )
 
     alarms = alarm_text(run.folder)
     return {**(report_section(run) or {}), **({"Gaming": alarms} if alarms else {})}

@@ -29,7 +29,7 @@ def retrain_register_health_monitors(register: Callable[[PluginSpec], None]) -> 
     summary = "Truncation, no useful groups, and drift of entropy, ratios and lengths."
     register(PluginSpec(name="default", summary=summary, factory="retrain.observe.health.monitors:build"))
     summary = "A reward that pays for what its shadow does not confirm, and what looks like it without one."
-    register(PluginSpec(name="gaming", summary=summary, factory="retrain.observe.health.gaming:build"))
+    register(PluginSpec(name="gaming", summary=summary, factory="retrain.observe.health.monitors:build_gaming"))
 
 
 @hookimpl

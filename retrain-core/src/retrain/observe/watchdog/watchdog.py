@@ -20,7 +20,7 @@ from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.observe.watchdog.table import DeadlinesTable
 from retrain.records.record_names import HEARTBEAT, STACKS
-from retrain.text.phase_progress import progress_of
+from retrain.text.progress import progress_of
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext

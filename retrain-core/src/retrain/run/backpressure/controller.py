@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from retrain.kernel.config.plugin_tables import BackpressureTable
-from retrain.run.backpressure.roofline import UNKNOWN, WARMUP, Roofline, regime
-from retrain.run.backpressure.samples import Sample, Window
-from retrain.run.backpressure.usl import UNBOUNDED, Scaling, fit_usl
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
@@ -190,3 +192,165 @@ def _sweep(smallest: int, largest: int) -> list[int]:
 
 def _averaged(before: float, new: float, decay: float) -> float:
     return new if before == 0.0 else decay * before + (1.0 - decay) * new
+
+
+# The roofline of decoding: whether memory or arithmetic limits it, and the name of a run's regime.
+
+
+WARMUP = "warmup"
+UNKNOWN = "unknown"
+RETROGRADE = "retrograde"
+MEMORY_BOUND = "memory_bound"
+COMPUTE_BOUND = "compute_bound"
+OPTIMAL = "optimal"
+UNDERUSED = "underused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Peak arithmetic in GFLOP/s and peak memory bandwidth in GB/s of one device, both above 0.
+
+    Decoding with bf16 weights reads 2 bytes per weight and does 2 operations with it for every completion in the batch:
+    its arithmetic intensity, in FLOP per byte, is the number of concurrent completions (arXiv:2402.16363).
+    """
+
+    peak_gflops: float
+    peak_bw_gb_s: float
+
+    @property
+    def ridge(self) -> float:
+        """Intensity, that is concurrent completions, from which on arithmetic is the limit: peak / bandwidth."""
+        return self.peak_gflops / self.peak_bw_gb_s
+
+    def attainable_gflops(self, intensity: float) -> float:
+        """min(peak, intensity x bandwidth)."""
+        return min(self.peak_gflops, intensity * self.peak_bw_gb_s)
+
+    def bound(self, p: float) -> str:
+        """`memory_bound` below the ridge, `compute_bound` from it on."""
+        return MEMORY_BOUND if p < self.ridge else COMPUTE_BOUND
+
+
+def regime(p: float, p_star: float, *, underused_below: float, roofline: Roofline | None) -> str:
+    """The regime of p concurrent completions: past the peak, else by the roofline, else whether more would help."""
+    if p > p_star:
+        return RETROGRADE
+    if roofline is not None:
+        return roofline.bound(p)
+    return UNDERUSED if p < underused_below else OPTIMAL
+
+
+# Fits the Universal Scalability Law to measured throughput.
+
+
+MIN_DISTINCT = 3  # three parameters: fewer different p do not determine the curve
+UNBOUNDED = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """X(p) = rate p / (1 + sigma (p - 1) + kappa p (p - 1)), in tokens per second at p concurrent completions.
+
+    `rate` > 0 is the throughput of a single completion, `sigma` >= 0 the share of work that queues for a resource
+    (contention), `kappa` >= 0 the cost of coordinating every pair (coherency; Gunther, Guerrilla Capacity Planning,
+    2007).
+    """
+
+    sigma: float
+    kappa: float
+    rate: float
+
+    def throughput(self, p: float) -> float:
+        """X(p), for p >= 1."""
+        return self.rate * p / (1.0 + self.sigma * (p - 1.0) + self.kappa * p * (p - 1.0))
+
+    @property
+    def p_star(self) -> float:
+        """The p of the highest throughput, sqrt((1 - sigma) / kappa), at least 1.
+
+        1 when sigma >= 1: a second completion gains nothing. `UNBOUNDED` when kappa is 0: throughput never falls.
+        """
+        if self.sigma >= 1.0:
+            return 1.0
+        if self.kappa <= 0.0:
+            return UNBOUNDED
+        return max(1.0, math.sqrt((1.0 - self.sigma) / self.kappa))
+
+
+def fit_usl(samples: Sequence[tuple[float, float]], *, relative: bool = False) -> Scaling | None:
+    """Least squares on p / X = (1 + sigma (p - 1) + kappa p (p - 1)) / rate over samples (p >= 1, X > 0).
+
+    `relative` weights each sample with X / p, so that errors count as fractions of the throughput: the plain form
+    trusts slow samples more than fast ones. p is scaled by its largest value, so the result does not depend on units. A
+    negative sigma or kappa (faster than linear) becomes 0. None with fewer than `MIN_DISTINCT` different p, with a
+    non-finite number, or when the best curve has no positive rate: there is then no basis for a decision.
+    """
+    if len({p for p, _ in samples}) < MIN_DISTINCT:
+        return None
+    p_N, x_N = np.asarray(samples, dtype=np.float64).T
+    if not (np.isfinite(p_N).all() and np.isfinite(x_N).all() and p_N.min() >= 1.0 and x_N.min() > 0.0):
+        return None
+    top = p_N.max()
+    terms_N3 = np.stack([np.ones_like(p_N), (p_N - 1.0) / top, p_N * (p_N - 1.0) / top**2], axis=1)
+    costs_N = p_N / x_N
+    weights_N = 1.0 / costs_N if relative else np.full_like(costs_N, 1.0 / costs_N.max())
+    solution = np.linalg.lstsq(terms_N3 * weights_N[:, None], costs_N * weights_N, rcond=None)[0]
+    inverse_rate, queueing, crosstalk = (float(value) for value in solution)
+    if not inverse_rate > 0.0:
+        return None
+    sigma, kappa = queueing / top / inverse_rate, crosstalk / top**2 / inverse_rate
+    if not all(map(math.isfinite, (sigma, kappa, 1.0 / inverse_rate))):
+        return None
+    return Scaling(sigma=max(sigma, 0.0), kappa=max(kappa, 0.0), rate=1.0 / inverse_rate)
+
+
+# The measurements that the curve is fitted to: few, varied, and of completions as long as the current ones.
+
+
+MAX_SAMPLES = 100
+LENGTH_BAND = 2.0  # completions whose mean lengths differ by more than this factor cost too differently for one curve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A step: `p` concurrent completions, `throughput` in sampled tokens per second, mean length in tokens."""
+
+    p: int
+    throughput: float
+    mean_tokens: float
+
+
+@dataclass(slots=True)
+class Window:
+    """The last `MAX_SAMPLES` samples, thinned where they are most frequent.
+
+    A settled run keeps measuring one p. When the window is full, it drops the oldest sample of the most frequent p, so
+    that it keeps the others, without which no curve can be fitted.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+
+    def add(self, sample: Sample) -> None:
+        """Add a sample."""
+        self.samples.append(sample)
+        if len(self.samples) > MAX_SAMPLES:
+            counts = Counter(each.p for each in self.samples)
+            crowded = max(counts, key=lambda p: (counts[p], p == sample.p))
+            self.samples.remove(next(each for each in self.samples if each.p == crowded))
+
+    def comparable(self, mean_tokens: float) -> list[tuple[float, float]]:
+        """(p, throughput) of the samples whose completions were about as long, within `LENGTH_BAND`.
+
+        Answers grow during training and long ones cost more per token: old samples would look like contention.
+        """
+        low, high = mean_tokens / LENGTH_BAND, mean_tokens * LENGTH_BAND
+        return [(float(each.p), each.throughput) for each in self.samples if low <= each.mean_tokens <= high]
+
+    def state(self) -> list[list[float]]:
+        """The samples as JSON."""
+        return [[each.p, each.throughput, each.mean_tokens] for each in self.samples]
+
+    @classmethod
+    def of_state(cls, state: Sequence[Sequence[float]]) -> Window:
+        """The window that `state` returned."""
+        return cls([Sample(p=int(p), throughput=x, mean_tokens=length) for p, x, length in state])

@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 @hookimpl
 def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
     """Refuse a run whose verifier fails the audit."""
-    from retrain.tasks.audit.start import refuse_unfit_verifier
+    from retrain.tasks.audit.verifier_audit import refuse_unfit_verifier
 
     refuse_unfit_verifier(context, tasks)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 from contextlib import suppress
 
 SET_PARENT_DEATH_SIGNAL = 1
@@ -40,3 +42,70 @@ def _prctl(option: int, value: int) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+# Processes that user code started and left behind: found by their parents, and killed.
+
+
+ROUNDS = 50  # a process may start another just before it is killed
+PAUSE_S = 0.002
+
+
+def has_children() -> bool:
+    """Whether this process has children, alive or not yet reaped; a few microseconds where `waitid` exists."""
+    try:
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        else:
+            os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def descendants(root: int) -> set[int]:
+    """Every process below `root`."""
+    parents = _parents()
+    found, last = set[int](), {root}
+    while last:
+        last = {pid for pid, parent in parents.items() if parent in last} - found
+        found |= last
+    return found
+
+
+def kill_descendants(*, but: frozenset[int] = frozenset()) -> None:
+    """Kill and reap every process below this one, except `but` and their descendants."""
+    for _ in range(ROUNDS):
+        kept = set(but).union(*(descendants(pid) for pid in but)) if but else set()
+        found = descendants(os.getpid()) - kept
+        if not found:
+            return
+        for pid in found:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(PAUSE_S)
+        for pid in found:
+            with suppress(OSError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _parents() -> dict[int, int]:
+    if os.path.isdir("/proc/self"):
+        return dict(_from_proc())
+    import subprocess  # only where there is no /proc
+
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    own = {os.getpid(), *(int(row[0]) for row in rows if len(row) == 2)}
+    return {int(pid): int(parent) for pid, parent in (row for row in rows if len(row) == 2) if int(pid) in own}
+
+
+def _from_proc() -> list[tuple[int, int]]:
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as stream:
+            after_name = stream.read().rpartition(b")")[2].split()  # the name itself may hold anything
+            found.append((int(name), int(after_name[1])))
+    return found

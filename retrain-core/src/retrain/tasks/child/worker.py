@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from retrain.kernel import errors
 from retrain.tasks.child import wire
-from retrain.tasks.child.orphans import descendants, has_children, kill_descendants
+from retrain.tasks.child.system import descendants, has_children, kill_descendants
 from retrain.text.raised_at import raised_at
 
 MAX_TEXT = 2000  # characters of an exception's text

@@ -9,8 +9,7 @@ from queue import SimpleQueue
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.types import Example, Outcome
-from retrain.tasks.scoring.batch import ScoringBatch
-from retrain.tasks.scoring.cache import VerdictCache
+from retrain.tasks.scoring.batch import ScoringBatch, VerdictCache
 from retrain.tasks.scoring.dispatcher import Dispatcher, NamedReward
 from retrain.tasks.scoring.failures import FailureWriter
 from retrain.tasks.scoring.task import Limits, Task

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryEstimate, Workload
-from retrain.tools.capacity.machine import device_kind
+from retrain.tools.capacity.workload import device_kind
 
 DOMINANT = 0.6  # of the step time; sampling and training take about equal shares when both run near their limits
 WAITING = 0.3  # scoring overlaps with sampling, so waiting for it is pure loss

@@ -13,12 +13,9 @@ from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, Workloa
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.tools.capacity.advice import advise
-from retrain.tools.capacity.evaluation_time import RunTime, run_time
-from retrain.tools.capacity.history import Past, past_runs
-from retrain.tools.capacity.locate import model_folder
-from retrain.tools.capacity.machine import memory_limit
-from retrain.tools.capacity.shapes import Document
-from retrain.tools.capacity.workload import ASSUMED_PROMPT_TOKENS, workload_of
+from retrain.tools.capacity.history import Past, RunTime, past_runs, run_time
+from retrain.tools.capacity.shapes import Document, model_folder
+from retrain.tools.capacity.workload import ASSUMED_PROMPT_TOKENS, memory_limit, workload_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,6 @@ def retrain_watch_run(context: PluginContext) -> object:
 @hookimpl
 def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any]:
     """Peak memory, biggest tensor, and the time if a past run gives it."""
-    from retrain.tools.capacity.section import explained
+    from retrain.tools.capacity.show import explained
 
     return explained(config, plugins)

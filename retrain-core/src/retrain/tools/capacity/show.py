@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryPhase
+from retrain.kernel.errors import RetrainError
+from retrain.kernel.registry import Plugins
 from retrain.text.terminal_text import duration
-from retrain.tools.capacity.forecast import Forecast
+from retrain.tools.capacity.forecast import Forecast, forecast
+from retrain.tools.capacity.history import Past, RunTime, past_runs, run_time
 
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -94,3 +100,59 @@ def _at_once(forecast: Forecast) -> str:
 def _parts(parts: Mapping[str, int]) -> str:
     shown = [f"{name.replace('_', ' ')} {size(count)}" for name, count in parts.items() if count >= 2**19]
     return ", ".join(shown) or "next to nothing"
+
+
+# Memory and time in `retrain explain` and `run.json`.
+
+
+def explained(config: Config, plugins: Plugins) -> dict[str, str]:
+    """Rows for `retrain explain`; nothing is downloaded, and an unknown peak is marked as such."""
+    try:
+        found = forecast(config, plugins)
+    except RetrainError as error:
+        return {"peak_memory": f"unknown: {error.problems[0].what}"} | _time_rows(run_time(config, Past()), None)
+    rows = {
+        "peak_memory": f"{size(found.estimate.peak_bytes)} in {found.estimate.worst.name} on {found.work.device}",
+        "biggest_tensor": str(found.estimate.biggest),
+    }
+    if found.limit_bytes:
+        fits = "does not fit" if found.advice else "fits"
+        rows["peak_memory"] += f", of {size(found.limit_bytes)}: {fits}"
+    if not found.work.is_served:
+        rows["sampled_at_a_time"] = f"{found.estimate.at_once:,d} of {found.work.most_sampled:,d} completions"
+    if found.advice:
+        rows["memory_fix"] = found.advice
+    return rows | _time_rows(found.time, found.past.median_step_time_s)
+
+
+def time_lines(config: Config, steps_done: int) -> tuple[str, str]:
+    """The times of training and evaluation for the start of a run, and a warning; each may be empty.
+
+    A resumed run gets no warning, because the keys of its evaluations are fixed.
+    """
+    past = past_runs(config, Path(config.logging.log_dir).expanduser().parent)
+    time = run_time(config, past, steps_done=steps_done)
+    rows = time.rows()
+    line = f"Time: training about {rows['training_time']}, evaluation about {rows['evaluation_time']}." if rows else ""
+    return line, "" if steps_done else time.warning
+
+
+def predicted(config: Config, plugins: Plugins) -> dict[str, Any]:
+    """The forecast for `run.json`, or the reason why there is none."""
+    try:
+        found = forecast(config, plugins)
+    except RetrainError as error:
+        return {"unknown": error.problems[0].what}
+    data = found.as_data()
+    names = ("peak_memory_bytes", "peak_phase", "prompt_tokens", "prompt_tokens_are_assumed", "median_step_time_s")
+    return {name: data[name] for name in names} | {
+        "peak_memory_bytes_by_phase": {phase.name: phase.peak_bytes for phase in found.estimate.phases}
+    }
+
+
+def _time_rows(time: RunTime, step_s: float | None) -> dict[str, str]:
+    rows = time.rows()
+    if step_s is not None:
+        runs = f"{time.schedule.runs} runs, " if time.schedule.runs > 1 else ""
+        rows["wall_time"] = f"{duration(time.total_s)} ({runs}{duration(step_s)} per step, as before here)"
+    return rows | ({"time_fix": time.warning} if time.warning else {})

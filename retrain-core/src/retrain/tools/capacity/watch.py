@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import resource
+import statistics
+import sys
+from collections import defaultdict, deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.contracts.watcher import Watcher
 from retrain.kernel.hooks import hookimpl
-from retrain.tools.capacity.meter import PHASES, Meter
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import GroupsView, RunView
@@ -63,7 +67,7 @@ class CapacityWatch(Watcher):
 
     def describe_run(self, run: RunView) -> Mapping[str, Any]:
         """The forecast, made before the first step, and the measurements once the run is over."""
-        from retrain.tools.capacity.section import predicted, time_lines
+        from retrain.tools.capacity.show import predicted, time_lines
         from retrain.tools.capacity.workload import eval_completions_of
 
         if not self._predicted:
@@ -75,3 +79,125 @@ class CapacityWatch(Watcher):
             self._predicted = predicted(run.config, self._plugins)
         measured = {"measured": self._meter.measured(eval_completions_of(run.config))} if self._meter.is_over else {}
         return {"capacity": {"predicted": self._predicted} | measured}
+
+
+# Measures a run: peak memory by phase, and the median time of a step.
+
+
+RECENT_STEPS = 500  # bounds the list of which the median is taken
+START = "start"
+PHASES = ("sample", "score", "train")  # phases with a `*_time_s` metric
+_PAGE_BYTES = resource.getpagesize()
+_STATM = Path("/proc/self/statm")
+_STATUS = Path("/proc/self/status")
+
+
+def peak_bytes() -> int:
+    """The peak of this process's resident memory so far.
+
+    On Linux, from /proc: `ru_maxrss` there inherits the peak of the parent process.
+    """
+    try:
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, kibibytes elsewhere
+
+
+def resident_bytes() -> int:
+    """Current resident memory, or the peak if the system does not say."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return peak_bytes()
+
+
+class Meter:
+    """Follows one session of a run from phase to phase.
+
+    The peak of a process only rises and is never reset, so that other tools see it too: a phase that raises it is
+    charged with the new peak, and a phase that never does is absent.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Start to measure: the model is loaded, and the first step comes next."""
+        self._phase = START
+        self._peaks: dict[str, int] = {}
+        self._resident = resident_bytes()
+        self._last = 0
+        self._times: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._evaluations_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._totals_s: dict[str, float] = defaultdict(float)
+        self._longest = {"prompt": 0, "completion": 0}
+
+    @property
+    def steps(self) -> int:
+        """Steps measured, at most `RECENT_STEPS`."""
+        return len(self._times)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the steps' time in `sample`, `score` (waiting for it) and `train`; empty before the first step.
+
+        The first step, which compiles and warms caches, is left out if there are others.
+        """
+        whole_s = self._totals_s["step"]
+        return {phase: self._totals_s[phase] / whole_s for phase in PHASES} if whole_s > 0.0 else {}
+
+    def enter(self, phase: str) -> None:
+        """End the current phase and begin another."""
+        peak = peak_bytes()
+        if peak > self._last:
+            self._peaks[self._phase] = self._last = peak
+        self._phase = phase
+
+    def saw(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Record the lengths of a sampled row."""
+        longest = self._longest
+        longest["prompt"] = max(longest["prompt"], prompt_tokens)
+        longest["completion"] = max(longest["completion"], completion_tokens)
+
+    def step(self, seconds: float, phases_s: Mapping[str, float] | None = None) -> None:
+        """Record a finished step and the seconds that it spent in each phase."""
+        if len(self._times) == 1:
+            self._totals_s.clear()
+        self._times.append(seconds)
+        for name, taken_s in {"step": seconds, **(phases_s or {})}.items():
+            self._totals_s[name] += taken_s
+
+    def evaluated(self, seconds: float) -> None:
+        """Record a finished evaluation."""
+        self._evaluations_s.append(seconds)
+
+    def measured(self, eval_completions: int = 0) -> dict[str, Any]:
+        """Bytes, seconds, tokens, as JSON; times and lengths are absent before the first step.
+
+        `eval_completions` are those of one evaluation.
+        """
+        self.enter(self._phase)
+        found: dict[str, Any] = {
+            "peak_memory_bytes": self._last,
+            "peak_memory_bytes_by_phase": dict(self._peaks),
+            "memory_at_start_bytes": self._resident,
+        }
+        if self._times:
+            # the first step compiles and warms caches: left out if there are others
+            warm = list(self._times)[1:] or list(self._times)
+            found |= {"median_step_time_s": statistics.median(warm), "steps": len(self._times)}
+            found |= {"time_shares": self.shares} if any(self.shares.values()) else {}
+            if self._evaluations_s and eval_completions:
+                found["eval_completion_time_s"] = statistics.median(self._evaluations_s) / eval_completions
+            found |= {f"longest_{name}_tokens": tokens for name, tokens in self._longest.items() if tokens}
+        return found
+
+    def end(self) -> None:
+        """End the measurement."""
+        self.enter(self._phase)
+        self.is_over = True

@@ -24,8 +24,6 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 @hookimpl(tryfirst=True)
 def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagnosis]:
     """Python, distributions, the parts of the configuration, folders, model, servers and keys."""
-    from retrain.tools.doctor.machine import diagnose_machine
-    from retrain.tools.doctor.parts import diagnose_parts
-    from retrain.tools.doctor.reach import diagnose_reach
+    from retrain.tools.doctor.checks import diagnose_machine, diagnose_parts, diagnose_reach
 
     return [*diagnose_machine(config), *diagnose_parts(config, plugins), *diagnose_reach(config, plugins)]

@@ -11,9 +11,8 @@ from typing import Any
 from retrain.kernel.config.toml_file import parse_toml
 from retrain.records.reading import parse_record
 from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
-from retrain.tools.pack.archive import Opened, is_safe, refused
+from retrain.tools.pack.archive import Opened, is_safe, refusal, refused
 from retrain.tools.pack.lines import Line
-from retrain.tools.pack.places import refusal
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")

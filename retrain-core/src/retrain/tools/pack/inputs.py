@@ -18,9 +18,8 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.identity.copies import FOLDER, copy_name
 from retrain.records.identity.hashing import DIGEST_BYTES, Budget, hash_file
 from retrain.records.reading import read_regular
-from retrain.tools.pack.archive import is_safe
+from retrain.tools.pack.archive import is_safe, refusal
 from retrain.tools.pack.leaks import Leak, hidden, leaks_in
-from retrain.tools.pack.places import refusal
 
 OUTSIDE = "outside"
 

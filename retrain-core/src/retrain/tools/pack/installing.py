@@ -18,11 +18,10 @@ from packaging.version import Version
 
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.text.terminal_text import printable
-from retrain.tools.pack.archive import refused
+from retrain.tools.pack.archive import METADATA, refused
 from retrain.tools.pack.contents import Contents
 from retrain.tools.pack.packages import digest_of, pinned
-from retrain.tools.pack.packed_wheels import CheckedWheel, ReadWheel, read_wheel
-from retrain.tools.pack.places import METADATA
+from retrain.tools.pack.wheels import CheckedWheel, ReadWheel, read_wheel
 
 Say = Callable[[str], None]
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")

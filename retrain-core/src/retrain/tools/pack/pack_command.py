@@ -10,8 +10,7 @@ import click
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.text.command_options import html_option, json_option
-from retrain.text.terminal_text import printable
-from retrain.text.typed_command import program
+from retrain.text.terminal_text import printable, program
 from retrain.tools.pack.archive import write_pack
 from retrain.tools.pack.gather import Options, gather
 

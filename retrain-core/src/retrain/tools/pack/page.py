@@ -15,8 +15,7 @@ from retrain.records.reading import Record, number
 from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
 from retrain.report.parts import Facts, Paragraph, Part, Pre, Section, Table, Tiles
 from retrain.report.shell import sections_page
-from retrain.tools.pack.equivalence import parsed
-from retrain.tools.pack.verdict import verdict_lines
+from retrain.tools.pack.verdict import parsed, verdict_lines
 
 CURVES = (
     ("eval_correct_rate", "Held-out examples, share correct"),

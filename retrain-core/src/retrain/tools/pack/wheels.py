@@ -7,19 +7,42 @@ what an installer adds, and a RECORD of the hashes. Nothing is built, so no buil
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
+from typing import IO
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.installed import files_of, source_folder
+from retrain.kernel.plugins.first_party import own_distributions
+from retrain.kernel.plugins.installed import files_of, normal_name, source_folder, versions_of
 from retrain.records.identity.hashing import files_below
 from retrain.records.identity.plugin_files import located
 from retrain.records.reading import read_regular
-from retrain.tools.pack.archive import zipped
+from retrain.tools.pack.archive import (
+    BYTE_CODE,
+    CHUNK,
+    METADATA,
+    Opened,
+    check_members,
+    is_importable,
+    own_module,
+    refused,
+    shadowed,
+    top_level,
+    zipped,
+)
+from retrain.tools.pack.contents import Contents, PackedWheel
 
 OF_THE_INSTALLER = frozenset({"RECORD", "RECORD.jws", "INSTALLER", "REQUESTED", "direct_url.json"})
 _TAG = re.compile(r"^Tag: ([\w.-]+)\s*$", re.MULTILINE)
@@ -59,7 +82,7 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
         }
     members = {**dict(sorted(sources.items())), **dict(sorted(metadata.items()))}
     record = f"{info}/RECORD"
-    members[record] = "".join(map(_recorded, members.items())).encode() + f"{record},,\n".encode()
+    members[record] = "".join(map(_record_line, members.items())).encode() + f"{record},,\n".encode()
     tags = _TAG.findall(metadata.get(f"{info}/WHEEL", b"").decode("utf-8", "replace"))
     tag = "py3-none-any" if is_editable or not tags else _compressed(tags)
     file = f"{re.sub(r'[-_.]+', '_', name)}-{version}-{tag}.whl"
@@ -78,7 +101,7 @@ def _of_modules(modules: Iterable[str]) -> Iterator[tuple[str, bytes]]:
             yield PurePosixPath(os.path.relpath(path, parent)).as_posix(), read_regular(Path(path))
 
 
-def _recorded(member: tuple[str, bytes]) -> str:
+def _record_line(member: tuple[str, bytes]) -> str:
     digest = base64.urlsafe_b64encode(hashlib.sha256(member[1]).digest()).rstrip(b"=").decode()
     return f"{member[0]},sha256={digest},{len(member[1])}\n"
 
@@ -87,3 +110,163 @@ def _compressed(tags: list[str]) -> str:
     """The tags in one: `cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64`."""
     parts = [tag.split("-") for tag in tags if tag.count("-") == 2]
     return "-".join(".".join(dict.fromkeys(each[column] for each in parts)) for column in range(3))
+
+
+# The wheels in a pack, checked before anything of them is installed: each is what its name says, and no more.
+#
+# `retrain pack` writes wheels of modules and metadata. Scripts, data for other places, modules of other distributions
+# and files that Python reads at its start are refused. A wheel of retrain itself is *known* when its files are those
+# of the retrain that reads the pack.
+
+
+MAX_WHEEL_BYTES = 2**28  # of a plugin's modules, unpacked
+SIGNATURES = ("RECORD", "RECORD.jws", "RECORD.p7s")  # a RECORD has no hash of these
+NOT_RUN = ("METADATA", "WHEEL")  # differ with the tool that built it
+DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, ValueError, NotImplementedError, RuntimeError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedWheel:
+    """A wheel with its SHA-256 and its top-level modules; `changed` are files that differ from the retrain here."""
+
+    packed: PackedWheel
+    sha256: str
+    modules: frozenset[str]
+    changed: tuple[str, ...] = ()
+
+    @property
+    def is_ours(self) -> bool:
+        """True for one of the distributions that retrain consists of."""
+        return normal_name(self.packed.name) in own_distributions()
+
+    @property
+    def needs_trust(self) -> bool:
+        """True if it would run in place of retrain, and is not the retrain that is installed here."""
+        return self.is_ours and bool(self.changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadWheel:
+    """A wheel whose name, metadata and hashes agree; `files` are base64 SHA-256 by path, `folder` its `.dist-info`."""
+
+    name: str
+    version: str
+    folder: str
+    files: Mapping[str, str] = field(repr=False)
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Its top-level modules and packages."""
+        paths = (path for path in self.files if not path.startswith(f"{self.folder}/"))
+        return frozenset(top_level(path) for path in paths if "/" in path or is_importable(path))
+
+
+def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
+    """Check a wheel against its file name, its METADATA and its RECORD; ConfigError names the first fault."""
+    try:
+        name, version, _, _ = parse_wheel_filename(file)
+        with zipfile.ZipFile(stream) as archive:
+            names = archive.namelist()
+            (folder,) = {name.partition("/")[0] for name in names if name.partition("/")[0].endswith(".dist-info")}
+            said = HeaderParser().parsestr(archive.read(f"{folder}/METADATA").decode("utf-8"))
+            headers = [text for header in ("Name", "Version") for text in said.get_all(header, [])]
+            for source, named in (("METADATA", headers), (folder, folder.removesuffix(".dist-info").split("-"))):
+                if len(named) != 2 or (canonicalize_name(named[0]), Version(named[1])) != (name, version):
+                    raise refused(where, f"{file} says in its {source} that it is {' '.join(named)}")
+            files = _recorded(archive, folder)
+            if bad := _first_fault(archive, folder, files):
+                raise refused(where, f"{file}: {bad} is not as its RECORD lists it")
+    except (InvalidWheelFilename, InvalidVersion, *DAMAGED) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise refused(where, f"{file} is no wheel that can be used: {str(error)[:200]}") from error
+    return ReadWheel(name=str(name), version=str(version), folder=folder, files=files)
+
+
+def _recorded(archive: zipfile.ZipFile, folder: str) -> dict[str, str]:
+    """The hashes of a RECORD by path; empty for one that is not SHA-256."""
+    rows = csv.reader(io.StringIO(archive.read(f"{folder}/RECORD").decode("utf-8")))
+    return {row[0]: row[1].removeprefix("sha256=") if row[1].startswith("sha256=") else "" for row in rows if row}
+
+
+def _first_fault(archive: zipfile.ZipFile, folder: str, files: Mapping[str, str]) -> str:
+    signatures = {f"{folder}/{name}" for name in SIGNATURES}
+    names = {info.filename for info in archive.infolist() if not info.is_dir()}
+    if odd := sorted((names ^ set(files)) - signatures):
+        return odd[0]
+    for name in sorted(names - signatures):
+        digest = hashlib.sha256()
+        with archive.open(name) as member:
+            while chunk := member.read(CHUNK):
+                digest.update(chunk)
+        if base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() != files[name].rstrip("="):
+            return name
+    return ""
+
+
+def check_wheels(contents: Contents) -> tuple[CheckedWheel, ...]:
+    """The wheels of a pack; ConfigError for one that holds more than the modules of its distribution."""
+    found: list[CheckedWheel] = []
+    owners: dict[str, str] = {}
+    for packed in contents.wheels:
+        wheel = _checked(contents.opened, packed)
+        for module in sorted(wheel.modules):
+            if (other := owners.setdefault(module.casefold(), packed.name)) != packed.name:
+                raise refused(contents.opened.file, f"{packed.name} and {other} both hold the module {module!r}")
+        found.append(wheel)
+    return tuple(found)
+
+
+def _checked(opened: Opened, packed: PackedWheel) -> CheckedWheel:
+    file = packed.member.rpartition("/")[2]
+    if opened.files[packed.member]["size"] > MAX_WHEEL_BYTES:
+        raise refused(opened.file, f"{file} is larger than {MAX_WHEEL_BYTES // 2**20} MiB")
+    content = opened.read(packed.member)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            infos = archive.infolist()
+    except DAMAGED as error:
+        raise refused(opened.file, f"{file} is no wheel that can be used: {error}") from error
+    check_members(Path(f"{opened.file}: {file}"), infos)
+    if sum(info.file_size for info in infos) > MAX_WHEEL_BYTES:
+        raise refused(opened.file, f"{file} is larger than {MAX_WHEEL_BYTES // 2**20} MiB unpacked")
+    read = read_wheel(opened.file, file, io.BytesIO(content))
+    if (read.name, Version(read.version)) != (canonicalize_name(packed.name), Version(packed.version)):
+        raise refused(opened.file, f"{file} is listed as {packed.name} {packed.version}")
+    own = own_module(normal_name(packed.name)) if normal_name(packed.name) in own_distributions() else ""
+    for path in read.files:
+        if _is_foreign(path, read.folder, own):
+            raise refused(opened.file, f"{file} holds {path}, which is no module of {packed.name}")
+    changed = _changed(read, packed.name, {own}) if own else ()
+    sha256 = str(opened.files[packed.member]["sha256"])
+    return CheckedWheel(packed=packed, sha256=sha256, modules=read.modules, changed=changed)
+
+
+def _is_foreign(path: str, info: str, own: str) -> bool:
+    """True for scripts, data of other places, metadata of others, and files that would run unnoticed."""
+    folder, lower = path.partition("/")[0], path.casefold()
+    if folder == info:
+        return False
+    if folder.casefold().endswith((".data", *METADATA)) or lower.endswith((".pth", *BYTE_CODE)):
+        return True
+    return top_level(path) != own and ("/" in path or is_importable(path)) and shadowed(top_level(path))
+
+
+def _changed(read: ReadWheel, name: str, modules: Iterable[str]) -> tuple[str, ...]:
+    """The files of one of our distributions that are not those of the installed one, in either direction."""
+    if not (version := versions_of([name]).get(name)):
+        return (f"{name} is not installed here",)
+    here = wheel_of(name, version, modules)
+    installed = read_wheel(name, here.file, io.BytesIO(here.content))
+    packed, own = _run_files(read), _run_files(installed)
+    return tuple(sorted(path for path in {*packed, *own} if packed.get(path) != own.get(path)))
+
+
+def _run_files(read: ReadWheel) -> dict[str, str]:
+    """The files that decide what runs: modules, entry points; without what describes the distribution."""
+    prefix, skipped = f"{read.folder}/", (*SIGNATURES, *NOT_RUN)
+    return {
+        path.replace(prefix, ".dist-info/", 1): digest
+        for path, digest in read.files.items()
+        if not (path.startswith((f"{prefix}licenses/", f"{prefix}LICEN")) or path.removeprefix(prefix) in skipped)
+    }

@@ -137,7 +137,10 @@ def _named(config: Config, settings: SqueezeTable) -> str:
 
 
 def _measure(request: Request, result: SqueezeResult, run: Path | None, plugins: Plugins) -> Measured:
-    from retrain.tools.squeeze.run_eval import evaluator, run_of  # imports the training loop
+    from retrain.tools.squeeze.evaluate import (
+        evaluator,
+        run_of,  # imports the training loop
+    )
 
     source = result.analysis.adapter
     rank = rank_to_keep(result.analysis, request.settings)

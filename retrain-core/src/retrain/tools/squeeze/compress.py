@@ -13,8 +13,7 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.records.files import write_folder, write_json
-from retrain.tools.squeeze.adapter import WEIGHTS_FILE, Adapter, LoraPair, read_adapter
-from retrain.tools.squeeze.lora_config import CONFIG_FILE
+from retrain.tools.squeeze.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, LoraPair, read_adapter
 from retrain.tools.squeeze.spectrum import Solver, one_thread, solver_for, variance_kept
 from retrain.tools.squeeze.tensor_file import ITEM_BYTES, TensorInfo, encode, unusable, write_tensor_file
 

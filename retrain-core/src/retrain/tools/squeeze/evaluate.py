@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from retrain.kernel.errors import ConfigError, PluginError, Problem
+from retrain.kernel.registry import Plugins
+from retrain.records.run import is_run
+from retrain.run.opened import Opened, opened
+from retrain.run.subject import BASE, find_subject
+from retrain.tasks.tasks import closed_on_error, load_tasks
 from retrain.tools.squeeze.adapter import WEIGHTS_FILE, Adapter, read_adapter
 from retrain.tools.squeeze.tensor_file import TensorInfo, encode, write_tensor_file
 
@@ -84,3 +90,45 @@ def _link_or_copy(source: Path, target: Path) -> None:
 def _line(rank: int, fields: Mapping[str, float]) -> str:
     interval = f"[{100 * fields[LOW]:.1f}, {100 * fields[HIGH]:.1f}]" if LOW in fields and HIGH in fields else ""
     return f"  rank {rank:>4}: {100 * fields[RATE]:5.1f}%  {interval}".rstrip()
+
+
+# Evaluates any checkpoint of a run as the run evaluates its policy.
+
+
+def run_of(adapter: Path) -> Path:
+    """The run that saved an adapter: the nearest parent folder with a `run.json`; ConfigError if there is none."""
+    for folder in adapter.resolve().parents:
+        if is_run(folder):
+            return folder
+    what = "no parent folder is a run, so it is unknown what to evaluate the adapter on"
+    raise ConfigError(Problem(where=str(adapter), what=what, fix="give the run: --run DIR"))
+
+
+@contextmanager
+def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Iterator[Evaluate]:
+    """Within the block, a function that evaluates a checkpoint folder as the run `run` evaluated its policy.
+
+    The model is loaded once. ConfigError when the run has no held-out examples.
+    """
+    with opened(find_subject(run, BASE), plugins, overrides) as policy:
+        if not policy.config.eval.examples:
+            why = "every example may have been trained on, and a rate on those is meaningless"
+            fix = "train with [eval] examples, for instance --eval-examples 64"
+            raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
+        tasks = load_tasks(policy.context)
+        with closed_on_error(tasks.verifier):
+            evaluation = plugins.notify("retrain_evaluation", context=policy.context, tasks=tasks)
+            if evaluation is None:
+                what, fix = "the part of retrain-core that evaluates is missing", "reinstall retrain-core"
+                raise PluginError(Problem(where="--eval", what=what, fix=fix))
+        try:
+            yield lambda folder: _evaluate(policy, evaluation, folder)
+        finally:
+            evaluation.close()
+            tasks.verifier.close()
+
+
+def _evaluate(policy: Opened, evaluation: Any, checkpoint: Path) -> Mapping[str, float]:
+    policy.use(checkpoint)
+    found: Mapping[str, float] = evaluation.measure(0, policy.backend, None)
+    return {name: value for name, value in found.items() if not name.endswith("time_s")}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain.kernel.config.resolved import Config
 from retrain.records.files import write_json
-from retrain.tools.squeeze.analysis import SqueezeAnalysis, analyze_adapter
+from retrain.records.run import Run
+from retrain.text.secrets import hide, hide_text
+from retrain.text.terminal_text import printable
+from retrain.tools.squeeze.analysis import RankRow, SqueezeAnalysis, analyze_adapter
 from retrain.tools.squeeze.compress import CompressedAdapter, compress_adapter
-from retrain.tools.squeeze.show import analysis_lines, compressed_lines
 from retrain.tools.squeeze.spectrum_pages import write_plot
 from retrain.tools.squeeze.table import SqueezeTable
 from retrain.tools.squeeze.tensor_file import unusable
-from retrain.tools.squeeze.wandb_records import record_analysis
 
 LOG = logging.getLogger("retrain")
 DATA_FILE, PLOT_FILE = "spectrum.json", "spectrum.html"
@@ -96,3 +99,170 @@ def auto_squeeze(
     for line in result.lines(framed=True):
         LOG.info("%s", line)
     return result.as_data()
+
+
+# The analysis as a wandb run of its own, `squeeze-analysis`.
+
+
+RUN_NAME = "squeeze-analysis"
+VALUES = ("rank", "mean_variance", "min_variance", "max_variance")
+MAX_REASON_CHARS = 300
+FINISH_TIMEOUT_S = 300.0  # an unreachable server must not block a finished command for ever
+# As for training runs, nothing is sent but what this module logs.
+SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
+
+
+def record_analysis(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder: Path) -> str:
+    """Send the analysis to the `wandb_project` of `[logging]`, if one is set; returns the run's id, else "".
+
+    A fault of wandb is logged and ends nothing.
+    """
+    if not table.get("wandb_project"):
+        return ""
+    try:
+        return _record(analysis, table, folder)
+    except Exception as error:  # no package, disk or server: the analysis itself is complete
+        LOG.warning("The squeeze analysis is not in wandb: %s", _reason(error))
+        return ""
+
+
+def run_arguments(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The arguments of `wandb.init`."""
+    own = [tag.strip() for tag in table.get("wandb_tags", "").split(",") if tag.strip()]
+    rank = [] if analysis.recommended_rank is None else [f"rank-{analysis.recommended_rank}"]
+    config: Mapping[str, Any] = hide({k: v for k, v in analysis.as_data().items() if k != "ranks"})
+    return {
+        "project": table["wandb_project"],
+        "entity": table.get("wandb_entity") or None,
+        "group": table.get("wandb_group") or None,
+        "name": RUN_NAME,
+        "job_type": "squeeze",
+        "tags": list(dict.fromkeys([*own, "squeeze", *rank])),
+        "dir": os.environ.get("WANDB_DIR") or str(folder),
+        "config": dict(config),
+    }
+
+
+def _record(analysis: SqueezeAnalysis, wanted: Mapping[str, Any], folder: Path) -> str:
+    import wandb
+
+    run = _open(wandb, run_arguments(analysis, wanted, folder))
+    rows = [[getattr(row, name) for name in VALUES] for row in analysis.rows]
+    run.define_metric("squeeze/*", step_metric="squeeze/rank")
+    for row in rows:
+        run.log({f"squeeze/{name}": value for name, value in zip(VALUES, row, strict=True)})
+    table = [[*row, row[0] == analysis.recommended_rank] for row in rows]
+    run.log({"squeeze/variance_table": wandb.Table(columns=[*VALUES, "recommended"], data=table)})
+    names = ("recommended_rank", "source_rank", "min_variance_retention", "num_layers")
+    data = analysis.as_data()
+    run.summary.update({f"squeeze/{name}": data[name] for name in names})
+    run.finish()
+    return str(run.id)
+
+
+def _open(wandb: Any, arguments: Mapping[str, Any]) -> Any:
+    """The run, offline if the server is unreachable."""
+    settings: dict[str, Any] = dict(SETTINGS)
+    if "WANDB_FINISH_TIMEOUT" not in os.environ:
+        settings |= {"finish_timeout": FINISH_TIMEOUT_S, "finish_timeout_raises": True}
+    if wandb.setup().settings.mode not in ("online", "shared"):
+        return wandb.init(**arguments, settings=wandb.Settings(**settings))
+    try:
+        if not wandb.login(prompt=False, verify=False):
+            raise ConnectionError("no API key; run `wandb login`, or set WANDB_API_KEY")
+        return wandb.init(**arguments, settings=wandb.Settings(**settings))
+    except Exception as error:  # no key, network or entity: keep the records on disk
+        run = wandb.init(**arguments, mode="offline", settings=wandb.Settings(**settings))
+        LOG.warning("wandb works offline (%s). Upload with: wandb sync %s", _reason(error), Path(run.dir).parent)
+        return run
+
+
+def _reason(error: Exception) -> str:
+    return printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:MAX_REASON_CHARS])
+
+
+# The variance table as text.
+
+
+FRAME = "=" * 60
+COLUMNS = ("Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%")
+MARKER = "<--"
+NO_PROMISE = "A spectrum does not measure quality: `retrain squeeze ... --eval` measures the smaller adapter."
+
+
+def analysis_lines(analysis: SqueezeAnalysis, *, framed: bool = False) -> list[str]:
+    """Header, table and recommendation; `framed` puts a line of `=` above and below, as campaigns do."""
+    lines = [
+        f"LoRA-Squeeze: {printable(str(analysis.adapter))}",
+        f"Threshold: {_share(analysis.min_variance_retention)} variance retained",
+        f"Source rank: {analysis.source_rank}",
+        f"Layers analyzed: {len(analysis.layers)}",
+        *_idle(analysis),
+        "",
+        *_table(analysis),
+        *_recommendation(analysis),
+    ]
+    return [FRAME, *lines, FRAME] if framed else lines
+
+
+def compressed_lines(compressed: CompressedAdapter) -> list[str]:
+    """Path and size of the compressed adapter."""
+    before, after = compressed.source_bytes / 2**20, compressed.num_bytes / 2**20
+    alpha = f"alpha {compressed.alpha:g}"
+    sizes = f"{before:.1f} -> {after:.1f} MiB"
+    return [f"Compressed to rank {compressed.rank} ({alpha}, {sizes}): {printable(str(compressed.path))}"]
+
+
+def _idle(analysis: SqueezeAnalysis) -> list[str]:
+    count = analysis.num_without_update
+    return [f"Layers without an update, left out of every mean: {count}"] if count else []
+
+
+def _table(analysis: SqueezeAnalysis) -> list[str]:
+    if not analysis.rows:
+        return []
+    head = "  ".join(f"{name:>{_width(name)}}" for name in COLUMNS)
+    return [head, "-" * len(head), *(_row(row, row.rank == analysis.recommended_rank) for row in analysis.rows), ""]
+
+
+def _row(row: RankRow, is_recommended: bool) -> str:
+    values = (row.mean_variance, row.min_variance, row.max_variance, row.energy_variance)
+    cells = [f"{row.rank:>{_width(COLUMNS[0])}}", *_percent(values)]
+    return "  ".join([*cells, MARKER]) if is_recommended else "  ".join(cells)
+
+
+def _percent(values: Sequence[float]) -> list[str]:
+    return [f"{100 * value:>{_width(name)}.2f}" for name, value in zip(COLUMNS[1:], values, strict=True)]
+
+
+def _recommendation(analysis: SqueezeAnalysis) -> list[str]:
+    threshold = f">= {_share(analysis.min_variance_retention)} variance retained"
+    if analysis.learned_nothing:
+        return ["No update learned: B A is zero in every layer, so no rank can be recommended."]
+    if analysis.recommended_rank is None:
+        return [
+            f"Recommended rank: none of the tested ones ({threshold}); source rank {analysis.source_rank} keeps all"
+        ]
+    row = next(row for row in analysis.rows if row.rank == analysis.recommended_rank)
+    lines = [f"Recommended rank: {row.rank} ({threshold})"]
+    if row.min_variance < analysis.min_variance_retention:
+        lines.append(f"Least variance is kept in {printable(row.worst_module)}: {100 * row.min_variance:.2f}%")
+    return [*lines, NO_PROMISE]
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.6g}%"
+
+
+def _width(name: str) -> int:
+    return max(len(name), 6)
+
+
+# Squeeze inside a campaign: the adapter of a finished run, by the campaign's `[squeeze]`.
+
+
+def squeeze_run(config: Config, run: Path, campaign: Path) -> dict[str, Any]:
+    """`auto_squeeze` on the newest checkpoint of `run`; `adapter_path` in `[squeeze]` takes precedence."""
+    settings = config.table("squeeze", SqueezeTable)
+    adapter = settings.adapter_path or Run(run).adapters
+    return auto_squeeze(adapter, settings, campaign, wandb=config.as_dict()["logging"])

@@ -51,7 +51,7 @@ def retrain_campaign_run_done(
     """Squeeze the adapter of the first finished run if the campaign's file has `[squeeze]`."""
     if not is_first or "squeeze" not in tables:
         return None
-    from retrain.tools.squeeze.campaign_run import squeeze_run
+    from retrain.tools.squeeze.job import squeeze_run
 
     return {"squeeze": squeeze_run(config, run, campaign)}
 

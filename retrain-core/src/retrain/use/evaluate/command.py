@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,36 @@ import click
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.run.opened import subject_config
+from retrain.run.subject import find_subject
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.terminal_text import printable
-from retrain.use.evaluate.clients import CLIENTS, client_lines
-from retrain.use.evaluate.show import table_lines
 from retrain.use.evaluate.subjects import Request, Result, evaluate_subject
+
+# What to type to let the evaluations of others judge a policy: `retrain serve`, and their client.
+
+
+NAME, PORT = "policy", 8000
+URL = f"http://127.0.0.1:{PORT}/v1"
+CLIENTS = ("lm-eval", "inspect")
+
+
+def client_lines(client: str, named: str, checkpoint: str, plugins: Plugins) -> list[str]:
+    """Two command lines with a word on each: the server, and the client in another terminal."""
+    subject = find_subject(named, checkpoint)
+    chosen = ["--checkpoint", checkpoint] if checkpoint else []
+    serve = shlex.join(["retrain", "serve", named, *chosen, "--name", NAME, "--port", str(PORT)])
+    if client == "lm-eval":
+        base = subject_config(subject, plugins).config.model.model
+        folder = plugins.locate_model(base) or base
+        given = f"model={NAME},base_url={URL}/completions,tokenizer={folder},tokenized_requests=False"
+        words = ["lm_eval", "--model", "local-completions", "--model_args", given, "--tasks", "gsm8k"]
+        call = f"OPENAI_API_KEY=TOKEN {shlex.join(words)}"
+    else:
+        words = ["inspect", "eval", "inspect_evals/gsm8k", "--model", f"openai-api/retrain/{NAME}"]
+        call = f"RETRAIN_API_KEY=TOKEN RETRAIN_BASE_URL={URL} {shlex.join(words)}"
+    return ["# in one terminal; it prints the token that TOKEN below stands for", serve, "# in another", call]
+
 
 EPILOG = """\b
 Examples:
@@ -90,3 +117,56 @@ def _split(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]
         fix = "retrain eval SUBJECT, where SUBJECT is a run, an adapter or a model"
         raise ConfigError(Problem(where="command line", what="nothing to evaluate is named", fix=fix))
     return arguments[:count], arguments[count:]
+
+
+# The table of `retrain eval`.
+
+
+PASS = "pass_at_"
+HEADS = ("policy", "steps", "set", "examples", "correct", "95 %", "pass@k", "reward")
+NOTE = (
+    "Each interval is about one policy. Whether two differ, also for another seed: `retrain compare` over runs of "
+    "several seeds."
+)
+
+
+def table_lines(results: Sequence[Result]) -> list[str]:
+    """A row per policy and set, and notes below."""
+    rows = [HEADS, *(_row(result) for result in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    notes = list(dict.fromkeys(_notes(results)))
+    folders = list(dict.fromkeys(str(result.file.parent) for result in results))
+    return [*lines, "", *notes, f"Scores of every example: {', '.join(folders)}"]
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    fields, subject = result.fields, result.subject
+    return (
+        subject.label,
+        "-" if subject.steps is None else str(subject.steps),
+        result.set,
+        f"{fields['examples']} x {fields['samples']}",
+        f"{100 * fields['correct_rate']:.1f}%",
+        f"[{100 * fields['ci_low']:.1f}, {100 * fields['ci_high']:.1f}]",
+        _passed(fields),
+        f"{fields['mean_reward']:.3f}" if "mean_reward" in fields else "none",
+    )
+
+
+def _passed(fields: Mapping[str, Any]) -> str:
+    """`@1 41.0 @4 63.2`, in percent."""
+    sizes = sorted(int(name.removeprefix(PASS)) for name in fields if name.startswith(PASS))
+    return " ".join(f"@{size} {100 * fields[f'{PASS}{size}']:.1f}" for size in sizes)
+
+
+def _notes(results: Sequence[Result]) -> Iterator[str]:
+    repeated = [(result, *result.own) for result in results if result.own]
+    if same := sum(total for _, equal, total in repeated if equal == total):
+        yield f"{same} samples are those of the run's own evaluation at that step."
+    for result, equal, total in repeated:
+        if equal < total:
+            of_run = f"{result.subject.label}, {result.set}: {total - equal} of {total} samples differ from those"
+            yield f"{of_run} of the run's own evaluation: another machine, engine or version, or rounding."
+    if len({(result.subject.label, result.subject.steps) for result in results}) > 1:
+        yield NOTE

@@ -22,7 +22,7 @@ from retrain.records.record_names import CONFIG_FILE
 from retrain.run.opened import Opened, opened, subject_config
 from retrain.run.subject import Subject, SubjectKind, checkpoints_of, find_subject
 from retrain.tasks.tasks import Tasks, load_tasks
-from retrain.text.progress_bar import progress_bar
+from retrain.text.progress import progress_bar
 from retrain.text.terminal_text import printable
 from retrain.use.evaluate.evaluation import Record, evaluate, set_fields, set_records
 from retrain.use.evaluate.loading import LoadedSet, held_out_set, load_set

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Collection
 
+from retrain.engines.table import DEFAULT_URLS, listed
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.registry import Plugins
+from retrain.text.secrets import hide_text
 
 KEYS = ("logprobs", "attention_kernel", "dtype", "kv_cache_dtype")
 FLAGS = {
@@ -19,7 +22,7 @@ FLAGS = {
 OWN_FLAGS = {"vllm": FLAGS, "sglang": FLAGS, "max": {"dtype": "--quantization-encoding"}}  # the known ones
 
 
-def problems_of(config: Config, plugins: Plugins, servers: Collection[str]) -> list[Problem]:
+def unsupported_keys(config: Config, plugins: Plugins, servers: Collection[str]) -> list[Problem]:
     """One problem per key that is not at its default and that the traits of the engine do not list.
 
     `servers` names the engines that are servers, which have options of their own for some of these keys.
@@ -50,3 +53,37 @@ def _refused(config: Config, table: InferenceTable, name: str, *, is_server: boo
         flag = OWN_FLAGS.get(engine, {}).get(name)
         fix = f"remove it, and {f'start the server with {flag}' if flag else 'set it where the server starts'}"
     return Problem(where=config.place(f"inference.{name}"), what=what, fix=fix)
+
+
+# A teacher on the server that samples: there the weights change with every step, and adapters are loaded.
+
+
+THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
+PORTS = {"http": 80, "https": 443}
+
+
+def teacher_problems(config: Config) -> list[Problem]:
+    """One problem when a server of `[teacher]` is one of `[inference]`, however its address is written."""
+    sampling = config.inference
+    engine, url = config.teacher.engine, config.teacher.url
+    if engine not in DEFAULT_URLS or sampling.engine not in DEFAULT_URLS.keys() | {"max"}:
+        return []
+    sampled = _addresses(sampling.url or DEFAULT_URLS.get(sampling.engine, "")) | _addresses(sampling.admin_url)
+    shared = [given for address, given in _addresses(url or DEFAULT_URLS[engine]).items() if address in sampled]
+    if not shared:
+        return []
+    where = config.place("teacher.url" if url else "teacher.engine")
+    what = f"the teacher's server {hide_text(shared[0])} is the one that samples"
+    why = "the run changes its weights, and a vLLM that takes adapters cannot teach"
+    fix = "start a second server for the teacher, and name it in [teacher] url"
+    return [Problem(where=where, what=what, why=why, fix=fix)]
+
+
+def _addresses(urls: str) -> dict[tuple[str, int, str], str]:
+    """Servers by host, port and path; the values are the URLs as given."""
+    found: dict[tuple[str, int, str], str] = {}
+    for url in listed(urls):
+        parts = urllib.parse.urlsplit(url)
+        host = parts.hostname or ""
+        found["localhost" if host in THIS_MACHINE else host, parts.port or PORTS[parts.scheme], parts.path] = url
+    return found

@@ -1,17 +1,49 @@
-"""The curves of reward and shadow, side by side, as a section of a report."""
+"""The alarms of a run as text for a report: what was paid and not confirmed, and the tokens it is known by."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError
+from retrain.observe.gaming.alarm_watch import read_alarms
 from retrain.records.reading import Record, number
 from retrain.records.run import Run
 from retrain.tasks.scoring.shadow import shadow_name
+
+MOST_SHOWN = 5  # completions of an alarm
+MOST_CHARS = 300
+
+
+def alarm_text(run: Path) -> str:
+    """Every alarm with its most credited completions; empty without one. A damaged file is said to be one."""
+    try:
+        return "\n\n".join("\n".join(_lines(alarm)) for alarm in read_alarms(run))
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        return f"gaming.jsonl cannot be read: {error}"
+
+
+def _lines(alarm: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"Step {alarm['step']}: since step {alarm['since']} the reward paid {alarm['num_completions']} completions "
+        f"that its shadow does not confirm (evidence {alarm['evidence']:.3g}; the alarm begins at 20)."
+    )
+    if alarm["tokens"]:
+        yield f"Their credit is on {' | '.join(repr(each['token']) for each in alarm['tokens'])}"
+    for each in alarm["completions"][:MOST_SHOWN]:
+        text = " ".join(str(each["completion"]).split())
+        place = f"step {each['step']}, group {each['group']}, completion {each['index']}"
+        yield f"{place}, reward {each['reward']:g}, shadow {each['shadow_reward']:g}: {text[:MOST_CHARS]}"
+    yield "All of them are in gaming.jsonl."
+
+
+# The curves of reward and shadow, side by side, as a section of a report.
+
 
 MOST_POINTS = 200
 PLOTS = (  # title, note, the reward's field and the shadow's

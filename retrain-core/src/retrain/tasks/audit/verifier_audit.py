@@ -1,21 +1,103 @@
-"""Scores right and wrong texts of a few examples, each twice, and reports every wrong score."""
+"""The audit of a run's own verifier, in the processes that will score its rollouts."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from typing import Any
 
-from retrain.kernel.contracts.verifier import TimedScore
+from retrain.kernel.config.schema import ScoringTable
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.tasks import Prompt
+from retrain.kernel.contracts.verifier import LoadedTasks, TimedScore, Verifier
 from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Outcome, Score
-from retrain.tasks.audit.gold import Gold, GoldOf, gold_from_reference
-from retrain.tasks.audit.probes import Probe, Severity, wrong_texts
-from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally, head
+from retrain.tasks.audit.probes import Gold, GoldOf, Probe, Severity, gold_from_reference, gold_of, wrong_texts
+from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally, head, raise_on_failure
+from retrain.tasks.scoring.build import judges
 from retrain.tasks.scoring.verdict import next_step
+from retrain.tasks.verifiers import RewardVerifier
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
+
+LOG = logging.getLogger("retrain")
+SHADOW = "Shadow"  # what the lines about its audit begin with
+
+
+def refuse_unfit_verifier(context: PluginContext, tasks: LoadedTasks) -> None:
+    """The audit before training: RewardError when the verifier fails it, unless `[scoring] audit` says otherwise.
+
+    A shadow is warned of only, for nothing is trained on it.
+    """
+    config = context.config
+    if config.scoring.audit == "off" or not judges(tasks.verifier.rewards):
+        return
+    report = audit_tasks(tasks, context.tokenizer, config.scoring)
+    raise_on_failure(report, config.scoring.audit, place=config.place("scoring.audit"))
+    LOG.info("%s", report.line())
+    if shadow := shadow_of(tasks):
+        report = audit_tasks(tasks, context.tokenizer, config.scoring, shadow)
+        raise_on_failure(report, "warn", of=SHADOW)
+        LOG.info("%s", report.line(SHADOW))
+
+
+def shadow_of(tasks: LoadedTasks) -> Verifier | None:
+    """The run's shadow as a verifier of its own; None without one."""
+    verifier = tasks.verifier
+    service = verifier.service.shadow if isinstance(verifier, RewardVerifier) else None
+    return None if service is None else RewardVerifier(service)
+
+
+def audit_tasks(
+    tasks: LoadedTasks, tokenizer: Any, settings: ScoringTable, verifier: Verifier | None = None
+) -> AuditReport:
+    """Try the run's verifier, or another one, on `[scoring] audit_examples` of the tasks.
+
+    Right answers are tried with rewards only: what one looks like to an environment, it alone knows.
+    """
+    verifier = verifier or tasks.verifier
+    return audit_prompts(
+        tasks.prompts,
+        verifier.score_texts,
+        tokenizer,
+        settings=settings,
+        gold=gold_of(verifier.rewards) if verifier.rewards else lambda _: Gold(),
+        timeout_s=verifier.timeout_s,
+    )
+
+
+def audit_prompts(
+    prompts: Sequence[Prompt],
+    scorer: Scorer,
+    tokenizer: Any,
+    *,
+    settings: ScoringTable,
+    gold: GoldOf,
+    timeout_s: float | None = None,
+) -> AuditReport:
+    """The same with any scorer; a policy that repeats its prompt writes it as the tokenizer decodes it."""
+    tokens_of = {prompt.example.id: prompt.tokens_T for prompt in prompts}
+
+    def rendered(example: Example) -> str:
+        return str(tokenizer.decode(tokens_of[example.id], skip_special_tokens=True))
+
+    examples = [prompt.example for prompt in prompts]
+    return audit(
+        examples,
+        scorer,
+        limit=settings.audit_examples,
+        gold=gold,
+        rendered=rendered,
+        timeout_s=timeout_s,
+        correct_above=settings.correct_above,
+    )
+
+
+# Scores right and wrong texts of a few examples, each twice, and reports every wrong score.
+
 
 SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
 NEARLY = 0.9  # of the right answer's score: a wrong text that gets so much is accepted

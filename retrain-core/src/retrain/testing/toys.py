@@ -1,7 +1,8 @@
-"""Groups of completions for the credit suites: ordinary ones and edge cases."""
+"""Tasks and hostile texts for testing rewards and environments."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
@@ -11,8 +12,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.credit.pipeline import CreditGroup
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.build import build_part
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Completion, Example, Floats, Group, Score, StopReason
+from retrain.kernel.types import Completion, Example, Floats, Group, Kind, Score, StopReason
+from retrain.testing.bench import Bench
+
+MAX_EXAMPLES = 4
+HUGE_CHARS = 200_000
+
+TOYS = (
+    Example(id="toy-sum", prompt="What is 12 + 30?", reference="42"),
+    Example(id="toy-fraction", prompt="Half of one third?", reference=r"\frac{1}{6}", info={"level": 2}),
+    Example(id="toy-word", prompt=({"role": "user", "content": "Capital of France?"},), reference="Paris"),
+)
+HOSTILE = {
+    "nothing": "",
+    "white space": " \n\t\u00a0\u2003",
+    "a null character": "\x00 42 \x00",
+    "terminal control": "\x1b[31mred\x1b[0m \x07\x08",
+    "half a surrogate pair": "\ud800 42",
+    "right-to-left marks and emoji": "\u202e24\u202c \U0001f9d1\u200d\U0001f680 e\u0301",
+    "an open box": r"\boxed{" * 50,
+    "a box that holds nothing": r"\boxed{}",
+    "unbalanced braces": "}{" * 500 + r"\boxed{{{}",
+    "not a number": r"\boxed{nan} \boxed{inf} \boxed{1e999}",
+    "a huge power": r"\boxed{9^{9^{9^{9}}}}",
+    "a division by zero": r"\boxed{\frac{1}{0}}",
+    "markup and code": "<script>alert(1)</script> __import__('os').system('false') {{7*7}} %s %n ${HOME}",
+    "one long word": "a" * HUGE_CHARS,
+    "many lines": "4 2\n" * (HUGE_CHARS // 4),
+}
+
+
+def examples_for(bench: Bench) -> tuple[Example, ...]:
+    """The first examples of the configured data source, or toy examples if none is configured."""
+    if "source" not in bench.given.get("data", {}):
+        return TOYS
+    config, context = bench.config, bench.context()
+    source = build_part(
+        Kind.DATA_SOURCE, config.data.source, "data.source", context, config.data.options, "data.options"
+    )
+    found: tuple[Example, ...] = source.load().examples[:MAX_EXAMPLES]
+    if not found:
+        what = f"data source {config.data.source!r} gave no examples to try the reward on"
+        raise ConfigError(Problem(what=what, fix="give a `config` whose [data] source has examples"))
+    return found
+
+
+def as_text(examples: Sequence[Example]) -> str:
+    """The examples as text, to detect whether they were modified."""
+    return json.dumps(
+        [[e.id, e.prompt, e.reference, e.task, dict(e.info)] for e in examples], default=repr, sort_keys=True
+    )
+
+
+# Groups of completions for the credit suites: ordinary ones and edge cases.
+
 
 LAMBDAS = (0.0, 0.5, 1.0)
 PROMPT_TOKENS = 2
@@ -140,3 +196,52 @@ def _extremes(entropies: bool) -> list[CreditGroup]:
         )
         for is_planning in (True, False)
     ]
+
+
+# Lines of `metrics.jsonl` as a run writes them, for recorders and health monitors.
+
+
+STEPS = 30
+
+
+def lines() -> list[dict[str, Any]]:
+    """A run that learns, with an initial evaluation, steps that train nothing, and fields that come and go."""
+    stream = Seeds(0).stream("conformance metrics")
+    made: list[dict[str, Any]] = [{"step": -1, "condition": "toy", "eval_correct_rate": 0.25}]
+    for step in range(STEPS):
+        line = {
+            "step": step,
+            "condition": "toy",
+            "loss": float(stream.normal()),
+            "mean_reward": step / STEPS,
+            "correct_rate": step / STEPS,
+            "truncation_rate": 0.1,
+            "mean_tokens": 40.0 + float(stream.normal()),
+            "exec_entropy_mean": 1.0 - step / 100,
+            "ratio_max": 1.0,
+            "step_time_s": 0.5,
+            "skipped": False,
+            "all_wrong_groups": 1,
+            "useful_groups": 3,
+        }
+        if step % 10 == 7:  # nothing to train on
+            line |= {"loss": None, "ratio_max": None, "skipped": True}
+        if step % 6 == 5:
+            del line["exec_entropy_mean"]
+        made.append(line)
+    return made
+
+
+def collapsing() -> list[dict[str, Any]]:
+    """A run in which everything goes wrong from the start and stays wrong."""
+    broken = {
+        "truncation_rate": 1.0,
+        "correct_rate": 0.0,
+        "mean_reward": 0.0,
+        "mean_tokens": 4000.0,
+        "exec_entropy_mean": 1e-6,
+        "ratio_max": 1e6,
+        "all_wrong_groups": 4,
+        "useful_groups": 0,
+    }
+    return [line | broken if line["step"] >= STEPS // 2 else line for line in lines()]

@@ -6,27 +6,31 @@ that is slow or away holds nothing up, and is waited for. Jobs outlive the campa
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
 import secrets
+import shlex
 import shutil
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from retrain.campaign import slurm_commands
 from retrain.campaign.launching import Job
 from retrain.campaign.outcome import recorded_code
-from retrain.campaign.slurm import commands
-from retrain.campaign.slurm.commands import PREFIX, PROGRAMS, Listing, SlurmError
-from retrain.campaign.slurm.script import NOT_SEEN, TaskRecord, array_script, write_start
+from retrain.campaign.slurm_commands import PREFIX, PROGRAMS, Listing, SlurmError
+from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, BackendError, ConfigError, Problem
+from retrain.records.files import write_json
 
 LOG = logging.getLogger("retrain")
 STOP, KILL = ("--batch", "--signal=TERM"), ("--full", "--signal=KILL")  # options of `scancel`
@@ -76,7 +80,7 @@ def build(context: PluginContext) -> SlurmLauncher:
         raise ConfigError(Problem(where=context.config.place("campaign.launcher"), what=what, fix=fix))
     where = context.config.place("campaign.launcher_options")
     try:
-        found = commands.generic_resources(options.partition)
+        found = slurm_commands.generic_resources(options.partition)
     except SlurmError as error:
         what, fix = f"Slurm does not answer: {error}", "try `sinfo`; start the campaign again when the cluster is up"
         raise ConfigError(Problem(where=where, what=what, fix=fix)) from error
@@ -127,7 +131,7 @@ class SlurmLauncher:
             return None
         if self._listing is None:
             try:
-                self._listing = commands.listing()
+                self._listing = slurm_commands.listing()
             except SlurmError as error:
                 what, fix = f"Slurm does not answer: {error}", "try `squeue`; start the campaign again when it is up"
                 raise BackendError(Problem(what=what, fix=fix)) from error
@@ -215,7 +219,7 @@ class SlurmLauncher:
         script = array_script(folders, jobs[0].cwd, self._options.setup)
         job_id: str | None
         try:
-            job_id = commands.submit([*arguments, f"--job-name={name}", f"--array=0-{len(jobs) - 1}"], script)
+            job_id = slurm_commands.submit([*arguments, f"--job-name={name}", f"--array=0-{len(jobs) - 1}"], script)
         except SlurmError as error:
             listing = self._ask()  # a timeout may have lost the answer alone
             if listing is None:
@@ -236,7 +240,7 @@ class SlurmLauncher:
     def _ask(self) -> Listing | None:
         """All jobs; None, told once, while Slurm does not answer."""
         try:
-            listing = commands.listing()
+            listing = slurm_commands.listing()
         except SlurmError as error:
             if not self._is_away:
                 LOG.warning("Slurm does not answer and is waited for: %s", error)
@@ -257,7 +261,7 @@ class SlurmLauncher:
             ids[() if is_waiting else request].append(job.shown)
         try:
             for options, some in ids.items():
-                commands.cancel(some, *options)
+                slurm_commands.cancel(some, *options)
         except SlurmError as error:
             LOG.warning("Slurm did not take a request to stop jobs, which is repeated: %s", error)
             return
@@ -341,3 +345,66 @@ class SlurmJob:
             with suppress(OSError), (self.folder / "stderr.log").open("a", encoding="utf-8") as stream:
                 stream.write(f"{told}\n")
         self.code = code
+
+
+# What a Slurm node executes: one script for a job array, and a file in the folder of each run.
+#
+# The file holds the run's command line and the variables that differ from the campaign's environment, secrets among
+# them: only its owner can read it, and it is removed when the run begins. Slurm itself stores the script alone.
+
+
+START, RECORD = "slurm.sh", "slurm.json"
+NOT_SEEN = 66  # exit code of a task whose node does not see the folders
+SCRIPT = """\
+#!/bin/sh
+# Runs of a retrain campaign, one for each task of the array.
+case "$SLURM_ARRAY_TASK_ID" in
+{cases}
+esac
+cd {cwd} && [ -f "$folder/{start}" ] || exit {not_seen}
+exec </dev/null >>"$folder/stdout.log" 2>>"$folder/stderr.log"
+{setup}
+. "$folder/{start}"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRecord:
+    """Which task of which array a run is; `job_id` is empty until Slurm has told it."""
+
+    name: str
+    task: int
+    job_id: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Keep it in the run's folder, for a later session of the campaign."""
+        write_json(folder / RECORD, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> TaskRecord | None:
+        """The record in a run's folder; None if there is none, or none that can be read."""
+        with suppress(OSError, ValueError, TypeError, KeyError, ConfigError), open_regular(folder / RECORD) as stream:
+            content = json.loads(stream.read())
+            return cls(name=str(content["name"]), task=int(content["task"]), job_id=str(content["job_id"]))
+        return None
+
+
+def array_script(folders: Sequence[Path], cwd: Path, setup: Sequence[str]) -> str:
+    """The script of an array whose task `n` is the run in `folders[n]`; `setup` are shell lines of the user."""
+    cases = "\n".join(f"{task}) folder={shlex.quote(str(folder))} ;;" for task, folder in enumerate(folders))
+    return SCRIPT.format(cases=cases, cwd=shlex.quote(str(cwd)), start=START, not_seen=NOT_SEEN, setup="\n".join(setup))
+
+
+def write_start(job: Job, num_cpus: int) -> None:
+    """Write the file that starts one run, for its owner's eyes."""
+    variables = {"OMP_NUM_THREADS": str(num_cpus), **job.environ}
+    lines = [
+        'rm -f -- "$folder/slurm.sh"',
+        *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
+        f"exec {shlex.join(job.argv)}",  # the run becomes the job's own process, which gets Slurm's signals
+    ]
+    file = job.folder / START
+    file.unlink(missing_ok=True)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as stream:
+        stream.write("\n".join([*lines, ""]))

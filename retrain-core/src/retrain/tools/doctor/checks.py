@@ -1,0 +1,233 @@
+"""First-party distributions, plugins that failed to load, and every part that the configuration names."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from retrain.kernel.config.resolved import Config, Layer
+from retrain.kernel.contracts.diagnosis import Diagnosis, Status
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import ConfigError, RetrainError
+from retrain.kernel.plugin_spec import LoadFailure
+from retrain.kernel.plugins.first_party import CORE, own_distributions, provider
+from retrain.kernel.registry import Plugins
+from retrain.kernel.version import __version__
+from retrain.records.campaign_table import CampaignTable
+from retrain.records.folder import check_run_folder
+from retrain.run.check import registered_tables
+from retrain.run.selected import Selected, selected_parts
+from retrain.run.wandb_key import wandb_key
+from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
+from retrain.tools.doctor.installation import examine
+
+
+def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
+    """Distributions, extras of retrain-core, plugins that failed to load, and the parts in the configuration."""
+    selected = selected_parts(config, plugins, registered_tables(plugins)) if config else []
+    needed = {part.distribution or provider(part.kind, part.name) for part in selected}
+    found = [_distribution(name, plugins, needed=name in needed) for name in own_distributions()]
+    found += _extras(config, selected)
+    found += [_failure(failure, needed=config is None) for failure in plugins.failures]
+    return found + _clashes(plugins, selected) + [_part(part) for part in selected]
+
+
+def _distribution(name: str, plugins: Plugins, *, needed: bool) -> Diagnosis:
+    found = diagnose_distribution(name, purpose=own_distributions()[name], needed=needed)
+    if name in plugins.left_out and found.status == "ok":
+        detail = f"{found.detail}, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out"
+        fix = f"take {name} out of RETRAIN_BLOCK, or add it to RETRAIN_PLUGINS"
+        return replace(found, status="failed" if needed else "warn", detail=detail, fix=fix)
+    return found
+
+
+def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
+    recorders = {part.name for part in selected if part.kind is Kind.RECORDER}
+    launcher = config.table("campaign", CampaignTable).launcher if config and _is_campaign(config) else ""
+    return [
+        *(
+            diagnose_extra(CORE, name, purpose=f"recorder {name!r}", needed=name in recorders)
+            for name in ("wandb", "tensorboard", "trackio", "mlflow")
+        ),
+        diagnose_extra(CORE, "ray", purpose="launcher 'ray'", needed=launcher == "ray"),
+    ]
+
+
+def _is_campaign(config: Config) -> bool:
+    return any(path.startswith("campaign.") and found.layer is Layer.FILE for path, found in config.origins.items())
+
+
+def _failure(failure: LoadFailure, *, needed: bool) -> Diagnosis:
+    """A plugin that failed to load; without a configuration this is what makes the exit code 1."""
+    return Diagnosis(
+        name=f"plugin {failure.owner}",
+        status="failed",
+        detail=f"{failure.owner.source}: {failure.error}",
+        fix=f"repair, upgrade or uninstall {failure.owner.distribution}",
+        needed=needed,
+    )
+
+
+def _clashes(plugins: Plugins, selected: list[Selected]) -> list[Diagnosis]:
+    needed = {(part.kind, part.name) for part in selected}
+    found = []
+    for kind in Kind:
+        names = dict.fromkeys(entry.spec.name for entry in plugins.registered(kind))
+        for name in names:
+            owners = [entry.owner for entry in plugins.find(kind, name)]
+            if len(owners) > 1 and (kind, name) not in needed:
+                detail = f"provided twice: by {' and by '.join(map(str, owners))}; this configuration does not use it"
+                fix = f"leave one out with RETRAIN_BLOCK={owners[-1].distribution}"
+                found.append(Diagnosis(name=f"{kind} {name}", status="warn", detail=detail, fix=fix))
+    return found
+
+
+def _part(part: Selected) -> Diagnosis:
+    name = f"{part.kind} {part.name}"
+    if part.problem is None:
+        return Diagnosis(name=name, status="ok", detail=part.source, needed=True)
+    detail = f"{part.problem.where}: {part.problem.what}"
+    return Diagnosis(name=name, status="missing", detail=detail, fix=part.problem.fix, needed=True)
+
+
+# Python, and the folders that a run writes to.
+
+
+LOW_DISK_BYTES = 5 * 10**9  # roughly the checkpoints of a LoRA run on a 4B model
+
+
+def diagnose_machine(config: Config | None) -> list[Diagnosis]:
+    """The interpreter, and the run folder; without a configuration the current folder."""
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    python = Diagnosis(name="python", status="ok", detail=f"{detail}, retrain {__version__}", needed=config is not None)
+    return [python, _installation(), _run_folder(config) if config else _disk(Path.cwd(), name="disk")]
+
+
+def _installation() -> Diagnosis:
+    """Whether files of retrain-core were replaced, by the public package of the same import name above all."""
+    found = examine()
+    status: Status = "ok" if found.is_whole else "failed" if found.public or found.missing else "warn"
+    return Diagnosis(name="installation", status=status, detail=found.detail, fix=found.fix, needed=not found.is_whole)
+
+
+def _run_folder(config: Config) -> Diagnosis:
+    if resumed := config.resume.from_:
+        return _disk(Path(resumed).expanduser(), name="run folder")
+    place = config.place("logging.log_dir")
+    try:
+        check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=place)
+    except ConfigError as error:
+        problem = error.problems[0]
+        detail = f"{place}: {problem.what}"
+        return Diagnosis(name="run folder", status="failed", detail=detail, fix=problem.fix, needed=True)
+    return _disk(Path(config.logging.log_dir).expanduser(), name="run folder", needed=True)
+
+
+def _disk(folder: Path, *, name: str, needed: bool = False) -> Diagnosis:
+    existing = next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path("/"))
+    free = shutil.disk_usage(existing).free
+    detail = f"{folder}: {free / 1e9:.1f} GB free"
+    if free < LOW_DISK_BYTES:
+        fix = "free some space: a full disk ends the run at a checkpoint"
+        return Diagnosis(name=name, status="warn", detail=detail, fix=fix, needed=needed)
+    return Diagnosis(name=name, status="ok", detail=detail, needed=needed)
+
+
+# Whether the model, the servers and the keys that a run needs are within reach.
+
+
+HUB_TIMEOUT_S = 10.0
+SERVERS = {"inference.url": "inference server", "model.base_url": "training service"}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def diagnose_reach(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
+    """The model's files, every server with a URL in the configuration, and wandb's key; without one, the hub."""
+    if config is None:
+        return [_hub()]
+    found = [_model(config, plugins)]
+    for path, name in SERVERS.items():
+        urls = [url.strip() for url in config.value(path, "").split(",") if url.strip()]
+        found += _fleet([diagnose_server(name, url, needed=True) for url in urls])
+    parts = {(part.kind, part.name) for part in selected_parts(config, plugins, registered_tables(plugins))}
+    return [*found, *([_wandb_key()] if (Kind.RECORDER, "wandb") in parts else [])]
+
+
+def _fleet(servers: list[Diagnosis]) -> list[Diagnosis]:
+    """A run can begin when one of its servers answers; the others are used once they do."""
+    if all(found.status != "ok" for found in servers):
+        return servers
+    return [found if found.status == "ok" else replace(found, status="warn") for found in servers]
+
+
+def _hub() -> Diagnosis:
+    found = diagnose_server("hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co", needed=False)
+    if found.status == "ok":
+        return found
+    return replace(found, status="warn", fix="models and data sets must come from folders or from the cache")
+
+
+def _model(config: Config, plugins: Plugins) -> Diagnosis:
+    name, place = config.model.model, config.place("model.model")
+    try:
+        located = plugins.locate_model(name)
+    except RetrainError as error:
+        return _bad_model(error.problems[0].what, error.problems[0].fix)
+    folder = Path(located or name).expanduser()
+    if located is not None or folder.is_dir():
+        return _in_folder(folder, place)
+    if name.startswith("builtin:"):
+        return _bad_model(
+            f"{place}: no plugin ships {name!r}", "retrain-local ships builtin:tiny: install it, or unblock it"
+        )
+    if name.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(name):
+        return _bad_model(f"{place}: there is no folder {name!r}", "give a model folder, a hub id, or builtin:tiny")
+    return _on_the_hub(name, place)
+
+
+def _in_folder(folder: Path, place: str) -> Diagnosis:
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        names = {entry.name for entry in folder.iterdir()}
+    except (OSError, ValueError) as error:
+        reason = f"{folder / 'config.json'} cannot be read: {getattr(error, 'strerror', None) or error}"
+        return _bad_model(f"{place}: {reason}", "give a folder that save_pretrained() wrote and that you can read")
+    if not names.intersection(TOKENIZER_FILES):
+        return _bad_model(f"{place}: {folder} holds no tokenizer", "save the tokenizer there: save_pretrained()")
+    return Diagnosis(name="model", status="ok", detail=str(folder), needed=True)
+
+
+def _on_the_hub(name: str, place: str) -> Diagnosis:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except GatedRepoError:
+        return _bad_model(f"{place}: {name!r} is gated", "accept its terms on its page, then run `hf auth login`")
+    except RepositoryNotFoundError:
+        return _bad_model(f"{place}: no model {name!r} on the hub", "correct it; private models need `hf auth login`")
+    except Exception as error:  # a network fault, whose type depends on the client library inside the hub package
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            detail = f"{name}: cached; the hub cannot be reached ({reason})"
+            return Diagnosis(name="model", status="ok", detail=detail, needed=True)
+        what = f"{place}: {name!r} is not in the cache, and the hub cannot be reached ({reason})"
+        return _bad_model(what, "check the connection, or give a local folder")
+    return Diagnosis(name="model", status="ok", detail=f"{name} on the hub", needed=True)
+
+
+def _bad_model(detail: str, fix: str) -> Diagnosis:
+    return Diagnosis(name="model", status="missing", detail=detail, fix=fix, needed=True)
+
+
+def _wandb_key() -> Diagnosis:
+    is_found, detail = wandb_key()
+    fix = "" if is_found else "`wandb login`, or WANDB_MODE=offline"
+    return Diagnosis(name="wandb key", status="ok" if is_found else "missing", detail=detail, fix=fix, needed=True)
