@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from retrain.api import Ask, Ending, EpisodeResult, Observation, Reply
+from retrain.api import Observation
 from retrain.kernel.contracts.verifier import Action, LoadedData
 from retrain.kernel.errors import ConfigError, Problem, RewardError
 from retrain.kernel.types import Example, Outcome, StopReason
@@ -110,37 +110,3 @@ def test_lost_episodes_end_as_failed_and_the_next_ones_are_played(
     assert [result.score.outcome for result in results] == [Outcome.FAILED] * 3
     assert "'counting' failed in step" in results[0].score.detail
     assert sorted(hosted.reset(list(data.examples[:2]))) == [0, 1]
-
-
-class FormerNames:
-    """Counting as a plugin wrote it before `reset`, `step` and `results`."""
-
-    def __init__(self) -> None:
-        self.counting = Counting()
-
-    def load(self) -> LoadedData:
-        return self.counting.load()
-
-    def begin(self, examples: list[Example]) -> None:
-        self.counting.reset(examples)
-
-    def advance(self, replies: dict[int, Reply]) -> dict[int, Ask]:
-        return self.counting.step(replies)
-
-    def finish(self) -> list[Ending]:
-        return self.counting.results()
-
-
-def test_an_environment_with_the_former_names_is_played_alike(host: Any) -> None:
-    assert (Ask, Reply, Ending) == (Observation, Action, EpisodeResult)
-    results = []
-    for environment in (FormerNames(), Counting()):
-        hosted = host(environment)
-        data = hosted.load()
-        observations = hosted.reset(list(data.examples))
-        seen = [dict(observations)]
-        while observations := hosted.step({number: said(str(number)) for number in observations}):
-            seen.append(dict(observations))
-        results.append((seen, hosted.results()))
-    assert results[0] == results[1]
-    assert len(results[0][0]) == 3

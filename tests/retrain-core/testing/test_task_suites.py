@@ -14,7 +14,6 @@ SOUND = (
     ("reward", "reward_parts.SoundAsync"),
     ("data source", "source_parts.Source"),
     ("environment", "environment_parts.sound"),
-    ("environment", "environment_parts.with_former_names"),
 )
 REWARDS = (
     ("WrongArguments", "can_score", "score(example, text)"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from toy_parts import CAPABILITIES, Options, ToyBackend
 
-from retrain.api import Ask, Ending, Example, LoadedData, PluginSpec, Score, hookimpl
+from retrain.api import EpisodeResult, Example, LoadedData, Observation, PluginSpec, Score, hookimpl
 
 
 def quiet(backend, what):
@@ -127,16 +127,17 @@ class TwoTurns:
         examples = (Example(id=f"two-{n}", prompt=f"what is {n} ?", reference="") for n in range(8))
         return LoadedData(examples=tuple(examples))
 
-    def begin(self, examples):
+    def reset(self, examples):
         self.said = {number: [example.prompt] for number, example in enumerate(examples)}
+        return self.step({})
 
-    def advance(self, replies):
-        for number, reply in replies.items():
-            self.said[number] += [reply.text, "ok"]
-        return {number: Ask(prompt=" ".join(said)) for number, said in self.said.items() if len(said) < 5}
+    def step(self, actions):
+        for number, action in actions.items():
+            self.said[number] += [action.text, "ok"]
+        return {number: Observation(prompt=" ".join(said)) for number, said in self.said.items() if len(said) < 5}
 
-    def finish(self):
-        return [Ending(score=Score.of(len(" ".join(said)) / 64)) for said in self.said.values()]
+    def results(self):
+        return [EpisodeResult(score=Score.of(len(" ".join(said)) / 64)) for said in self.said.values()]
 
 
 @hookimpl

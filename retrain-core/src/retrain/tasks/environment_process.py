@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrain.kernel.contracts.verifier import Action, Environment, EpisodeResult, LoadedData, Observation
+from retrain.kernel.contracts.verifier import Action, EpisodeResult, LoadedData, Observation
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Score
 from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildTimeout
@@ -22,7 +22,7 @@ class EnvironmentProcess:
 
     def __init__(self, environment: Any, *, name: str, timeout_s: float, memory_gb: float) -> None:
         self.name = name
-        self._environment = with_current_methods(environment)
+        self._environment = environment
         self._timeout_s = timeout_s
         self._memory_gb = memory_gb
         self._child: Child | None = None
@@ -82,34 +82,3 @@ class EnvironmentProcess:
             if self._is_loaded:  # this one replaces another
                 self._child.call("load", timeout_s=LOAD_TIMEOUT_S)
         return self._child
-
-
-class _FormerMethods:
-    """An environment whose methods have their former names: `begin` and `advance`, `advance`, `finish`."""
-
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
-
-    def load(self) -> LoadedData:
-        found: LoadedData = self.environment.load()
-        return found
-
-    def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
-        self.environment.begin(examples)
-        return self.step({})
-
-    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
-        observations: Mapping[int, Observation] = self.environment.advance(actions)
-        return observations
-
-    def results(self) -> Sequence[EpisodeResult]:
-        results: Sequence[EpisodeResult] = self.environment.finish()
-        return results
-
-
-def with_current_methods(environment: Any) -> Environment:
-    """The environment itself, or one written with the former names behind `reset`, `step` and `results`."""
-    if hasattr(environment, "advance") and not hasattr(environment, "results"):
-        return _FormerMethods(environment)
-    current: Environment = environment
-    return current

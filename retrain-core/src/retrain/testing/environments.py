@@ -10,7 +10,7 @@ from typing import Any
 
 from retrain.kernel.contracts.verifier import Action, EpisodeResult, Observation
 from retrain.kernel.types import Example, Outcome, Score, StopReason
-from retrain.tasks.environment_process import EnvironmentProcess, with_current_methods
+from retrain.tasks.environment_process import EnvironmentProcess
 from retrain.tasks.scoring.build import brings_tasks
 from retrain.tasks.scoring.verdict import verdict
 from retrain.testing.bench import Bench
@@ -110,7 +110,7 @@ def drops_what_was_left_open(bench: Bench) -> None:
 
 def _loaded(bench: Bench) -> tuple[Any, Sequence[Example]]:
     """The environment as another process would receive it, and its tasks."""
-    environment = with_current_methods(pickle.loads(pickle.dumps(bench.build())))
+    environment = pickle.loads(pickle.dumps(bench.build()))
     return environment, environment.load().examples or TOYS
 
 

@@ -1,10 +1,10 @@
-"""Environments: a sound one, one with the former names of the methods, and one for each way to be broken."""
+"""Environments: a sound one, and one for each way to be broken."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from retrain.api import Ask, Ending, EpisodeResult, Example, LoadedData, Observation, Reply, Score
+from retrain.api import EpisodeResult, Example, LoadedData, Observation, Score
 
 
 @dataclass
@@ -41,29 +41,6 @@ class Counting:
         value = Score.failed("broken") if self.fault == "fails" else Score.of(1.0)
         results = [EpisodeResult(score=value) for _ in self.said]
         return results[1:] if self.fault == "forgets one" else results
-
-
-class FormerNames:
-    """A plugin from before `reset`, `step` and `results`."""
-
-    def load(self) -> LoadedData:
-        return LoadedData(examples=tuple(Example(id=f"e{n}", prompt=f"Say {n}.", reference=str(n)) for n in range(3)))
-
-    def begin(self, examples: list[Example]) -> None:
-        self.examples = examples
-        self.said: dict[int, str] = {}
-
-    def advance(self, replies: dict[int, Reply]) -> dict[int, Ask]:
-        self.said |= {number: reply.text for number, reply in replies.items()}
-        return {n: Ask(prompt=each.prompt) for n, each in enumerate(self.examples) if n not in self.said}
-
-    def finish(self) -> list[Ending]:
-        rewards = [float(self.said[number] == each.reference) for number, each in enumerate(self.examples)]
-        return [Ending(score=Score.of(reward)) for reward in rewards]
-
-
-def with_former_names(context):
-    return FormerNames()
 
 
 def sound(context):
