@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
+import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -188,6 +192,15 @@ def public(plugins: Plugins) -> str:
     return markdown.table(("there", "here"), rows)
 
 
+def source(plugins: Plugins, place: str) -> str:
+    """The source of `module:Class.method`, as it is in the tree."""
+    module, _, path = place.partition(":")
+    found: Any = import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return f"```python\n{textwrap.dedent(inspect.getsource(found)).rstrip()}\n```"
+
+
 GENERATORS: dict[str, Callable[..., str]] = {
     "keys": keys,
     "flags": flags,
@@ -202,6 +215,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "scaffold": scaffold,
     "support": support,
     "public_names": public,
+    "source": source,
 }
 
 
