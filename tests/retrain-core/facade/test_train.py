@@ -213,7 +213,7 @@ def test_values_may_be_paths_tuples_and_numbers_of_numpy() -> None:
 def test_importing_retrain_imports_nothing_else() -> None:
     code = (
         "import sys; before = set(sys.modules); import retrain; dir(retrain); "
-        "heavy = {'numpy', 'pydantic', 'pluggy', 'torch', 'rich', 'click', 'retrain.kernel'}; "
+        "heavy = {'numpy', 'pydantic', 'pluggy', 'torch', 'rich', 'click', 'retrain.kernel.config'}; "
         "assert not heavy & set(sys.modules), heavy & set(sys.modules); from retrain import Run, load; "
         "assert not {'torch', 'transformers', 'pandas'} & set(sys.modules)"
     )
