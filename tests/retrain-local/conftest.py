@@ -15,6 +15,7 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, load_plugins
 from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
@@ -31,16 +32,6 @@ class Model(schema.ModelTable, ModelKeys):
 
 class Lora(schema.LoraTable, LoraKeys):
     """`[lora]` with the keys that this distribution adds."""
-
-
-class Inference(BaseModel):
-    """The keys of `[inference]` that the local backend reads."""
-
-    engine: str = "pytorch"
-    prefix_caching: bool = True
-    attention_kernel: str = "default"
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
 
 
 def qwen3_config(**changes: Any) -> Qwen3Config:
@@ -105,7 +96,7 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
             "lora": Lora.model_validate({"alpha": alpha} | (lora or {})),
             "training": schema.TrainingTable(lr=lr, weight_decay=weight_decay, max_staleness=max_staleness),
             "optimizer": schema.OptimizerTable(grad_clip_norm=clip),
-            "inference": Inference(**(inference or {})),
+            "inference": InferenceTable(**(inference or {})),
         }
         tokenizer = SimpleNamespace(eos_token_id=STOP[0])
         return PluginContext(

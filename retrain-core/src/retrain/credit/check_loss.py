@@ -18,6 +18,7 @@ from retrain.kernel.registry import Plugins
 KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
 # Keys that a backend must declare to heed, and the values that need nothing of it.
 LOSS_KEYS: dict[str, tuple[Any, ...]] = {"dual_clip": (0.0,), "aggregation": ("", "token_mean"), "is_bounds": ([],)}
+PUBLIC_CLIP = 0.2  # default of clip_eps in the public package
 CLIPS = ("algorithm.clip_eps", "algorithm.clip_eps_high")
 IS_KEYS = {"algorithm.is_level": "token", "algorithm.is_mode": "truncate"}
 
@@ -42,7 +43,10 @@ def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
 
 
 def check_clips(config: Config, plugins: Plugins) -> list[Problem]:
-    """Problems with a clip that has no effect, since the loss does not clip: the default one, or one that says so."""
+    """Problems with a clip that has no effect, since the loss does not clip: the default one, or one that says so.
+
+    The resolved configuration of the public package writes every key out, and with it a default that is not 0.
+    """
     name = config.algorithm.loss
     if config.origin(KEY) == DEFAULT_ORIGIN:
         given = [path for path in CLIPS if config.origin(path) != DEFAULT_ORIGIN]
@@ -50,7 +54,8 @@ def check_clips(config: Config, plugins: Plugins) -> list[Problem]:
     else:
         spec = _spec(plugins, name)
         values = {path: value for path in CLIPS if (value := config.value(path, 0.0))}
-        given = [] if spec is None or _traits(spec).clips else list(values)
+        is_written_out = values == {CLIPS[0]: PUBLIC_CLIP} and config.origin(CLIPS[1]) != DEFAULT_ORIGIN
+        given = [] if spec is None or _traits(spec).clips or is_written_out else list(values)
         which = f"the loss {name!r}"
     what = f"has no effect: {which} does not clip"
     fix = 'write loss = "ppo" (or "cispo") beside it, or remove it'
