@@ -25,8 +25,8 @@ from retrain.api import (
 )
 from retrain.kernel.plugin_spec import Owner
 from retrain_local.backend import LocalBackend
-from retrain_local.capabilities import CAPABILITIES
 from retrain_local.create import create_backend
+from retrain_local.plugin import CAPABILITIES
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]

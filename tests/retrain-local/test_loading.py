@@ -18,8 +18,8 @@ from retrain.api import ConfigError, PluginContext
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.create import create_backend
-from retrain_local.locate import find_model
 from retrain_local.model.load import create_pair
+from retrain_local.model.locate import find_model
 from retrain_local.model.pair import Pair
 
 Make = Callable[..., PluginContext]

@@ -11,7 +11,7 @@ import torch
 
 from retrain.api import BackendError, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.model.dtype import bf16_refusal
+from retrain_local.model.load import bf16_refusal
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]

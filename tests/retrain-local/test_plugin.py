@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from retrain.api import ConfigError, Kind, load_plugins
 from retrain.kernel.config import schema
-from retrain_local.capabilities import CAPABILITIES
 from retrain_local.options import LocalOptions
+from retrain_local.plugin import CAPABILITIES
 
 
 def test_registration_imports_nothing_heavy() -> None:

@@ -13,8 +13,8 @@ import torch
 
 from retrain.api import BackendError, Determinism, EngineTraits, LogprobRow, SampleRequest, SamplingParams, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.capabilities import CAPABILITIES
-from retrain_local.sizes import TOKEN_BUDGET
+from retrain_local.memory.sizes import TOKEN_BUDGET
+from retrain_local.plugin import CAPABILITIES
 from tests.shared import first_or_long
 
 MakeBackend = Callable[..., LocalBackend]

@@ -12,7 +12,7 @@ from tests.scored_tokens import scored
 from tests.shared import first_or_long
 
 torch = pytest.importorskip("torch", reason="the losses are compared with those of retrain-local")
-local = pytest.importorskip("retrain_local.training.loss", reason="the losses are compared with those of retrain-local")
+local = pytest.importorskip("retrain_local.training.step_loss", reason="they are compared with retrain-local's")
 PLUGINS = load_plugins()
 TABLE = registered_tables(PLUGINS)["algorithm"].model  # with the keys of the losses
 NUMBERS = st.floats(-3.0, 0.0)

@@ -28,7 +28,7 @@ from retrain.api import (
 )
 from retrain.kernel.config import schema
 from retrain_local.plugin import BUILTIN_MODELS
-from retrain_local.training.loss import NAMED, PolicyLoss
+from retrain_local.training.step_loss import NAMED, PolicyLoss
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
 from tests.scored_tokens import scored

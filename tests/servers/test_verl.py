@@ -25,8 +25,8 @@ from retrain.kernel.config.load import load_config
 from retrain.run.check import registered_tables
 from retrain.run.steps.learning_rate import Course
 from retrain_local.training.covariances import mark
-from retrain_local.training.loss import Mismatch, PolicyLoss
 from retrain_local.training.regularisers import Columns, kl_terms
+from retrain_local.training.step_loss import Mismatch, PolicyLoss
 from retrain_sepa.advantages import (
     grpo_advantages,
     reinforce_pp_advantages,

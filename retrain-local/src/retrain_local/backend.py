@@ -37,16 +37,15 @@ from retrain.api import (
     TrainReport,
     stream_from,
 )
-from retrain_local.capabilities import CAPABILITIES
-from retrain_local.devices import working_on
+from retrain_local.devices.choose import working_on
+from retrain_local.devices.group import ALONE, Group
 from retrain_local.model import checkpoint
 from retrain_local.model.checkpoint import Published, PublishedHistory
-from retrain_local.model.pair import Pair
-from retrain_local.policy import LocalPolicy
-from retrain_local.ranks.group import ALONE, Group
-from retrain_local.split import sample_with
+from retrain_local.model.pair import LocalPolicy, Pair
+from retrain_local.plugin import CAPABILITIES
+from retrain_local.sampling.split import sample_with
 from retrain_local.training.budget import is_short
-from retrain_local.training.loss import PolicyLoss
+from retrain_local.training.step_loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
 
 log = logging.getLogger("retrain")

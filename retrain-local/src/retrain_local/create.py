@@ -11,20 +11,19 @@ import torch
 from retrain.api import Backend, Capabilities, Determinism, EngineTraits, Found, PluginContext
 from retrain_local.attention.select_kernels import Kernels, kernels_for
 from retrain_local.backend import LocalBackend
-from retrain_local.capabilities import CAPABILITIES
-from retrain_local.devices import Devices, choose_devices, steps_ahead
-from retrain_local.locate import find_model
-from retrain_local.memory import MemoryLimits
+from retrain_local.devices.choose import Devices, choose_devices, steps_ahead
+from retrain_local.devices.group import ALONE, Group
+from retrain_local.devices.torch_modes import threads_for, training_threads
+from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model import checkpoint
+from retrain_local.model.checkpoint import load_start
 from retrain_local.model.load import create_pair
-from retrain_local.model.pair import Pair
+from retrain_local.model.locate import find_model
+from retrain_local.model.pair import LocalPolicy, Pair
 from retrain_local.options import LocalOptions, ModelKeys
-from retrain_local.policy import LocalPolicy
-from retrain_local.ranks.group import ALONE, Group
-from retrain_local.split import create_engine, find_engine
-from retrain_local.start import load_start
-from retrain_local.torch_modes import threads_for, training_threads
-from retrain_local.training.loss import PolicyLoss
+from retrain_local.plugin import CAPABILITIES
+from retrain_local.sampling.split import create_engine, find_engine
+from retrain_local.training.step_loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
 
 log = logging.getLogger("retrain")

@@ -51,7 +51,7 @@ def _devices() -> list[Diagnosis]:
 
 def _chosen(config: Config) -> Diagnosis:
     """The device that a run would use."""
-    from retrain_local.devices import examine_devices
+    from retrain_local.devices.choose import examine_devices
 
     try:
         devices, fallback = examine_devices(config)
@@ -68,7 +68,7 @@ def _chosen(config: Config) -> Diagnosis:
 
 def _weights(config: Config, plugins: Plugins) -> list[Diagnosis]:
     """Whether a local folder holds readable weights; retrain-core checks the hub."""
-    from retrain_local.locate import KEY, check_folder
+    from retrain_local.model.locate import KEY, check_folder
 
     try:
         located = plugins.locate_model(config.model.model)

@@ -6,12 +6,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.api import BackendFunctions, Determinism, EngineTraits, LossTraits, PluginSpec, TableTraits, hookimpl
-from retrain_local.capabilities import CAPABILITIES
+from retrain.api import (
+    BackendFunctions,
+    Capabilities,
+    CheckpointMode,
+    Determinism,
+    EngineTraits,
+    LossTraits,
+    MetricSpec,
+    PluginSpec,
+    TableTraits,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
-    from retrain.api import Config, Diagnosis, MetricSpec, Plugins, Problem
+    from retrain.api import Config, Diagnosis, Plugins, Problem
 
+CAPABILITIES = Capabilities(
+    reports_sync_loss=True,
+    preserves_token_advantages=True,
+    supports_checkpoint_resume=True,
+    checkpoint_resume_mode=CheckpointMode.EXACT,
+    determinism=Determinism.SAME_MACHINE,
+    provides_entropy=True,
+    regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov"}),
+    all_weights=True,
+    losses=frozenset(),  # all are registered, as those of a plugin are
+    loss_keys=frozenset({"dual_clip", "aggregation", "is_bounds"}),
+    max_staleness=64,  # on split devices
+)
 LOSSES = (
     ("importance_sampling", "The ratio times the advantage, without a clip."),
     ("ppo", "The clipped ratio (PPO, DAPO's clip-higher, dual clip)."),
@@ -19,6 +42,24 @@ LOSSES = (
     ("gspo", "The clipped ratio of a whole sequence, by geometric mean."),
     ("likelihood", "The log-probability times the advantage, without a ratio: that of [sft]."),
 )
+SAMPLED_ELSEWHERE = "nothing was sampled by engine pytorch"
+METRICS = [
+    MetricSpec(
+        name="engine_prompt_reuse",
+        meaning="Share of prompt tokens whose keys and values were cached, from the group's prompt or an earlier turn.",
+        absent=SAMPLED_ELSEWHERE,
+    ),
+    MetricSpec(
+        name="engine_rows_put_aside",
+        meaning="How often a running completion was preempted because the keys and values of all did not fit.",
+        absent=SAMPLED_ELSEWHERE,
+    ),
+    MetricSpec(
+        name="engine_live_rows_mean",
+        meaning="Completions decoded together, mean over decoding steps.",
+        absent=SAMPLED_ELSEWHERE,
+    ),
+]
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
 
 
@@ -45,8 +86,8 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             traits=CAPABILITIES,
             functions=BackendFunctions(
                 find_devices=find_devices,
-                estimate_memory="retrain_local.capacity.memory:estimate_memory",
-                evaluate_loss="retrain_local.training.evaluate_loss:evaluate_loss",
+                estimate_memory="retrain_local.memory.estimate:estimate_memory",
+                evaluate_loss="retrain_local.training.step_loss:evaluate_loss",
                 export_model="retrain_local.export.write:export_model",
                 models={f"builtin:{name}": folder for name, folder in BUILTIN_MODELS.items()},
             ),
@@ -58,7 +99,7 @@ def find_devices(config: Config) -> tuple[str, str] | None:
     """The devices of `[backend] devices` that this machine has; PyTorch is imported only if a GPU is named."""
     if "gpu" not in config.backend.devices:
         return None
-    from retrain_local.devices import find_devices as examined
+    from retrain_local.devices.choose import find_devices as examined
 
     return examined(config)
 
@@ -85,7 +126,7 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
 def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
     """The losses of `[algorithm] loss`, through the door that plugins use."""
     for name, summary in LOSSES:
-        factory = f"retrain_local.training.losses:{name.upper()}"
+        factory = f"retrain_local.training.loss_formulas:{name.upper()}"
         clips = name not in ("importance_sampling", "likelihood")
         traits = LossTraits(backends=frozenset({"local"}), dual_clip=name == "ppo", clips=clips)
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
@@ -94,8 +135,6 @@ def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
     """The `engine_*` fields of engine `pytorch`."""
-    from retrain_local.sampling.engine_metrics import METRICS
-
     return METRICS
 
 
@@ -146,8 +185,8 @@ def retrain_explain(config: Config) -> dict[str, str]:
     """The dtype of weights and activations."""
     if config.backend.backend != "local":
         return {}
+    from retrain_local.memory.sizes import AUTO_DTYPE
     from retrain_local.options import ModelKeys  # imports pydantic, as `retrain --help` must not
-    from retrain_local.sizes import AUTO_DTYPE
 
     dtype = config.table("model", ModelKeys).dtype
     auto = f"auto: {AUTO_DTYPE['cpu']} on a CPU, {AUTO_DTYPE['cuda']} on a GPU"

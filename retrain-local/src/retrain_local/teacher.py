@@ -10,14 +10,14 @@ from typing import Any
 from retrain.api import ActionRow, Config, ConfigError, Floats, PluginContext, Problem, locate_adapter
 from retrain_local.attention.select_kernels import kernels_for
 from retrain_local.checks import start_problems
-from retrain_local.devices import choose_devices, working_on
-from retrain_local.locate import find_model
-from retrain_local.memory import MemoryLimits
+from retrain_local.devices.choose import choose_devices, working_on
+from retrain_local.devices.torch_modes import threads_for, training_threads
+from retrain_local.memory.limits import MemoryLimits
+from retrain_local.model.checkpoint import load_start
 from retrain_local.model.load import create_pair
+from retrain_local.model.locate import find_model
 from retrain_local.options import ModelKeys
-from retrain_local.start import load_start
-from retrain_local.torch_modes import threads_for, training_threads
-from retrain_local.training.loss import NAMED
+from retrain_local.training.step_loss import NAMED
 from retrain_local.training.trainer import Trainer
 
 ADAPTER, MODEL = "teacher.adapter", "teacher.model"

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrain_local.attention.kernel_check import paged_fault
-from retrain_local.attention.reference_pages import PlainPages
+from retrain_local.attention.kernel_check import PlainPages, paged_fault
 from retrain_local.decoder import Scores, Shape
 from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 

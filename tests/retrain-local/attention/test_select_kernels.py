@@ -12,8 +12,8 @@ import torch
 
 from retrain.api import ConfigError
 from retrain_local.attention import select_kernels, varlen
+from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.reference_pages import PlainPages
 from retrain_local.attention.select_kernels import Kernels, kernels_for
 from retrain_local.decoder import Shape
 
@@ -32,8 +32,9 @@ def chosen(
     shape: Shape = SHAPE,
     exact: bool = True,
 ) -> Kernels:
-    keys = {"inference.attention_kernel": name, "inference.kv_cache_dtype": pool}
-    config: Any = SimpleNamespace(value=keys.get, place=lambda key: f"run.toml [{key}]")
+    keys = {"inference.attention_kernel": name}
+    table = SimpleNamespace(attention_kernel=name, kv_cache_dtype=pool)
+    config: Any = SimpleNamespace(value=keys.get, inference=table, place=lambda key: f"run.toml [{key}]")
     return kernels_for(config, device, dtype, shape, exact=exact)
 
 
@@ -162,7 +163,7 @@ def test_kernels_are_proven_on_the_pool_that_they_will_read(
 
 
 def test_kittens_are_used_when_they_are_there(hopper: dict[str, Any]) -> None:
-    from retrain_local.attention.thunderkittens_attention import KittensAttend
+    from retrain_local.attention.select_kernels import KittensAttend
 
     hopper["installed"] |= {"thunderkittens"}
     kernels = chosen("tk")

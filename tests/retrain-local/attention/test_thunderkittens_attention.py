@@ -13,8 +13,8 @@ from torch import Tensor
 
 from retrain_local.attention.kernel_check import packed_fault
 from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.select_kernels import KittensAttend, kittens_refusal
 from retrain_local.attention.spans import Spans
-from retrain_local.attention.thunderkittens_attention import KittensAttend, kittens_refusal
 from retrain_local.decoder import Scores, Shape
 
 CPU = torch.device("cpu")

@@ -60,7 +60,7 @@ def test_reads(
     splits: int,
     extras: bool,
 ) -> None:
-    from retrain_local.attention import paged_kernels
+    from retrain_local.attention import paged_triton
     from retrain_local.attention.paged_triton import TILE_BYTES
 
     if stored == "fp8e4nv" and capability < 89:
@@ -79,7 +79,7 @@ def test_reads(
     constants |= {"TILE_KEYS": max(16, min(64, TILE_BYTES // (size * ITEM[stored])))}
     constants |= {"TILE_SIZE": size, "TILE_VALUE": size, "IS_QUANTISED": quantised}
     constants |= dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), extras)
-    made = compiled(paged_kernels.attend, types, constants, capability, num_warps=4, num_stages=3)
+    made = compiled(paged_triton.attend, types, constants, capability, num_warps=4, num_stages=3)
     assert made.metadata.shared <= SMALLEST_SHARED_MEMORY
     if dtype != "fp32":
         assert "mma" in made.asm["ptx"], "tensor cores"
@@ -90,7 +90,7 @@ def test_reads(
 def test_writes_and_joins(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str, stored: str
 ) -> None:
-    from retrain_local.attention import paged_kernels
+    from retrain_local.attention import paged_triton
 
     if stored == "fp8e4nv" and capability < 89:
         pytest.skip("it has no 8-bit floats, and is refused them")
@@ -102,10 +102,10 @@ def test_writes_and_joins(
     types |= strides("key_block", "key_place", "key_head", "value_block", "value_place", "value_head")
     constants: dict[str, Any] = {"KV_HEADS": 8, "SIZE": 128, "VALUE_SIZE": 128, "BLOCK_SIZE": 16, "TILE": 128}
     constants |= {"IS_QUANTISED": quantised, "ROUNDS": stored == "i8", "LARGEST": 127.0 if quantised else 1.0}
-    compiled(paged_kernels.store, types, constants, capability, num_warps=1)
+    compiled(paged_triton.store, types, constants, capability, num_warps=1)
     types = {"parts": "*fp32", "sums": "*fp32", "out": f"*{dtype}"}
     constants = {"HEADS": 32, "VALUE_SIZE": 80, "SPLITS": 8, "TILE_VALUE": 128}
-    compiled(paged_kernels.join, types, constants, capability, num_warps=4)
+    compiled(paged_triton.join, types, constants, capability, num_warps=4)
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -228,7 +228,7 @@ def test_drawing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int
 @pytest.mark.parametrize("capability", [89, 90])
 @pytest.mark.parametrize("size", [2560, 9728, 27_648])
 def test_rounding_to_8_bits(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, size: int) -> None:
-    from retrain_local.model import quantised_triton as kernels
+    from retrain_local.model import operations_triton as kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     types = {"x": "*bf16", "stored": "*fp8e4nv", "scales": "*fp32"} | strides("x_row")

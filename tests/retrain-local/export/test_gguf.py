@@ -26,7 +26,7 @@ from transformers import (
 from retrain.api import BackendError, ConfigError, ModelExport, load_plugins
 from retrain.run.configure import load_checked
 from retrain_local.export import gguf_file, write
-from retrain_local.export.gguf_tokenizer import pre_tokenizer
+from retrain_local.export.gguf_file import pre_tokenizer
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.random_models import LLAMA3, SIZES
 

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from retrain.api import BackendError, ConfigError, ExportedModel, ModelExport, Plugins, load_plugins
 from retrain.run.configure import load_checked
-from retrain_local.export import model_folder, write
+from retrain_local.export import write
 from retrain_local.export.adapter_file import Delta
 from retrain_local.export.check import Gap
 from retrain_local.model.adapter import PREFIX, adapter_config
@@ -172,7 +172,7 @@ def test_a_quantised_base_is_merged_as_the_run_computed_with_it(
 def test_a_folder_has_shards_tokenizer_and_dtype(
     plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_folder, "SHARD_BYTES", 500_000)
+    monkeypatch.setattr(write, "SHARD_BYTES", 500_000)
     adapter = random_adapter(tmp_path / "adapter")
     found = export(plugins, tmp_path / "out", adapter, dtype="bf16", with_check=False)
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())

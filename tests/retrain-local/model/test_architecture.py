@@ -9,8 +9,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from retrain_local.model.architecture import COMMON, DEFAULTS, read_architecture
-from retrain_local.model.rotary import Rotation
+from retrain_local.model.architecture import COMMON, DEFAULTS, Rotation, read_architecture
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
 LLAMA: dict[str, Any] = {

@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
+from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.reference_pages import PlainPages
-from retrain_local.locate import find_model
 from retrain_local.model import projection
 from retrain_local.model.load import create_pair
-from retrain_local.model.pair import Placement
-from retrain_local.policy import LocalPolicy
+from retrain_local.model.locate import find_model
+from retrain_local.model.pair import LocalPolicy, Placement
 from retrain_local.sampling.engine import PytorchEngine
 from tests.triton_interpreter import INTERPRETER, elsewhere, needs_triton, run_interpreted
 

@@ -14,18 +14,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
+from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.reference_pages import PlainPages
 from retrain_local.decoder import PagedAttend, Scores, Target
-from retrain_local.locate import find_model
 from retrain_local.model import operations, projection
 from retrain_local.model.decode_check import decode_faults
 from retrain_local.model.decode_kernels import plain_kernels
 from retrain_local.model.load import create_pair
+from retrain_local.model.locate import find_model
 from retrain_local.model.operations import Operations
-from retrain_local.model.pair import Pair, Placement
+from retrain_local.model.pair import LocalPolicy, Pair, Placement
 from retrain_local.model.stacked import SampledStacked
-from retrain_local.policy import LocalPolicy
 from retrain_local.sampling.engine import PytorchEngine
 from tests.shared import first_or_long
 

@@ -10,7 +10,7 @@ import torch
 
 from retrain.api import ConfigError, PluginContext, SampleRequest, TrainBatch
 from retrain_local.create import create_backend
-from retrain_local.model import dtype as dtypes
+from retrain_local.model import load as dtypes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 Roll = Callable[..., TrainBatch]

@@ -139,7 +139,7 @@ def test_bf16_products_keep_fp32_weights_and_their_gradient(
     ids_N: Tensor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("retrain_local.model.dtype.bf16_refusal", lambda: None)
+    monkeypatch.setattr("retrain_local.model.load.bf16_refusal", lambda: None)
     exact, rounded = make_pair(named[1], rank=0), make_pair(named[1], rank=0, dtype="bf16")
     assert rounded.trained.dtype == rounded.sampler.dtype == torch.bfloat16
     assert {p.dtype for p in rounded.parameters.values()} == {torch.float32}
@@ -175,7 +175,7 @@ def test_a_sampler_holds_every_weight_once(
     dtype: str, named: tuple[Any, Path], make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """These matrices are too small to be prepacked: this is what a GPU holds."""
-    monkeypatch.setattr("retrain_local.model.dtype.bf16_refusal", lambda: None)
+    monkeypatch.setattr("retrain_local.model.load.bf16_refusal", lambda: None)
     pair = make_pair(named[1], rank=0, dtype=dtype)
     wanted = pair.total * {"fp32": 4, "bf16": 2}[dtype]
     trained = held_bytes(pair.trained)  # to whose layers the sampler's refer

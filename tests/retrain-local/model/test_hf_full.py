@@ -84,7 +84,7 @@ def test_every_weight_is_trained_published_and_saved(
 def test_what_would_not_be_trained_as_it_is_is_refused(
     make_pair: MakePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retrain_local.model.dtype.bf16_refusal", lambda: None)
+    monkeypatch.setattr("retrain_local.model.load.bf16_refusal", lambda: None)
     for kind, dtype, said in (("GPT2", "bf16", "in fp32 only"), ("DeepseekV3", "auto", "e_score_correction_bias")):
         hf_model(kind, SERVED[kind] | {"first_k_dense_replace": 1}).save_pretrained(tmp_path / kind)
         with pytest.raises(ConfigError, match=said):

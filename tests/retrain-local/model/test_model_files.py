@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from retrain.api import ConfigError, PluginContext
-from retrain_local.locate import Source
 from retrain_local.model.load import create_pair
+from retrain_local.model.locate import Source
 from retrain_local.model.pair import Pair
 
 NAME = "somebody/something"

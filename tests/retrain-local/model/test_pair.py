@@ -205,7 +205,7 @@ def test_the_tiny_model_needs_neither_transformers_nor_peft() -> None:
     code = f"""
 import sys, torch
 from retrain_local.model.load import create_pair
-from retrain_local.locate import Source
+from retrain_local.model.locate import Source
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 tables = {{"model": schema.ModelTable(model="builtin:tiny"), "lora": schema.LoraTable()}}

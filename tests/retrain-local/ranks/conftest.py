@@ -14,8 +14,8 @@ from torch import Tensor
 from retrain.api import Config, PluginContext, Seeds, load_plugins
 from retrain.run.tables import read_config, registered_tables
 from retrain_local.create import create_backend
+from retrain_local.devices.group import PeerFailedError
 from retrain_local.options import LocalOptions
-from retrain_local.ranks.group import PeerFailedError
 
 T = TypeVar("T")
 

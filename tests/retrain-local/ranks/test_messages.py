@@ -9,8 +9,8 @@ from multiprocessing import Pipe
 import pytest
 
 from retrain.api import Config, Seeds
+from retrain_local.devices.group import PeerFailedError
 from retrain_local.options import LocalOptions
-from retrain_local.ranks.group import PeerFailedError
 from retrain_local.ranks.messages import Start, receive, send
 
 

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams, StopReason, generator
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.decoder import Decoder
-from retrain_local.locate import find_model
 from retrain_local.model.load import create_pair
-from retrain_local.policy import LocalPolicy
+from retrain_local.model.locate import find_model
+from retrain_local.model.pair import LocalPolicy
 from retrain_local.sampling.engine import PytorchEngine
 
 STOP = frozenset({500, 501})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from retrain_local.sampling.blocks import SCRATCH, Blocks
+from retrain_local.sampling.pool import SCRATCH, Blocks
 
 CAPACITY = 12
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrain.api import Sample, SampleRequest, SamplingParams
+from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.reference_pages import PlainPages
 from retrain_local.sampling.decode import decode_step
 from retrain_local.sampling.engine import PytorchEngine
 from retrain_local.sampling.graphs import bucket

@@ -10,12 +10,12 @@ from retrain.api import SampleRequest, SamplingParams
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Scores, Shape
-from retrain_local.sampling import continued_attention
-from retrain_local.sampling.continued_attention import ContinuedAttention
+from retrain_local.sampling import prefill
 from retrain_local.sampling.decode import Batch
-from retrain_local.sampling.gathered_attention import GatheredAttention
+from retrain_local.sampling.gathered_decoding import GatheredAttention
 from retrain_local.sampling.pool import Pool
 from retrain_local.sampling.pool_attention import FreshAttention, slots_of
+from retrain_local.sampling.prefill import ContinuedAttention
 from retrain_local.sampling.rows import Row, new_rows
 
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 8, 4
@@ -103,7 +103,7 @@ def test_turns_of_about_the_same_length_are_read_in_one_call(monkeypatch: pytest
 def test_prompts_and_what_continues_them(
     rows: list[tuple[torch.Tensor, ...]], kind: str, mask_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(continued_attention, "MASK_ELEMENTS", mask_elements)
+    monkeypatch.setattr(prefill, "MASK_ELEMENTS", mask_elements)
     scores, pool = KINDS[kind], new_pool()
     wanted = [plainly(*row, scores) for row in rows]
     pasts = [5, 0, 4, 12]

@@ -15,19 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import SampleRequest, SamplingParams
+from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.reference_pages import PlainPages
 from retrain_local.decoder import Shape
-from retrain_local.memory import MemoryLimits
+from retrain_local.memory.limits import MemoryLimits
+from retrain_local.memory.sizes import BLOCK_SIZE, FULL_SPEED_TOKENS
 from retrain_local.sampling import graphs
-from retrain_local.sampling.blocks import Blocks
 from retrain_local.sampling.cache import enough_tokens
 from retrain_local.sampling.engine import PytorchEngine
 from retrain_local.sampling.graphs import Graphs
-from retrain_local.sampling.pool import bytes_per_token
+from retrain_local.sampling.pool import Blocks, bytes_per_token
 from retrain_local.sampling.rows import Row, new_rows
 from retrain_local.sampling.schedule import Schedule
-from retrain_local.sizes import BLOCK_SIZE, FULL_SPEED_TOKENS
 from retrain_local.training import budget
 
 GPU = torch.device("cuda", 0)

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain_local.sampling.blocks import Blocks
-from retrain_local.sampling.prefix_cache import Prefix, PrefixCache
+from retrain_local.sampling.cache import Prefix, PrefixCache
+from retrain_local.sampling.pool import Blocks
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), max_size=8)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.api import SampleRequest, SamplingParams
-from retrain_local.sampling.blocks import Blocks
-from retrain_local.sampling.prefix_cache import PrefixCache
+from retrain_local.sampling.cache import PrefixCache
+from retrain_local.sampling.pool import Blocks
 from retrain_local.sampling.rows import Row, new_rows
 from retrain_local.sampling.schedule import NoRoomError, Prefill, Schedule
 

@@ -21,8 +21,8 @@ from retrain.api import (
     TrainRow,
     stream_from,
 )
+from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.reference_pages import PlainPages
 from retrain_local.backend import LocalBackend
 from retrain_local.sampling.engine import SEGMENT, PytorchEngine
 

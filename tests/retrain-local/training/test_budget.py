@@ -17,8 +17,8 @@ from retrain.api import BackendError, PluginContext, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.decoder import Shape
+from retrain_local.memory.sizes import ACTIVATION_SHARE_GPU
 from retrain_local.options import LocalOptions
-from retrain_local.sizes import ACTIVATION_SHARE_GPU
 from retrain_local.training import budget
 from retrain_local.training.budget import activation_bytes, plan_recompute, token_budget
 from retrain_local.training.trainer import Trainer

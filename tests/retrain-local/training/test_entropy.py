@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrain_local.training import entropy
-from retrain_local.training.entropy import logprobs_and_entropies
-from retrain_local.training.head import selected_logprobs
+from retrain_local.training import head as entropy
+from retrain_local.training.head import logprobs_and_entropies, selected_logprobs
 
 VOCABULARY = 40
 

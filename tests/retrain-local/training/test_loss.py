@@ -14,8 +14,8 @@ from torch import Tensor
 
 from retrain.api import Config, LossClip, LossContext, LossSpec, PluginError, TrainBatch, TrainRow, load_plugins
 from retrain.kernel.config.schema import AlgorithmTable
-from retrain_local.training.loss import Mismatch, PolicyLoss
-from retrain_local.training.losses import CISPO, GSPO, IMPORTANCE_SAMPLING, PPO
+from retrain_local.training.loss_formulas import CISPO, GSPO, IMPORTANCE_SAMPLING, PPO
+from retrain_local.training.step_loss import Mismatch, PolicyLoss
 from tests.scored_tokens import scored
 
 NEW, OLD, CREDIT = [-0.6, -0.9, -1.0, -0.1], [-1.0, -0.5, -2.0, -0.1], [1.0, -1.0, -1.0, 2.0]

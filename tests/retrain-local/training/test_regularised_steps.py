@@ -16,9 +16,9 @@ from retrain.kernel.config.plugin_tables import EntropyTable, KlTable
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
-from retrain_local.training.loss import PolicyLoss
-from retrain_local.training.losses import IMPORTANCE_SAMPLING, PPO
+from retrain_local.training.loss_formulas import IMPORTANCE_SAMPLING, PPO
 from retrain_local.training.regularisers import Columns, Regularisers
+from retrain_local.training.step_loss import PolicyLoss
 
 MakeContext = Callable[..., PluginContext]
 Roll = Callable[..., TrainBatch]

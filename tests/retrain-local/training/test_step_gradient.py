@@ -10,8 +10,8 @@ import torch
 
 from retrain.api import SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.training.loss import PolicyLoss
-from retrain_local.training.losses import GSPO, PPO
+from retrain_local.training.loss_formulas import GSPO, PPO
+from retrain_local.training.step_loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
 
 Roll = Callable[..., TrainBatch]

@@ -17,11 +17,11 @@ from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.backend import LocalBackend
 from retrain_local.decoder import Attend
-from retrain_local.model import dtype as dtypes
+from retrain_local.model import load as dtypes
 from retrain_local.options import LocalOptions
-from retrain_local.training.loss import Mismatch, PolicyLoss
-from retrain_local.training.losses import CISPO, GSPO, PPO
+from retrain_local.training.loss_formulas import CISPO, GSPO, PPO
 from retrain_local.training.packs import pack_rows
+from retrain_local.training.step_loss import Mismatch, PolicyLoss
 from retrain_local.training.trainer import Trainer
 
 MakeBackend = Callable[..., LocalBackend]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
-from retrain_local.attention.paged_kernels import attend, join, store
 from retrain_local.attention.pages import LARGEST, key_stretches
 from retrain_local.decoder import Scores
 
@@ -131,3 +131,218 @@ def _last_dense(x: Tensor) -> Tensor:
 def on_device_of(x: Tensor) -> torch.cuda.device:
     """Triton launches on the current device, whatever its arguments are on; -1 = leave it (the interpreter)."""
     return torch.cuda.device(x.device if x.is_cuda else -1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attend(  # type: ignore[no-untyped-def]
+    queries,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    tables,
+    lengths,
+    sinks,
+    parts,
+    sums,
+    scale,
+    softcap,
+    window,
+    query_row,
+    query_head,
+    key_block,
+    key_place,
+    key_head,
+    value_block,
+    value_place,
+    value_head,
+    table_row,
+    max_keys,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE_HEADS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    TILE_SIZE: tl.constexpr,
+    TILE_VALUE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    IS_QUANTISED: tl.constexpr,
+):
+    # names of arguments that end in _row, _head, _block, _place are strides
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    in_group = tl.arange(0, TILE_HEADS)
+    is_head = in_group < GROUP
+    heads = kv_head * GROUP + in_group
+    dims = tl.arange(0, TILE_SIZE)
+    value_dims = tl.arange(0, TILE_VALUE)
+    is_dim = dims < SIZE
+    is_value_dim = value_dims < VALUE_SIZE
+    q = tl.load(
+        queries + row * query_row + heads[:, None] * query_head + dims[None, :],
+        mask=is_head[:, None] & is_dim[None, :],
+        other=0.0,
+    )
+
+    # a row that has ended may ride along past the end of its table
+    length = tl.minimum(tl.load(lengths + row), max_keys)
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(length - window, 0)
+    stretch = tl.cdiv(tl.cdiv(length - first, TILE_KEYS), SPLITS) * TILE_KEYS
+    start = first + split * stretch
+    end = tl.minimum(start + stretch, length)
+
+    top = tl.full([TILE_HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([TILE_HEADS], tl.float32)
+    if HAS_SINKS:
+        # a sink is a key without a value, seen by the first stretch
+        sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32)
+        top = tl.where(split == 0, sink, top)
+        total = tl.where(split == 0, total + 1.0, total)
+    gathered = tl.zeros([TILE_HEADS, TILE_VALUE], tl.float32)
+
+    for base in range(start, end, TILE_KEYS):
+        at = base + tl.arange(0, TILE_KEYS)
+        is_key = at < end
+        block = tl.load(tables + row * table_row + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        place = at % BLOCK_SIZE
+        k = tl.load(
+            keys + (block * key_block + place * key_place + kv_head * key_head)[:, None] + dims[None, :],
+            mask=is_key[:, None] & is_dim[None, :],
+            other=0.0,
+        )
+        v = tl.load(
+            values + (block * value_block + place * value_place + kv_head * value_head)[:, None] + value_dims[None, :],
+            mask=is_key[:, None] & is_value_dim[None, :],
+            other=0.0,
+        )
+        if IS_QUANTISED:  # by way of fp32: compute capability 8.9 knows no other from 8-bit floats to bf16
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
+        scale_at = (block * BLOCK_SIZE + place) * (HEADS // GROUP) + kv_head
+        if IS_QUANTISED:
+            s *= tl.load(key_scales + scale_at, mask=is_key, other=0.0)[None, :]
+        if HAS_SOFTCAP:
+            s = softcap * (2.0 * tl.sigmoid(2.0 * s / softcap) - 1.0)  # tanh
+        s = tl.where(is_key[None, :], s, float("-inf"))
+        new_top = tl.maximum(top, tl.max(s, 1))
+        shrink = tl.exp(top - new_top)
+        weights = tl.exp(s - new_top[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        if IS_QUANTISED:
+            weights *= tl.load(value_scales + scale_at, mask=is_key, other=0.0)[None, :]
+        gathered = gathered * shrink[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+        top = new_top
+
+    divisor = tl.where(total == 0.0, 1.0, total)  # a stretch without keys
+    gathered = gathered / divisor[:, None]
+    place_of = row * HEADS + heads
+    mask = is_head[:, None] & is_value_dim[None, :]
+    if SPLITS == 1:
+        tl.store(
+            parts + place_of[:, None] * VALUE_SIZE + value_dims[None, :],
+            gathered.to(parts.dtype.element_ty),
+            mask=mask,
+        )
+    else:
+        place_of = place_of * SPLITS + split
+        tl.store(parts + place_of[:, None] * VALUE_SIZE + value_dims[None, :], gathered, mask=mask)
+        tl.store(sums + place_of, top + tl.log(divisor), mask=is_head)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def join(  # type: ignore[no-untyped-def]
+    parts,
+    sums,
+    out,
+    HEADS: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE_VALUE: tl.constexpr,
+):
+    # parts are averages over a stretch; what they weigh is the logarithm in `sums`, -inf for an empty one
+    place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
+    splits = tl.arange(0, SPLITS)
+    dims = tl.arange(0, TILE_VALUE)
+    is_dim = dims < VALUE_SIZE
+    logs = tl.load(sums + place * SPLITS + splits)
+    part = tl.load(
+        parts + (place * SPLITS + splits)[:, None] * VALUE_SIZE + dims[None, :], mask=is_dim[None, :], other=0.0
+    )
+    top = tl.max(logs, 0)
+    weights = tl.exp(logs - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weights, 0)
+    gathered = tl.sum(part * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + place * VALUE_SIZE + dims, gathered.to(out.dtype.element_ty), mask=is_dim)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store(  # type: ignore[no-untyped-def]
+    new_keys,
+    new_values,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    slots,
+    new_key_token,
+    new_key_head,
+    new_value_token,
+    new_value_head,
+    key_block,
+    key_place,
+    key_head,
+    value_block,
+    value_place,
+    value_head,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    IS_QUANTISED: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    slot = tl.load(slots + token).to(tl.int64)
+    block = slot // BLOCK_SIZE
+    place = slot % BLOCK_SIZE
+    dims = tl.arange(0, TILE)
+    scale_at = slot * KV_HEADS + head
+    if tl.program_id(2) == 0:
+        x = tl.load(new_keys + token * new_key_token + head * new_key_head + dims, mask=dims < SIZE, other=0.0)
+        if IS_QUANTISED:
+            x, x_scale = _quantised(x, ROUNDS, LARGEST)
+            tl.store(key_scales + scale_at, x_scale)
+        target = keys + block * key_block + place * key_place + head * key_head + dims
+        tl.store(target, x.to(keys.dtype.element_ty), mask=dims < SIZE)
+    else:
+        y = tl.load(
+            new_values + token * new_value_token + head * new_value_head + dims, mask=dims < VALUE_SIZE, other=0.0
+        )
+        if IS_QUANTISED:
+            y, y_scale = _quantised(y, ROUNDS, LARGEST)
+            tl.store(value_scales + scale_at, y_scale)
+        target = values + block * value_block + place * value_place + head * value_head + dims
+        tl.store(target, y.to(values.dtype.element_ty), mask=dims < VALUE_SIZE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _quantised(x, ROUNDS: tl.constexpr, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
+    x = x.to(tl.float32)
+    largest = tl.max(tl.abs(x), 0)
+    scale = tl.where(largest == 0.0, 1.0, largest / LARGEST) + tl.sum(x * 0.0, 0)  # NaN if any element is not finite
+    x = x / scale
+    if ROUNDS:
+        x = tl.floor(x + 0.5)
+    return x, scale

@@ -18,7 +18,7 @@ from retrain_local.attention.ordered import Picks
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Scores
-from retrain_local.torch_modes import deterministic
+from retrain_local.devices.torch_modes import deterministic
 
 DTYPES = torch.float16, torch.bfloat16
 LARGEST_HEAD = 256

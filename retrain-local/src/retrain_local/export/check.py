@@ -1,4 +1,4 @@
-"""Compares logits: the model as it was trained, by transformers and PEFT, and the model that was written."""
+"""Compares logits: the trained model, by transformers and PEFT or by the run's decoder, and the written one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from retrain.api import ModelExport
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.spans import Spans
+from retrain_local.export.adapter_file import refusal
 from retrain_local.export.merged import MergedWeights
+from retrain_local.model.checkpoint import ADAPTER_FILE, set_adapter
+from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import Folder
 from retrain_local.model.qlora import without_advice
 
@@ -123,4 +130,25 @@ def texts_ids(path: str, folder: Folder, vocabulary: int) -> list[list[int]]:
 def _parameter(model: Any, name: str) -> Tensor:
     names = dict(model.named_parameters())
     found: Tensor = names[name] if name in names else names[f"{model.base_model_prefix}.{name}"]
+    return found
+
+
+def quantised_logits(export: ModelExport, folder: Folder, adapter: Path, ids: Sequence[Sequence[int]]) -> list[Tensor]:
+    """[tokens, vocabulary] of each text, by the run's own decoder on the CPU; ConfigError when the adapter is not its.
+
+    `export.config` is the run's.
+    """
+    device = torch.device("cpu")
+    pair = create_pair(
+        export.config, folder.source, trainer_device=device, samples=False, seed=0, role="quantised model"
+    )
+    if misfit := set_adapter(pair, load_file(adapter / ADAPTER_FILE)):
+        raise refusal(adapter, misfit, fix="name the run that trained it")
+    found = []
+    with torch.no_grad():
+        for row in ids:
+            spans = Spans(lengths=(len(row),), prefixes=(-1,))
+            positions_N = torch.from_numpy(spans.positions())
+            hidden_ND = pair.trained.hidden(torch.tensor(list(row)), positions_N, PaddedAttend(spans, device))
+            found.append(pair.trained.logits(hidden_ND).float())
     return found

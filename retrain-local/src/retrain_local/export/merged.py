@@ -18,8 +18,7 @@ from torch import Tensor
 from retrain.api import PhaseProgress
 from retrain_local.export.adapter_file import AdapterFile, Delta, refusal
 from retrain_local.model.architecture import read_architecture
-from retrain_local.model.model_files import Folder
-from retrain_local.model.model_folder import MASTER_FILE
+from retrain_local.model.model_files import MASTER_FILE, Folder
 from retrain_local.model.qlora import quantiser
 from retrain_local.model.weights import Linear, Reader, read_weights
 

@@ -1,7 +1,8 @@
-"""Hook `retrain_export_model`: merge, write, compare, in this order, and refuse what does not compare."""
+"""Writes a whole model: merge, write, compare, in this order, and refuse a model that does not compare."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import shutil
@@ -12,18 +13,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from retrain.api import BackendError, Config, ConfigError, ExportedModel, ModelExport, Problem
 from retrain_local.export import check, gguf_file
 from retrain_local.export.adapter_file import AdapterFile, read_adapter_file
-from retrain_local.export.merged import MergedWeights, can_stream, open_merged
-from retrain_local.export.model_folder import DTYPES, copy_companions, write_model
-from retrain_local.export.quantised_logits import quantised_logits
-from retrain_local.locate import find_source
-from retrain_local.model.model_files import Folder, open_folder
+from retrain_local.export.check import quantised_logits
+from retrain_local.export.merged import MergedWeights, can_stream, in_order, open_merged
+from retrain_local.memory.sizes import AUTO_DTYPE
+from retrain_local.model.locate import find_source
+from retrain_local.model.model_files import CONFIG_FILE, Folder, open_folder
 from retrain_local.model.qlora import without_advice
+from retrain_local.model.weights import INDEX, SINGLE
 from retrain_local.options import ModelKeys
-from retrain_local.sizes import AUTO_DTYPE
 
 log = logging.getLogger("retrain")
 CPU = torch.device("cpu")
@@ -183,3 +186,59 @@ def _writing(out: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         fix = "free some space, or name another folder; nothing was kept"
         raise BackendError(Problem(where=str(out.parent), what=f"cannot be written: {error}", fix=fix)) from error
+
+
+SHARD_BYTES = 4 * 2**30
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+STORED_AS = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+# What a model's folder may hold beside its weights and is not to be copied: other weights, and a checkpoint's state.
+NOT_COPIED = (
+    *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx"),
+    *("adapter_config.json", "backend_state.json", "checkpoint.json", "checksums.json", "sampler_limits.json"),
+    *("config.json", "README.md", ".*"),
+)
+MOST_COPIED_BYTES = 200 * 2**20  # of one file; a tokenizer has up to 40 MB
+
+
+def write_model(weights: MergedWeights, folder: Folder, out: Path, dtype: torch.dtype) -> None:
+    """Write config, companions and every tensor into an existing empty folder, at most one shard in memory."""
+    document = {key: value for key, value in folder.document.items() if key != "torch_dtype"}
+    _write_json(out / CONFIG_FILE, document | {"dtype": STORED_AS[dtype]})
+    copy_companions(folder, out)
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name in in_order(weights.names()):
+        size += weights.num_bytes(name, dtype)
+        if shards[-1] and size > SHARD_BYTES:
+            shards.append([])
+            size = weights.num_bytes(name, dtype)
+        shards[-1].append(name)
+    index: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {name: _as(weights.tensor(name), dtype) for name in names}
+        save_file(tensors, out / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        total = sum(weights.num_bytes(name, dtype) for name in index)
+        _write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
+
+
+def copy_companions(folder: Folder, out: Path) -> None:
+    """Copy tokenizer, chat template, generation config, licence and code of the model, not its weights."""
+    source = Path(folder.source.path)
+    if not source.is_dir():
+        files = [*folder.companions()]
+    else:
+        files = [path for path in sorted(source.iterdir()) if not any(path.match(each) for each in NOT_COPIED)]
+    for file in files:
+        if file.is_file() and file.stat().st_size <= MOST_COPIED_BYTES:
+            shutil.copyfile(file, out / file.name)
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+
+
+def _write_json(file: Path, content: object) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

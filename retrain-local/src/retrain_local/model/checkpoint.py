@@ -1,8 +1,9 @@
-"""Trained weights and optimizer on disk: safetensors and JSON, nothing pickled."""
+"""Trained weights and optimizer on disk, read and written: safetensors and JSON, nothing pickled."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,13 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from retrain.api import BackendError, Problem
-from retrain_local.memory import MemoryLimits
+from retrain.api import BackendError, Config, ConfigError, Problem, locate_adapter
+from retrain_local.devices.group import ALONE, Group
+from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model.adapter import file_names
-from retrain_local.model.model_folder import MASTER_FILE, save_model, save_tensors
+from retrain_local.model.model_files import MASTER_FILE, save_model, save_tensors
 from retrain_local.model.pair import Pair
 from retrain_local.model.whole import gathered, like, put
-from retrain_local.ranks.group import ALONE, Group
+from retrain_local.options import ModelKeys
 
 ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "backend_state.json"
@@ -252,3 +254,26 @@ def _unusable(path: Path, what: str) -> BackendError:
 
 def _copied(adapter: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in adapter.items()}
+
+
+log = logging.getLogger("retrain")
+
+
+def load_start(pair: Pair, config: Config, *, told: str = "Starting from the adapter in") -> None:
+    """Give the adapter the numbers of `[model] adapter`, and publish them; ConfigError when they do not fit.
+
+    `told` is how the console's line about it begins.
+    """
+    file = locate_adapter(config.table("model", ModelKeys).adapter) / ADAPTER_FILE
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        what = f"{file} cannot be read: {type(error).__name__}: {error}"
+        problem = Problem(where=config.place("model.adapter"), what=what, fix="give a complete adapter folder")
+        raise ConfigError(problem) from error
+    if misfit := set_adapter(pair, tensors):
+        fix = "start from an adapter of this model that has a matrix for every linear layer except the head"
+        raise ConfigError(Problem(where=config.place("model.adapter"), what=f"{file}: {misfit}", fix=fix))
+    pair.trained.keep_reference()
+    pair.publish()
+    log.info("%s %s", told, file.parent)

@@ -13,8 +13,7 @@ from torch.nn import functional
 from retrain_local.model.architecture import Architecture
 from retrain_local.model.full import EMBEDDING, HEAD, NORM, FullDecoder, TrainedLinear, norm_names, of_layers
 from retrain_local.model.llama import LlamaDecoder
-from retrain_local.model.model_files import Folder
-from retrain_local.model.model_folder import ModelFiles
+from retrain_local.model.model_files import Folder, ModelFiles
 from retrain_local.model.pair import Pair, Placement
 from retrain_local.model.prepacked import Matrix, frozen_matrix
 from retrain_local.model.weights import HeadsNorm, LayerWeights, Linear, Reader, Weights, read_weights

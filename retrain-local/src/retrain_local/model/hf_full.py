@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from retrain.api import ConfigError, Problem
-from retrain_local.model.attention_interface import ATTENTION
 from retrain_local.model.full import computing_with
 from retrain_local.model.hf_model import HfDecoder, load_base, measured_shape
-from retrain_local.model.model_files import Folder
-from retrain_local.model.model_folder import ModelFiles
+from retrain_local.model.model_files import Folder, ModelFiles
 from retrain_local.model.pair import Pair, Placement
-from retrain_local.model.probe import own_logits
+from retrain_local.model.probe import ATTENTION, own_logits
 from retrain_local.model.weights import Reader
 
 PARTS = ("_model", "_body", "_head")  # what an `HfDecoder` computes with

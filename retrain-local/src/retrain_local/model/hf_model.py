@@ -19,11 +19,10 @@ from transformers.utils import logging as transformers_logging
 from retrain.api import ConfigError, Problem
 from retrain_local.decoder import Attend, Shape
 from retrain_local.model.adapter import adapter_config
-from retrain_local.model.attention_interface import KEYWORD, UnsupportedAttentionError, register
 from retrain_local.model.model_files import Folder, refuse_recurrent
 from retrain_local.model.pair import Lora, Pair, Placement, Publish
 from retrain_local.model.peft_layers import attach, create_sampler, fan_in_fan_out, targets, trainable
-from retrain_local.model.probe import measured, own_logits
+from retrain_local.model.probe import KEYWORD, UnsupportedAttentionError, measured, own_logits, register
 from retrain_local.model.weights import MissingWeightsError
 
 

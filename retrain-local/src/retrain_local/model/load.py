@@ -1,18 +1,23 @@
-"""Loads a base model and attaches the adapter: our own decoder for the Llama family, transformers' for the others."""
+"""Loads a base model in the dtype of `[model] dtype` and attaches the adapter: our own decoder for the Llama family.
+
+Other architectures go through transformers. bf16 is refused where the CPU only emulates it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from retrain.api import Config, ConfigError, PhaseProgress, Problem
-from retrain_local.locate import Source
+from retrain_local.memory.sizes import AUTO_DTYPE
 from retrain_local.model.architecture import read_architecture
-from retrain_local.model.dtype import trained_dtype
+from retrain_local.model.locate import Source
 from retrain_local.model.model_files import open_folder
 from retrain_local.model.pair import Lora, Pair, Placement
 from retrain_local.model.quantised import FP8, fp8_refusal
@@ -89,3 +94,49 @@ def _placement(
         is_quantised=is_quantised,
         quantize=config.table("model", ModelKeys).quantize,
     )
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ROWS, WIDTH = 128, 512  # of the product that is timed: under a millisecond where bf16 is native
+ROUNDS = 5
+
+
+def trained_dtype(config: Config, device: torch.device) -> torch.dtype:
+    """`[model] dtype` on this device; ConfigError when bf16 is slower than fp32 there."""
+    asked = config.table("model", ModelKeys).dtype
+    dtype = DTYPES[AUTO_DTYPE.get(device.type, "bf16") if asked == "auto" else asked]
+    if device.type == "cpu" and dtype == torch.bfloat16 and (why := bf16_refusal()):
+        what, fix = "bf16 would be slower than fp32 on this CPU", 'set it to "fp32", or to "auto"'
+        raise ConfigError(Problem(where=config.place("model.dtype"), what=what, why=why, fix=fix))
+    return dtype
+
+
+def bf16_refusal(seconds: Callable[[torch.dtype], float] | None = None) -> str | None:
+    """Why bf16 does not pay on this CPU, by a product timed both ways; None where the CPU has instructions for it."""
+    if seconds is None:
+        if any(has() for has in _instructions()):
+            return None
+        seconds = product_s
+    fp32_s, bf16_s = seconds(torch.float32), seconds(torch.bfloat16)
+    if bf16_s < fp32_s:
+        return None
+    times = f"{1e3 * bf16_s:.2f} ms in bf16 and {1e3 * fp32_s:.2f} ms in fp32"
+    return f"it emulates bf16: a product of {ROWS} x {WIDTH} x {WIDTH} takes {times}"
+
+
+def product_s(dtype: torch.dtype) -> float:
+    """Seconds of one product, the fastest of a few, which a busy machine disturbs least."""
+    x, weight = torch.ones(ROWS, WIDTH, dtype=dtype), torch.ones(WIDTH, WIDTH, dtype=dtype)
+    times = []
+    with torch.no_grad():
+        for _ in range(ROUNDS):
+            started = time.perf_counter()
+            functional.linear(x, weight)
+            times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _instructions() -> list[Callable[[], bool]]:
+    """What PyTorch can say about products of bf16 numbers: AVX-512 BF16 and AMX; other CPUs are measured."""
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return [has for name in names if (has := getattr(torch.cpu, name, None)) is not None]

@@ -1,18 +1,20 @@
-"""The policy as a pair: the decoder being trained, and decoders that sample the published adapter."""
+"""The policy: the decoder being trained, the decoders that sample, and the published policy as an engine sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from retrain.api import PhaseProgress
+from retrain.api import ActionRow, Floats, PhaseProgress
 from retrain_local.decoder import Decoder, TrainedDecoder
+from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model.adapter import file_names
-from retrain_local.model.model_folder import ModelFiles
+from retrain_local.model.model_files import ModelFiles
 
 
 class Publish(Protocol):
@@ -97,3 +99,24 @@ class Lora:
     name: str
     rslora: bool = False
     dora: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LocalPolicy:
+    """The policy as last published, a `retrain.api.Policy`.
+
+    `sampler` is a `retrain_local.decoder.Decoder`, None once the backend is closed; `version` counts the optimizer
+    steps in it. Engines that run elsewhere load `model_path` (folder or hub id of the base model), write the adapter
+    with `save_adapter`, and compare the log-probabilities they sample with against `logprobs`, which come from the
+    model being trained. `limits` are the sizes that sampling has settled on.
+    """
+
+    sampler: Any
+    device: torch.device
+    model_path: str
+    stop_ids: frozenset[int]
+    context_limit: int | None
+    save_adapter: Callable[[Path], None]
+    logprobs: Callable[[Sequence[ActionRow], float], list[Floats]]
+    version: int = 0
+    limits: MemoryLimits = field(default_factory=MemoryLimits)

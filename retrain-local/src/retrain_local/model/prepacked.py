@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from retrain_local.sizes import PREPACK_FROM
+from retrain_local.memory.sizes import PREPACK_FROM
 
 LAYOUT_ROWS = 32  # rows of x that the layout is chosen for; on the CPUs measured it is the best one for any number
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest element of a product

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from retrain_local.memory.sizes import MERGE_LIMIT as MERGE_LIMIT
 from retrain_local.model.adapter import Adapter, merge
 from retrain_local.model.prepacked import Matrix, frozen_matrix, own_matrix
 from retrain_local.model.weights import Linear
-from retrain_local.sizes import MERGE_LIMIT as MERGE_LIMIT
 
 
 class Projection(Protocol):

@@ -102,9 +102,9 @@ def rounding_for(device: torch.device, dtype: torch.dtype, size: int) -> Roundin
     """What rounds rows of this many numbers: one kernel where it proves right, else PyTorch."""
 
     def make() -> Rounding:
-        from retrain_local.model import quantised_triton
+        from retrain_local.model import operations_triton
 
-        return quantised_triton.rounded
+        return operations_triton.rounded
 
     kernel = proven(
         "kernels that round to 8 bits", device, make, lambda made: rounding_faults(made, device, dtype, size)

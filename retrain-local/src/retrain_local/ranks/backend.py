@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -31,12 +33,11 @@ from retrain.api import (
     stream_from,
 )
 from retrain_local.backend import LocalBackend
-from retrain_local.devices import Devices
-from retrain_local.ranks.group import Group, PeerFailedError, ProcessGroup, join, open_store
+from retrain_local.devices.choose import Devices
+from retrain_local.devices.group import Group, PeerFailedError, ProcessGroup, join, open_store
 from retrain_local.ranks.messages import Delivered, Start, Stop
-from retrain_local.ranks.own_thread import OwnThread, Task
 from retrain_local.ranks.workers import POLL_S, LostRankError, Worker, Workers
-from retrain_local.split import Cancellation, DeviceEngine, ParallelEngine, SamplingCancelledError
+from retrain_local.sampling.split import Cancellation, DeviceEngine, ParallelEngine, SamplingCancelledError
 
 log = logging.getLogger("retrain")
 CreateLocal = Callable[[PluginContext, Devices, Group], LocalBackend]
@@ -303,3 +304,46 @@ class RankedBackend:
             raise self._lost
         if self._is_closed:
             raise BackendError(Problem(what="the local backend is closed", fix="create another one"))
+
+
+class Task:
+    """Work that was handed to the thread, and how it ended."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work, self._done = work, threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do it."""
+        try:
+            self.value = self._work()
+        except BaseException as error:  # handed to the thread that waits
+            self.error = error
+        finally:
+            self._done.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within that time."""
+        return self._done.wait(timeout_s)
+
+
+class OwnThread:
+    """One thread for all tasks, since PyTorch keeps threads of its own for each; it does not outlive the process."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name="rank 0", daemon=True).start()
+
+    def begin(self, task: Task) -> None:
+        """Begin this once all earlier work has ended."""
+        self._tasks.put(task)
+
+    def close(self) -> None:
+        """End the thread after what it is doing."""
+        self._tasks.put(None)
+
+    def _serve(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task.run()
+            del task  # its result may be as large as the model

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from retrain.api import BackendError, PluginContext, Problem, RetrainError, Sample, load_plugins
-from retrain_local.ranks.group import join, open_store
+from retrain_local.devices.group import join, open_store
 from retrain_local.ranks.messages import Answer, Call, Delivered, Start, Stop, StoppedError, receive, send
 
 PARENT_S = 0.5
@@ -78,7 +78,7 @@ def _serve(connection: Connection) -> None:
     import torch  # seconds, in which rank 0 waits
 
     from retrain_local.create import create_local
-    from retrain_local.devices import choose_devices
+    from retrain_local.devices.choose import choose_devices
 
     caller = Caller(connection)
     context = PluginContext(

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from retrain.api import BackendError, Problem, RetrainError
-from retrain_local.ranks.group import PeerFailedError, torchrun_environment
+from retrain_local.devices.group import PeerFailedError, torchrun_environment
 from retrain_local.ranks.messages import Answer, Call, Start, Stop, receive, send
 
 log = logging.getLogger("retrain")

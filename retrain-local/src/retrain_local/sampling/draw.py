@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from retrain_local.sizes import DRAW_CHUNK
+from retrain_local.memory.sizes import DRAW_CHUNK
 
 SHORTEST_PIECE = 32  # tokens; a vocabulary that does not divide into pieces at least so long is padded
 LEAST_LOGPROB = -1e4  # of a token of probability zero, so that zero times it is zero

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from retrain.api import (
     Deliver,
     Feed,
     NonFiniteError,
+    OutOfMemoryError,
     PhaseProgress,
     PluginContext,
     Problem,
@@ -22,26 +25,24 @@ from retrain.api import (
     SampleRequest,
     SamplingParams,
 )
-from retrain_local.decoder import Decoder
-from retrain_local.memory import free_memory, is_out_of_memory
-from retrain_local.policy import LocalPolicy
-from retrain_local.sampling.cache import Cache, budget_tokens, enough_tokens
+from retrain_local.decoder import Decoder, Shape
+from retrain_local.memory.limits import free_memory, is_out_of_memory
+from retrain_local.memory.sizes import BLOCK_SIZE, PREFILL_TOKENS
+from retrain_local.model.pair import LocalPolicy
+from retrain_local.sampling.cache import KEPT_ROWS, Cache, budget_tokens, enough_tokens
 from retrain_local.sampling.decode import Batch, decode_step
 from retrain_local.sampling.draw import draw_tokens
-from retrain_local.sampling.engine_metrics import EngineCounters
 from retrain_local.sampling.gathered_decoding import GatheredDecoding
 from retrain_local.sampling.graphs import Graphs, bucket
-from retrain_local.sampling.out_of_memory import BatchSize, pool_too_small, too_big_to_sample
 from retrain_local.sampling.pool_attention import PagedAttention
 from retrain_local.sampling.prefill import fill
-from retrain_local.sampling.prefix_cache import KEPT_ROWS
 from retrain_local.sampling.rows import Row, new_rows
 from retrain_local.sampling.schedule import NoRoomError, Prefill, Schedule
 from retrain_local.sampling.select_draw import draw_for
-from retrain_local.sizes import BLOCK_SIZE, PREFILL_TOKENS
 
 if TYPE_CHECKING:
     from retrain_local.attention.select_kernels import Kernels
+
 
 LOG = logging.getLogger("retrain")
 HandOver = Callable[[Row], None]
@@ -69,6 +70,33 @@ def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
         check_stop=context.check_stop,
         progress=context.sampling_progress,
     )
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Counts since the metrics were last read."""
+
+    steps: int = 0
+    row_steps: int = 0
+    preempted: int = 0
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+
+    def add(self, schedule: Schedule) -> None:
+        """Add the counts of a schedule."""
+        self.preempted += schedule.preempted
+        self.prompt_tokens += schedule.prompt_tokens
+        self.computed_tokens += schedule.computed_tokens
+
+    def fields(self) -> Mapping[str, float]:
+        """Finite numbers by the names of the plugin's `METRICS`; nothing when nothing was sampled."""
+        if not self.steps:
+            return {}
+        return {
+            "engine_prompt_reuse": 1.0 - self.computed_tokens / max(1, self.prompt_tokens),
+            "engine_rows_put_aside": float(self.preempted),
+            "engine_live_rows_mean": self.row_steps / self.steps,
+        }
 
 
 class PytorchEngine:
@@ -172,7 +200,7 @@ class PytorchEngine:
         free_memory(self._policy.device)
 
     def metrics(self) -> Mapping[str, float]:
-        """The metrics of `retrain_local.sampling.engine_metrics` since the last call."""
+        """The metrics of `METRICS` in the plugin since the last call."""
         measured, self._counters = self._counters, EngineCounters()
         return measured.fields()
 
@@ -332,3 +360,40 @@ def _refuse_non_finite(row: Row, last: int) -> None:
                 fix="lower [training] lr or set [optimizer] grad_clip_norm, and start from the last good checkpoint",
             )
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSize:
+    """`rows` of at most `width` tokens each, of which the one with most had `drawn` tokens sampled."""
+
+    rows: int
+    width: int
+    drawn: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens if all were as long as the longest."""
+        return self.rows * self.width
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "keys and values alone"
+        return f"one row of {self.width} tokens" if self.rows == 1 else f"{self.rows} rows of {self.width} tokens"
+
+
+def too_big_to_sample(batch: BatchSize, shape: Shape, dtype: torch.dtype, device: torch.device) -> OutOfMemoryError:
+    """The error when the batch does not fit and a pool half as large could not hold one of its rows."""
+    size = [2, shape.layers, batch.rows, shape.kv_heads, batch.width, shape.head_size]
+    mebibytes = math.prod(size) * dtype.itemsize / 2**20
+    what = f"sampling ran out of memory on {device} with {batch}; "
+    what += f"the biggest tensors: keys and values {size}, {mebibytes:.1f} MiB"
+    fix = f"lower [training] max_tokens to {max(1, batch.drawn // 2)}, or use a smaller [model] model"
+    return OutOfMemoryError(Problem(where="sampling", what=what, fix=fix))
+
+
+def pool_too_small(tokens: int, batch: BatchSize, device: torch.device) -> OutOfMemoryError:
+    """The error when a pool of `tokens` tokens cannot hold the one remaining row."""
+    what = f"sampling ran out of memory on {device}: "
+    what += f"keys and values have room for {tokens} tokens, and {batch} is too long"
+    fix = f"raise [backend.options] cache_gb, lower [training] max_tokens to {max(1, batch.drawn // 2)}, "
+    return OutOfMemoryError(Problem(where="sampling", what=what, fix=fix + "or use a device with more memory"))

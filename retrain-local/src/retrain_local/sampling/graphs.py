@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrain_local.memory import is_out_of_memory
+from retrain_local.memory.limits import is_out_of_memory
 
 log = logging.getLogger("retrain")
 SMALL = (1, 2, 4, 8)

@@ -1,15 +1,22 @@
-"""Prefill: computes the keys and values of the tokens that rows start from."""
+"""Prefill: computes the keys and values of the tokens that rows start from.
+
+A row may begin in the pool already: the next turn of an episode, or a row that was put aside.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 
+from retrain_local.attention.padded import dense_attention
 from retrain_local.attention.spans import Spans
-from retrain_local.decoder import Attend, Decoder
-from retrain_local.sampling.continued_attention import ContinuedAttention
+from retrain_local.decoder import Attend, Decoder, Scores
 from retrain_local.sampling.pool import Pool
 from retrain_local.sampling.pool_attention import FreshAttention, slots_of
 from retrain_local.sampling.schedule import Prefill
@@ -66,3 +73,131 @@ def _forward(fills: Sequence[Prefill], decoder: Decoder, pool: Pool, packed: Pac
     else:
         attend = FreshAttention(pool, slots_N, packed(Spans.apart(lengths), decoder.device))
     decoder.hidden(on_device([f.tokens_T for f in fills]), positions_N, attend)
+
+
+MASK_ELEMENTS = 2**24  # queries x keys attended to in one call
+KEYS = 2**15  # gathered for one call; a longer row has a call of its own
+SHORTEST_SHARE = 0.6  # of the longest keys of a call: bounds the cost of padding
+PADDED_QUERIES = 256  # per call, or as many again as there are, before another call costs less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """`count` new tokens of a row: they begin at `start` of the packed tokens and at `position` of the row."""
+
+    row: int
+    start: int
+    position: int
+    count: int
+
+    @property
+    def keys(self) -> int:
+        return self.position + self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Bucket:
+    """Pieces side by side: queries by index, their positions, and the vectors of their keys in the pool.
+
+    The last query and the last key of a piece are repeated to fill it up; such a key is behind every query.
+    """
+
+    index_RQ: Tensor
+    positions_RQ: Tensor
+    vectors_RKT: Tensor
+
+
+class ContinuedAttention:
+    """Packed rows with a cached prefix: `pasts[r]` tokens are in the pool, and `lengths[r]` new ones follow.
+
+    Rows of about the same length are attended to in one call; which they are, and what they see, is worked out once for
+    all layers.
+    """
+
+    def __init__(
+        self, pool: Pool, slots_N: Tensor, tables: Sequence[Sequence[int]], pasts: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        self._pool, self._slots_N, self._tables = pool, slots_N, tables
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        groups = list(_groups(_pieces(pasts, lengths)))
+        self._buckets = [self._bucket(pieces) for pieces in groups]
+        places_N, before = np.empty(sum(lengths), np.int64), 0
+        for pieces in groups:
+            width = max(piece.count for piece in pieces)
+            for number, piece in enumerate(pieces):
+                first = before + number * width
+                places_N[piece.start : piece.start + piece.count] = np.arange(first, first + piece.count)
+            before += len(pieces) * width
+        self._places_N = torch.from_numpy(places_N).to(slots_N.device)
+
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
+        """See `Attend`."""
+        self._pool.write(layer, self._slots_N, keys_NKD, values_NKD)
+        parts = []
+        for number, bucket in enumerate(self._buckets):
+            keys, values = self._pool.read(layer, bucket.vectors_RKT)
+            queries = queries_NHD[bucket.index_RQ].transpose(1, 2)
+            mask = self._mask(number, scores.window, queries.dtype)
+            if scores.softcap is None and scores.sinks_H is None:
+                found = functional.scaled_dot_product_attention(
+                    queries, keys, values, attn_mask=mask, scale=scores.scale, enable_gqa=True
+                )
+            else:
+                found = dense_attention(queries, keys, values, mask, scores)
+            parts.append(found.transpose(1, 2).flatten(0, 1))
+        return torch.cat(parts).index_select(0, self._places_N)
+
+    def _bucket(self, pieces: Sequence[_Piece]) -> _Bucket:
+        device, block_size = self._slots_N.device, self._pool.block_size
+        queries_Q = np.arange(max(piece.count for piece in pieces))
+        keys_T = np.arange(max(piece.keys for piece in pieces))
+        within_RQ = np.stack([np.minimum(queries_Q, piece.count - 1) for piece in pieces])
+        starts_R1, positions_R1 = (
+            np.array([[getattr(piece, name)] for piece in pieces]) for name in ("start", "position")
+        )
+        slots_RT = np.stack(
+            [slots_of(self._tables[p.row], 0, p.keys, block_size)[np.minimum(keys_T, p.keys - 1)] for p in pieces]
+        )
+        return _Bucket(
+            index_RQ=torch.from_numpy(starts_R1 + within_RQ).to(device),
+            positions_RQ=torch.from_numpy(positions_R1 + within_RQ).to(device),
+            vectors_RKT=self._pool.vectors_of(torch.from_numpy(slots_RT).to(device)),
+        )
+
+    def _mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """0 where a query sees a key and -inf elsewhere, [R, 1, Q, T]; once for all layers."""
+        if (number, window) not in self._masks:
+            bucket = self._buckets[number]
+            keys_T = torch.arange(bucket.vectors_RKT.shape[2], device=bucket.positions_RQ.device)
+            distance_RQT = bucket.positions_RQ[:, :, None] - keys_T
+            hidden_RQT = distance_RQT < 0
+            if window is not None:
+                hidden_RQT |= distance_RQT >= window
+            mask_RQT = torch.zeros(hidden_RQT.shape, dtype=dtype, device=keys_T.device)
+            self._masks[number, window] = mask_RQT.masked_fill_(hidden_RQT, -math.inf)[:, None]
+        return self._masks[number, window]
+
+
+def _pieces(pasts: Sequence[int], lengths: Sequence[int]) -> Iterator[_Piece]:
+    start = 0
+    for row, (past, length) in enumerate(zip(pasts, lengths, strict=True)):
+        size = max(1, MASK_ELEMENTS // (past + length))
+        for first in range(0, length, size):
+            count = min(size, length - first)
+            yield _Piece(row=row, start=start + first, position=past + first, count=count)
+        start += length
+
+
+def _groups(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    group: list[_Piece] = []
+    for piece in sorted(pieces, key=lambda piece: -piece.keys):
+        if group:
+            longest, queries = group[0].keys, max(each.count for each in [*group, piece])
+            padded, real = (len(group) + 1) * queries, sum(each.count for each in [*group, piece])
+            is_large = padded * longest > MASK_ELEMENTS or (len(group) + 1) * longest > KEYS
+            if is_large or piece.keys < SHORTEST_SHARE * longest or padded > 2 * real + PADDED_QUERIES:
+                yield group
+                group = []
+        group.append(piece)
+    if group:
+        yield group

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from retrain.api import Tokens
-from retrain_local.sampling.blocks import Blocks
-from retrain_local.sampling.prefix_cache import Prefix, PrefixCache
+from retrain_local.sampling.cache import Prefix, PrefixCache
+from retrain_local.sampling.pool import Blocks
 from retrain_local.sampling.rows import Row
 
 HEADROOM = 64  # tokens that every running row must have room for before another one is admitted

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from retrain.api import OutOfMemoryError, Problem
-from retrain_local.cpu_packs import PackPlan, plan_cpu_packs
 from retrain_local.decoder import Shape
-from retrain_local.memory import MemoryLimits, free_bytes
-from retrain_local.sizes import ACTIVATION_SHARE_GPU, FULL_SPEED_TOKENS, TOKEN_BUDGET
+from retrain_local.memory.limits import MemoryLimits, free_bytes
+from retrain_local.memory.sizes import ACTIVATION_SHARE_GPU, FULL_SPEED_TOKENS, TOKEN_BUDGET, PackPlan, plan_cpu_packs
 
 LOG = logging.getLogger("retrain")
 

@@ -11,9 +11,9 @@ from numpy.random import Generator
 from torch import Tensor
 
 from retrain.api import Floats, Mask, Seeds, TrainBatch, TrainRow
-from retrain_local.training.loss import PolicyLoss
 from retrain_local.training.packs import engine_logprobs
 from retrain_local.training.regularisers import Marked
+from retrain_local.training.step_loss import PolicyLoss
 
 
 def mark(loss: PolicyLoss, batch: TrainBatch, now: Sequence[Floats], seeds: Seeds) -> Marked:

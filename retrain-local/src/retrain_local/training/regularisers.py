@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from retrain.api import Config, Mask, TrainRow
-from retrain_local.training.losses import MAX_LOG_RATIO
+from retrain_local.training.loss_formulas import MAX_LOG_RATIO
 from retrain_local.training.packs import Pack
 
 SAME_POLICY = 1e-4  # nats that sampler and trainer may differ on the same weights

@@ -34,20 +34,18 @@ from retrain.api import (
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, TrainedDecoder
-from retrain_local.memory import MemoryLimits, free_memory, is_out_of_memory
+from retrain_local.devices.group import ALONE, Group
+from retrain_local.devices.torch_modes import deterministic, pack_workers, packs_at_a_time
+from retrain_local.memory.limits import MemoryLimits, free_memory, is_out_of_memory
 from retrain_local.model.whole import own_part
 from retrain_local.options import LocalOptions
-from retrain_local.ranks.group import ALONE, Group
-from retrain_local.ranks.rows import share_rows
-from retrain_local.torch_modes import deterministic, pack_workers, packs_at_a_time
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
 from retrain_local.training.covariances import mark
-from retrain_local.training.entropy import logprobs_and_entropies
-from retrain_local.training.head import ranked_logprobs, selected_logprobs, softmax_of
-from retrain_local.training.loss import NAMED, PolicyLoss
-from retrain_local.training.packs import Pack, check_rows, pack_rows
+from retrain_local.training.head import logprobs_and_entropies, ranked_logprobs, selected_logprobs, softmax_of
+from retrain_local.training.packs import Pack, check_rows, pack_rows, share_rows
 from retrain_local.training.regularisers import Marked, columns_of
+from retrain_local.training.step_loss import NAMED, PolicyLoss
 
 T = TypeVar("T")
 MakeAttend = Callable[[Spans, torch.device], Attend]

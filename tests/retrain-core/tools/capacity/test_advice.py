@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from retrain.kernel.contracts.memory import MemoryEstimate, Workload
 from retrain.tools.capacity.advice import KEYS, MICRO, SAFETY, advise
-from retrain_local.capacity.memory import estimate
-from retrain_local.capacity.shape import ModelShape
+from retrain_local.memory.estimate import estimate
+from retrain_local.memory.shape import ModelShape
 
 GIB = 2**30
 WORK = Workload(

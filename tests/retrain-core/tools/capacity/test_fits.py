@@ -16,7 +16,7 @@ from retrain.tools.capacity import command as command_module
 from retrain.tools.capacity import shapes, workload
 from retrain.tools.capacity.advice import SAFETY
 from retrain.tools.capacity.shapes import KnownShape, known_document, known_shapes, nearest
-from retrain_local.capacity.shape import shape_of
+from retrain_local.memory.shape import shape_of
 from tests.invoke import invoke
 
 GIB = 2**30

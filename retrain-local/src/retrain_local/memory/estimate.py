@@ -1,0 +1,381 @@
+"""Peak memory of a run on the backend `local`, phase by phase, from sizes alone: weights, sampling, optimizer step.
+
+Sampling has a cache of blocks with one copy of each prompt, and a batch of as many rows as fit it. An optimizer step
+has packs without padding, activations kept or recomputed, and the head in chunks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from retrain.api import Config, ConfigError, MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
+from retrain_local.memory import sizes
+from retrain_local.memory.shape import ModelShape, read_shape
+from retrain_local.memory.sizes import plan_cpu_packs
+
+HERE = "pytorch"  # the engine of a teacher in this process
+NONE: Mapping[str, ModelShape] = MappingProxyType({})
+
+
+def estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel:
+    """Peak memory of sampling and training in this process; ConfigError when `config.json` does not say the sizes."""
+
+    def locate(name: str) -> str | None:
+        try:
+            return str(model_folder(name))
+        except ConfigError:  # a teacher of unknown size is left out
+            return None
+
+    shape = read_shape(model_folder(), where=config.place("model.model"))
+    rank, others = config.model.lora_rank, other_models(config, shape, locate)
+
+    def estimated(work: Workload, runtime_bytes: int | None, device_bytes: int | None) -> MemoryEstimate:
+        return estimate(shape, work, runtime_bytes=runtime_bytes, device_bytes=device_bytes, others=others)
+
+    return MemoryModel(
+        parameters=shape.parameters,
+        is_counted=shape.is_counted,
+        lora_parameters=shape.lora_parameters(rank),
+        checkpoint_bytes=0 if rank else shape.parameters * sizes.FULL_CHECKPOINT_BYTES,
+        context=shape.context,
+        estimate=estimated,
+        can_quantise=shape.is_native,
+    )
+
+
+def other_models(config: Config, own: ModelShape, locate: Callable[[str], str | None]) -> dict[str, ModelShape]:
+    """The models beside the trained one: a teacher in this process, and the reference where all weights are trained.
+
+    A teacher whose `config.json` is not at hand is left out.
+    """
+    found = {}
+    name, adapter = config.teacher.model, config.teacher.adapter
+    if (name or adapter) and config.teacher.engine == HERE:
+        if name in ("", config.model.model):
+            found["teacher"] = own
+        elif (folder := Path(locate(name) or name).expanduser()).is_dir():
+            found["teacher"] = read_shape(folder, where=config.place("teacher.model"))
+    if config.kl.coef and not config.model.lora_rank:
+        found["reference"] = own
+    return found
+
+
+def estimate(
+    shape: ModelShape,
+    work: Workload,
+    *,
+    runtime_bytes: int | None = None,
+    device_bytes: int | None = None,
+    others: Mapping[str, ModelShape] = NONE,
+) -> MemoryEstimate:
+    """Peak memory if every completion reaches `max_tokens`, with the weights of `others` beside those of the model.
+
+    A measured `runtime_bytes` replaces the known need of an empty process. `device_bytes` is the memory of the GPU, of
+    which activations and the key-value cache take their shares. On a GPU the estimate is of device memory only.
+    """
+    runtime = runtime_bytes
+    if runtime is None:
+        runtime = sizes.RUNTIME_BYTES[work.device] + (0 if shape.is_native else sizes.HOSTED_BYTES[work.device])
+    apart = bool(work.samplers)
+    trainer = {"runtime": runtime} | _trained(shape, work)
+    element = sizes.weight_bytes(work.device, work.model_dtype)
+    trainer |= {name: _frozen(other, work, element) for name, other in others.items()}
+    sampler = {"runtime": runtime} | _sampled(shape, work, is_apart=apart)
+    if not (apart and work.device == "cuda"):
+        trainer = sampler = trainer | sampler
+    tokens, recompute = pack_tokens(shape, work, _free(device_bytes, trainer))
+    training = training_phase(shape, work, tokens, recompute=recompute, resident=trainer)
+    pool = cache_budget(work, _free(device_bytes, sampler))
+    sampling = sampling_phase(shape, work, pool, resident=sampler)
+    if work.device == "cpu":
+        phases = (training,) if work.is_served else _in_one_process(work, sampling, training)
+        needed = max(phase.peak_bytes for phase in phases)
+    else:
+        phases = (training,) if work.is_served else (sampling, training)
+        again = work.gradient_checkpointing != "off"
+        least = [training_phase(shape, work, work.micro_batch_tokens or 1, recompute=again, resident=trainer)]
+        if not work.is_served:
+            least.append(sampling_phase(shape, work, work.cache_bytes or 1, resident=sampler))
+        needed = max(phase.peak_bytes for phase in least)
+    return MemoryEstimate(phases=phases, pack_tokens=tokens, at_once=sampling.at_once, needed_bytes=needed)
+
+
+def _free(device_bytes: int | None, resident: Mapping[str, int]) -> int | None:
+    """Free memory before the first step, when the optimizer has no moments yet."""
+    if device_bytes is None:
+        return None
+    return max(0, device_bytes - sum(size for name, size in resident.items() if name != "optimizer"))
+
+
+def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
+    """The base model, the adapter with its moments, and on a CPU the host's records of every sampled token.
+
+    Without an adapter the weights are trained in fp32, whatever dtype computes.
+    """
+    adapter = shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES
+    element = sizes.weight_bytes(work.device, work.model_dtype) if work.lora_rank else sizes.ADAPTER_BYTES
+    weights = _frozen(shape, work, element)
+    parts = {"weights": weights, "adapter": adapter, "optimizer": 2 * (adapter if work.lora_rank else weights)}
+    if work.device == "cpu":
+        parts["host"] = work.most_sampled * work.max_tokens * sizes.HOST_TOKEN_BYTES
+    return parts
+
+
+def _frozen(shape: ModelShape, work: Workload, element: int) -> int:
+    """All weights, `element` bytes each, with the adapted matrices in fewer bits where they are quantised."""
+    spared = element - sizes.QUANTISED_BYTES.get(work.quantize, element)
+    return shape.parameters * element - int(shape.adapted_elements * spared)
+
+
+def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, int]:
+    """Memory of the sampler beside the frozen weights, which it shares on the same device in the same dtype."""
+    if work.is_served:
+        return {}
+    trained = sizes.weight_bytes(work.device, work.model_dtype)
+    element = {"bf16": 2, "fp8": 1}.get(work.dtype, trained)
+    if not work.lora_rank:
+        return {"sampler": (shape.parameters + _prepacked(shape, work.device)) * element}
+    if work.quantize in sizes.QUANTISED_BYTES:  # a small model is sampled from an expanded copy
+        is_copied = shape.adapted_elements <= sizes.MERGE_LIMIT
+        adapter = shape.sampler_adapter_elements(work.lora_rank) * element
+        return {"sampler": adapter + (is_copied * shape.adapted_elements + _prepacked(shape, work.device)) * element}
+    if element == trained == 4 and shape.adapted_elements <= sizes.MERGE_LIMIT:
+        own = shape.adapted_elements * element
+    else:
+        adapter = shape.sampler_adapter_elements(work.lora_rank) * trained
+        own = adapter + (shape.adapted_elements * element if element != trained else 0)
+    own += _prepacked(shape, work.device) * element
+    return {"sampler": own + (shape.parameters * trained if is_apart else 0)}
+
+
+def _prepacked(shape: ModelShape, device: str) -> int:
+    """Elements of the head, which a CPU holds again in the layout of its product if the model is small."""
+    head = shape.vocabulary * shape.hidden
+    is_copied = device == "cpu" and shape.is_native and head >= sizes.PREPACK_FROM
+    return head if is_copied and shape.adapted_elements <= sizes.MERGE_LIMIT else 0
+
+
+def _in_one_process(work: Workload, sampling: MemoryPhase, training: MemoryPhase) -> tuple[MemoryPhase, ...]:
+    """On a CPU both phases share a heap, which retains some memory of the other; in split mode both run at once."""
+    if work.samplers:
+        return (training.together_with(sampling, name="both at once"),)
+    is_on_heap = sizes.is_on_heap(training.block_bytes, work.device)
+    kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_on_heap else 0
+    return sampling.with_part("heap_kept", kept), training
+
+
+STORED_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
+SCALE_BYTES = 4
+
+
+def bytes_per_token(shape: ModelShape, work: Workload) -> int:
+    """Bytes of a token's keys and values in all layers; 8-bit ones have a scale per head."""
+    computed = 2 if work.dtype in ("bf16", "fp8") else sizes.weight_bytes(work.device, work.model_dtype)
+    stored = STORED_BYTES.get(work.kv_cache_dtype, computed)
+    vectors = 2 * shape.head_size * stored + (2 * SCALE_BYTES if stored == 1 else 0)
+    return shape.layers * shape.kv_heads * vectors
+
+
+def cache_budget(work: Workload, free_bytes: int | None) -> int:
+    """Bytes of the pool, 0 = unknown; `free_bytes` is what everything else on the device leaves free."""
+    if work.cache_bytes:
+        return work.cache_bytes // (2 if work.device == "cpu" else 1)
+    if work.device == "cpu":
+        return sizes.CACHE_BYTES_CPU // 2
+    return 0 if free_bytes is None else max(1, int(sizes.CACHE_SHARE_GPU * free_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Number of blocks needed by rows of full length.
+
+    Each group needs the blocks of its prompt, if prompts are shared, and each row those that it does not share.
+    """
+
+    group: int
+    of_prompt: int
+    of_row: int
+
+    @classmethod
+    def needed(cls, work: Workload) -> Blocks:
+        """The blocks for the rows of a step."""
+        whole = work.prompt_tokens // sizes.BLOCK_SIZE if work.is_sharing else 0
+        return cls(
+            group=work.group_size,
+            of_prompt=math.ceil(work.prompt_tokens / sizes.BLOCK_SIZE) if work.is_sharing else 0,
+            of_row=row_blocks(work) - whole,
+        )
+
+    def of(self, rows: int) -> int:
+        """Blocks of the first `rows` rows, group by group."""
+        return rows * self.of_row + math.ceil(rows / self.group) * self.of_prompt
+
+    def rows_in(self, blocks: int, most: int) -> int:
+        """The most rows, from one to `most`, that fit into `blocks`."""
+        low, high = 1, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.of(middle) <= blocks else (low, middle - 1)
+        return low
+
+
+def row_blocks(work: Workload) -> int:
+    """Blocks of a row of full length."""
+    return math.ceil((work.prompt_tokens + work.max_tokens) / sizes.BLOCK_SIZE)
+
+
+def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, resident: Mapping[str, int]) -> MemoryPhase:
+    """All rows at full length, as many at a time as fit the cache; one always does."""
+    element, per_block = (
+        sizes.weight_bytes(work.device, work.model_dtype),
+        bytes_per_token(shape, work) * sizes.BLOCK_SIZE,
+    )
+    devices, is_cpu = max(1, work.samplers), work.device == "cpu"
+    wanted = math.ceil(work.most_sampled / devices)
+    needed = Blocks.needed(work)
+    pool = max(needed.of(1), pool_bytes // per_block) if pool_bytes else needed.of(wanted)
+    if not is_cpu:  # as large as all rows of a step need, see `retrain_local.sampling.cache.enough_tokens`
+        pool = min(pool, wanted * row_blocks(work) + math.ceil(wanted / work.group_size))
+    rows = needed.rows_in(pool, wanted)
+    if is_cpu:  # plain PyTorch reads a contiguous copy of all rows, at most as large as the cache
+        rows = max(1, min(rows, pool // row_blocks(work)))
+    held = min(pool, needed.of(rows)) if is_cpu else pool  # on a CPU memory is allocated when it is first written
+    prefill = min(work.batch_size * work.prompt_tokens, max(sizes.PREFILL_TOKENS, work.prompt_tokens))
+    wide = max(rows, prefill) * (3 * shape.inner + 4 * shape.hidden) * element
+    drawn = min(rows * shape.vocabulary, max(sizes.DRAW_CHUNK, shape.vocabulary))
+    parts = {
+        "kv_cache": held * per_block,
+        "activations": wide,
+        "draw": drawn * sizes.DRAW_BYTES + rows * shape.vocabulary * element,
+    }
+    if is_cpu:
+        plain = 2 * shape.layers * shape.kv_heads * shape.head_size * element * sizes.BLOCK_SIZE
+        parts["kv_copy"] = int(rows * row_blocks(work) * plain * sizes.COPY_WASTE)
+    keys = (held, sizes.BLOCK_SIZE, shape.kv_heads, shape.head_size)
+    tensors = (
+        TensorSize(name="keys of a layer", shape=keys, bytes=held * per_block // (2 * shape.layers)),
+        TensorSize(name="logits", shape=(rows, shape.vocabulary), bytes=rows * shape.vocabulary * element),
+        shape.embedding(element),
+    )
+    return MemoryPhase(
+        name="sampling",
+        resident=resident,
+        parts=parts,
+        biggest=max(tensors, key=lambda tensor: tensor.bytes),
+        at_once=rows * devices,
+    )
+
+
+THREADS = "OMP_NUM_THREADS"  # what PyTorch takes its number of threads from
+
+
+def activation_elements(shape: ModelShape, *, recompute: bool, device: str = "cuda") -> int:
+    """Elements that one token of a pack occupies until the backward pass and in it, as in the backend's own plan.
+
+    A layer: six vectors of the hidden size, queries four times and keys and values twice, four vectors of the inner
+    size. With `recompute` every layer keeps its input, and one layer at a time the rest. The head keeps four vectors.
+    Without it a CPU keeps two vectors of the hidden size and one of the inner size less.
+    """
+    attention = 4 * shape.heads * shape.head_size + 2 * shape.kv_heads * shape.head_size
+    inner = shape.inner * max(1, shape.active_experts)
+    layer = 6 * shape.hidden + attention + 4 * inner
+    spared = 2 * shape.hidden + inner if device == "cpu" and not recompute else 0
+    kept = shape.layers * shape.hidden + 2 * layer if recompute else (shape.layers + 1) * (layer - spared)
+    return kept + 4 * shape.hidden
+
+
+def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
+    """How many packs are computed in parallel."""
+    if work.device != "cpu":
+        return 1
+    cores, asked = os.cpu_count() or 1, os.environ.get(THREADS, "")
+    if shape.parameters < sizes.ONE_THREAD_BELOW:
+        return min(sizes.PACKS_AT_A_TIME, cores)
+    return min(sizes.MOST_PACKS_AT_A_TIME, cores, int(asked) if asked.isdecimal() and int(asked) else cores)
+
+
+def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
+    """Tokens that a pack may hold, and whether activations are recomputed; `room_bytes` None = unknown."""
+    element = sizes.weight_bytes(work.device, work.model_dtype)
+    if work.device == "cpu":
+        return _cpu_pack_tokens(shape, work, room_bytes)
+    room = math.inf if room_bytes is None else int(sizes.ACTIVATION_SHARE_GPU * room_bytes)
+    plain = room / (activation_elements(shape, recompute=False) * element)
+    asked = work.gradient_checkpointing
+    recompute = asked == "on" or (asked == "auto" and plain < sizes.FULL_SPEED_TOKENS)
+    fitting = room / (activation_elements(shape, recompute=recompute) * element)
+    tokens = work.micro_batch_tokens or max(1, int(min(sizes.TOKEN_BUDGET[work.device], fitting)))
+    largest = max(tokens, work.prompt_tokens + work.max_tokens - 1)  # a longer row than fits is recomputed
+    return tokens, recompute or (asked == "auto" and plain < largest)
+
+
+def _cpu_pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
+    element = sizes.weight_bytes(work.device, work.model_dtype)
+    plan = plan_cpu_packs(
+        activation_elements(shape, recompute=False, device="cpu") * element,
+        activation_elements(shape, recompute=True, device="cpu") * element,
+        math.inf if room_bytes is None else room_bytes,
+        asked=work.gradient_checkpointing,
+        at_a_time=packs_at_a_time(shape, work),
+        prompt=work.prompt_tokens,
+        context=shape.context,
+    )
+    tokens = work.micro_batch_tokens or plan.tokens
+    largest = max(tokens, work.prompt_tokens + work.max_tokens - 1)
+    return tokens, plan.recompute or 0 < plan.kept_tokens < largest
+
+
+def _gradient_elements(shape: ModelShape, rank: int, at_a_time: int, is_summed: bool) -> int:
+    """Of the packs computed in parallel, and of all weights also their sum; the head's is summed from chunks.
+
+    The gradient of the first pack becomes the sum, so there is none beside it until more packs follow.
+    """
+    if rank:
+        return at_a_time * shape.lora_parameters(rank)
+    head = 2 * shape.vocabulary * shape.hidden
+    return (at_a_time + is_summed) * shape.parameters + at_a_time * head
+
+
+def training_phase(
+    shape: ModelShape, work: Workload, budget: int, *, recompute: bool, resident: Mapping[str, int]
+) -> MemoryPhase:
+    """The largest packs of the step, as many as run in parallel, with the gradients of the adapter."""
+    element = sizes.weight_bytes(work.device, work.model_dtype)
+    own = max(1, work.max_tokens - 1)  # the last token predicts nothing
+    row, group = work.prompt_tokens + own, work.prompt_tokens + work.group_size * own
+    total = work.batch_size * group
+    tokens = min(max(budget, row), total)
+    at_a_time = min(packs_at_a_time(shape, work), math.ceil(total / tokens))
+    inner = tokens * shape.inner * element
+    waste = 1.0
+    if sizes.is_on_heap(inner, work.device):
+        waste = sizes.HEAP_WASTE_AGAIN if recompute else sizes.HEAP_WASTE
+    each = activation_elements(shape, recompute=recompute, device=work.device) * element
+    living = min(at_a_time * tokens, total) * each
+    gradients = _gradient_elements(shape, work.lora_rank, at_a_time, is_summed=total > at_a_time * tokens)
+    actions = min(work.completions * work.max_tokens, tokens)
+    logits = min(actions * shape.vocabulary, max(shape.vocabulary, sizes.LOGIT_CHUNK[work.device]))
+    parts = {
+        "activations": int(living * waste),
+        "logits": at_a_time * logits * sizes.LOGIT_BYTES[element],
+        "gradients": gradients * sizes.ADAPTER_BYTES,
+    }
+    if work.device == "cpu":
+        parts["scratch"] = at_a_time * sizes.SCRATCH_BYTES
+    tensors = (
+        TensorSize(name="logits", shape=(max(1, logits // shape.vocabulary), shape.vocabulary), bytes=logits * 4),
+        TensorSize(name="activations of a layer", shape=(tokens, 2 * shape.inner), bytes=2 * inner),
+        shape.embedding(element),
+    )
+    return MemoryPhase(
+        name="training",
+        resident=resident,
+        parts=parts,
+        biggest=max(tensors, key=lambda tensor: tensor.bytes),
+        block_bytes=inner,
+    )

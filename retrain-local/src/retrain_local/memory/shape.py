@@ -1,0 +1,162 @@
+"""The sizes of a language model, read from its `config.json` and the headers of its weights; nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retrain.api import ConfigError, Problem, TensorSize
+from retrain_local.memory.sizes import NATIVE
+
+PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})  # two matrices
+MAX_SIZE = 2**40  # a larger number in config.json cannot be a size
+MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder-only transformer; `parameters` counts all weights, exactly if `is_counted`.
+
+    `is_native`: the local backend has its own decoder for the model.
+    """
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    is_tied: bool
+    has_gate: bool
+    experts: int
+    active_experts: int
+    parameters: int
+    is_counted: bool
+    context: int | None
+    is_native: bool = True
+
+    @property
+    def linears(self) -> tuple[tuple[int, int, int], ...]:
+        """(inputs, outputs, how many) of the linear layers of one block, including experts."""
+        attention = self.heads * self.head_size
+        keys = self.kv_heads * self.head_size
+        experts, ups = max(1, self.experts), 2 if self.has_gate else 1
+        mlp = ((self.hidden, self.inner, ups * experts), (self.inner, self.hidden, experts))
+        return ((self.hidden, attention, 1), (self.hidden, keys, 2), (attention, self.hidden, 1), *mlp)
+
+    def embedding(self, element_bytes: int) -> TensorSize:
+        """The embedding matrix, resident in every phase."""
+        size = self.vocabulary * self.hidden * element_bytes
+        return TensorSize(name="embedding", shape=(self.vocabulary, self.hidden), bytes=size)
+
+    @property
+    def adapted_elements(self) -> int:
+        """Elements of all matrices with an adapter."""
+        return self.layers * sum(inputs * outputs * count for inputs, outputs, count in self.linears)
+
+    def lora_parameters(self, rank: int) -> int:
+        """rank x (inputs + outputs), over every linear layer but the head."""
+        return rank * self.layers * sum((inputs + outputs) * count for inputs, outputs, count in self.linears)
+
+    def sampler_adapter_elements(self, rank: int) -> int:
+        """Elements of a sampler's unmerged adapter: layers with one input share a product with block-diagonal B."""
+        if self.experts:
+            return self.lora_parameters(rank)
+        attention, keys, ups = self.heads * self.head_size, self.kv_heads * self.head_size, 2 if self.has_gate else 1
+        joint = (  # inputs + outputs, and the number of stacked matrices
+            (self.hidden + attention + 2 * keys, 3),
+            (attention + self.hidden, 1),
+            (self.hidden + ups * self.inner, ups),
+            (self.inner + self.hidden, 1),
+        )
+        return rank * self.layers * sum(size * parts for size, parts in joint)
+
+
+def _refused(where: str, what: str) -> ConfigError:
+    return ConfigError(Problem(where=where, what=what, fix="give the complete folder of a decoder-only model"))
+
+
+def read_shape(folder: Path, *, where: str) -> ModelShape:
+    """The sizes of the model in a folder; ConfigError if its `config.json` does not say."""
+    file = folder / "config.json"
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise _refused(where, f"{file} cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise _refused(where, f"{file} is not valid JSON: {error}") from None
+    text = document.get("text_config", document) if isinstance(document, dict) else None
+    if not isinstance(text, dict):
+        raise _refused(where, f"{file} is not the configuration of a model")
+    return shape_of(text, file=file, where=where, counted=count_parameters(folder))
+
+
+def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: int | None = None) -> ModelShape:
+    """The sizes that a configuration names, under today's names or GPT-2's; `counted` parameters beat the formula."""
+
+    def size(*names: str, default: int | None = None) -> int:
+        for name in names:
+            value = document.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
+                raise _refused(where, f"{file}: {name} = {value!r} is not a size")
+            return value
+        if default is None:
+            what = f"{file} does not say {names[0]}"
+            raise ConfigError(Problem(where=where, what=what, fix="memory can be estimated for decoder-only models"))
+        return default
+
+    hidden, heads = size("hidden_size", "n_embd", "d_model"), size("num_attention_heads", "n_head")
+    if heads > hidden:
+        raise _refused(where, f"{file}: {heads} heads share a width of {hidden}")
+    experts = size("num_experts", "num_local_experts", "n_routed_experts", default=1)
+    inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    shape = ModelShape(
+        layers=size("num_hidden_layers", "n_layer"),
+        hidden=hidden,
+        inner=size("moe_intermediate_size", default=inner) if experts > 1 else inner,
+        heads=heads,
+        kv_heads=size("num_key_value_heads", default=heads),
+        head_size=size("head_dim", default=hidden // heads),
+        vocabulary=size("vocab_size"),
+        is_tied=bool(document.get("tie_word_embeddings", False)),
+        has_gate=document.get("model_type") not in PLAIN_MLP,
+        experts=experts if experts > 1 else 0,
+        active_experts=size("num_experts_per_tok", "moe_top_k", default=1) if experts > 1 else 1,
+        parameters=0,
+        is_counted=counted is not None,
+        context=size("max_position_embeddings", "n_positions", default=MAX_SIZE),
+        is_native=document.get("model_type") in NATIVE,
+    )
+    return _with_parameters(shape, counted)
+
+
+def count_parameters(folder: Path) -> int | None:
+    """Elements in all safetensors files of a folder, from their headers; None when there is none or one is damaged."""
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with file.open("rb") as stream:
+                length = int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(length)) if 0 < length <= MAX_HEADER_BYTES else None
+            shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]  # type: ignore[union-attr]
+            total += sum(math.prod(shape) for shape in shapes)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+    return total or None
+
+
+def _with_parameters(shape: ModelShape, counted: int | None) -> ModelShape:
+    """Embedding, head unless tied, linear layers, routers, and two norms per block and one at the end."""
+    embeddings = shape.vocabulary * shape.hidden * (1 if shape.is_tied else 2)
+    norms = shape.hidden * (2 * shape.layers + 1)
+    routers = shape.layers * shape.experts * shape.hidden
+    formula = embeddings + shape.adapted_elements + norms + routers
+    context = None if shape.context == MAX_SIZE else shape.context
+    return replace(shape, parameters=counted or formula, context=context)

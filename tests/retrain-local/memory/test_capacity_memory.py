@@ -1,0 +1,325 @@
+"""The estimate: its terms by hand, its formulas against the backend's own, and that more work never needs less."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.api import MemoryEstimate, MemoryPhase, Workload
+from retrain.kernel.config.load import load_config
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.run.check import registered_tables
+from retrain.tools.capacity.advice import SAFETY, advise
+from retrain_local.decoder import Shape
+from retrain_local.devices import torch_modes
+from retrain_local.memory import sizes
+from retrain_local.memory.estimate import (
+    activation_elements,
+    bytes_per_token,
+    estimate,
+    other_models,
+    pack_tokens,
+    packs_at_a_time,
+)
+from retrain_local.memory.shape import ModelShape, read_shape
+from retrain_local.model.architecture import DEFAULTS
+from retrain_local.sampling import pool
+from retrain_local.training import budget
+
+WORK = Workload(
+    device="cpu", batch_size=2, group_size=4, max_tokens=16, prompt_tokens=20, lora_rank=4, micro_batch_tokens=2048
+)
+SHAPE = ModelShape(
+    layers=2,
+    hidden=8,
+    inner=16,
+    heads=2,
+    kv_heads=1,
+    head_size=4,
+    vocabulary=10,
+    is_tied=False,
+    has_gate=True,
+    experts=0,
+    active_experts=1,
+    parameters=1352,
+    is_counted=True,
+    context=None,
+)
+PER_BLOCK = 16 * 2 * 2 * 1 * 4 * 4  # tokens x keys and values x layers x heads x head size x fp32
+QWEN_STEP = Workload(device="cuda", batch_size=8, group_size=16, max_tokens=10240, prompt_tokens=256, lora_rank=32)
+GIB = 2**30
+
+
+def phase(found: MemoryEstimate, name: str) -> MemoryPhase:
+    (wanted,) = (each for each in found.phases if each.name == name)
+    return wanted
+
+
+def test_what_is_always_there_by_hand() -> None:
+    found = estimate(SHAPE, WORK, runtime_bytes=1000)
+    lora = 4 * 2 * (16 + 24 + 16 + 72) * 4  # rank x layers x (in + out), fp32
+    assert dict(found.phases[0].resident) == {
+        "runtime": 1000,
+        "weights": 1352 * 4,
+        "sampler": SHAPE.adapted_elements * 4,
+        "adapter": lora,
+        "optimizer": 2 * lora,
+        "host": 8 * 16 * sizes.HOST_TOKEN_BYTES,
+    }
+    assert found.phases[0].resident == found.phases[1].resident
+    hosted = estimate(replace(SHAPE, is_native=False), WORK).phases[0].resident["runtime"]
+    assert hosted == sizes.RUNTIME_BYTES["cpu"] + sizes.HOSTED_BYTES["cpu"]
+    assert found.peak_bytes == max(sum(each.resident.values()) + sum(each.parts.values()) for each in found.phases)
+
+
+def test_all_weights_trained_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, both moments and the sampler's copy; of two packs at a time the gradients, their sum and the heads'."""
+    found = estimate(SHAPE, replace(WORK, lora_rank=0, micro_batch_tokens=40), runtime_bytes=0)
+    training = phase(found, "training")
+    weights = SHAPE.parameters * 4
+    assert training.resident == {
+        "runtime": 0,
+        "weights": weights,
+        "adapter": 0,
+        "optimizer": 2 * weights,
+        "host": 8 * 16 * sizes.HOST_TOKEN_BYTES,
+        "sampler": weights,
+    }
+    at_a_time = packs_at_a_time(SHAPE, WORK)
+    assert training.parts["gradients"] == (at_a_time + 1) * weights + at_a_time * 2 * 10 * 8 * 4
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    halves = replace(WORK, lora_rank=0, micro_batch_tokens=20 + 4 * 15)  # a group each
+    alone = phase(estimate(SHAPE, halves, runtime_bytes=0), "training").parts["gradients"]
+    assert alone == 2 * weights + 2 * 2 * 10 * 8 * 4  # the first is what the second is added to
+
+
+def test_packs_at_a_time_are_as_many_as_pytorch_has_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = replace(SHAPE, parameters=sizes.ONE_THREAD_BELOW)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for asked, wanted in (("", 4), ("1", 1), ("3", 3), ("8", 4), ("0", 4), ("2,1", 4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        assert packs_at_a_time(large, WORK) == wanted
+        assert packs_at_a_time(SHAPE, WORK) == 2
+
+
+def test_a_teacher_and_the_reference_of_all_weights_are_there_beside_the_model(
+    small: ModelShape, tmp_path: Path
+) -> None:
+    file, tables, own = tmp_path / "retrain.toml", registered_tables(load_plugins()), str(tmp_path / "model")
+    file.touch()
+
+    def others(*flags: str) -> dict[str, ModelShape]:
+        config, problems = load_config(file, tables=tables, arguments=["--model", own, *flags], environ={})
+        assert not problems
+        return other_models(config, small, load_plugins().locate_model)
+
+    assert others() == {}
+    assert others("--teacher-adapter", "logs/a") == others("--teacher-model", own) == {"teacher": small}
+    tiny = read_shape(Path(str(load_plugins().locate_model("builtin:tiny"))), where="")
+    assert others("--teacher-model", "builtin:tiny") == {"teacher": tiny}
+    assert others("--teacher-model", "who/knows") == {}
+    assert others("--teacher-model", own, "--teacher-engine", "vllm") == {}
+    assert others("--kl-coef", "0.1") == {}  # the model without its adapter
+    assert others("--kl-coef", "0.1", "--lora-rank", "0") == {"reference": small}
+    resident = estimate(SHAPE, WORK, others={"teacher": SHAPE}).phases[0].resident
+    assert resident["teacher"] == 1352 * 4
+    quantised = estimate(SHAPE, replace(WORK, quantize="nf4"), others={"teacher": SHAPE}).phases[0].resident
+    assert quantised["teacher"] == quantised["weights"] < 1352 * 4
+
+
+@pytest.mark.parametrize(("kind", "bytes_of"), [("nf4", 0.5625), ("int8", 1.0)])
+def test_quantised_matrices_by_hand(kind: str, bytes_of: float) -> None:
+    found = estimate(SHAPE, replace(WORK, quantize=kind), runtime_bytes=0).phases[0].resident
+    adapted = SHAPE.adapted_elements
+    assert found["weights"] == (SHAPE.parameters - adapted) * 4 + bytes_of * adapted
+    assert found["sampler"] == adapted * 4 + SHAPE.sampler_adapter_elements(4) * 4
+
+
+def test_a_large_head_is_held_once_more_in_the_layout_of_its_product() -> None:
+    large = replace(SHAPE, vocabulary=sizes.PREPACK_FROM // SHAPE.hidden)
+    for shape, work, head in (
+        (large, WORK, 4 * sizes.PREPACK_FROM),
+        (replace(large, vocabulary=large.vocabulary - 1), WORK, 0),
+        (replace(large, is_native=False), WORK, 0),
+        (large, replace(WORK, is_served=True), None),
+    ):
+        resident = estimate(shape, work).phases[0].resident
+        assert resident.get("sampler") == (None if head is None else SHAPE.adapted_elements * 4 + head)
+
+
+def test_training_by_hand() -> None:
+    parts = phase(estimate(SHAPE, WORK), "training").parts
+    tokens = 2 * (20 + 4 * 15)  # a prompt once for its group, and no completion's last token
+    layer = 4 * 8 + 4 * 8 + 2 * 4 + 3 * 16
+    assert parts["activations"] == int(tokens * (3 * layer + 4 * 8) * 4 * sizes.HEAP_WASTE)
+    assert parts["logits"] == 8 * 16 * 10 * sizes.LOGIT_BYTES[4]
+    assert parts["gradients"] == SHAPE.lora_parameters(4) * 4
+    assert parts["scratch"] == sizes.SCRATCH_BYTES
+
+
+@pytest.mark.parametrize(("parameters", "at_a_time"), [(1352, 2), (10**7, 8)])
+def test_a_small_model_computes_two_packs_at_a_time_and_others_one_per_core(
+    parameters: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    shape, cut = replace(SHAPE, parameters=parameters), replace(WORK, micro_batch_tokens=60, batch_size=16)
+    parts = phase(estimate(shape, cut), "training").parts
+    tokens = activation_elements(SHAPE, recompute=False, device="cpu") * 4 * sizes.HEAP_WASTE
+    assert parts["activations"] == int(at_a_time * 60 * tokens)
+    assert parts["gradients"] == at_a_time * SHAPE.lora_parameters(4) * 4
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert phase(estimate(shape, cut), "training").parts["activations"] == int(60 * tokens)
+
+
+def test_a_row_is_never_cut() -> None:
+    parts = [
+        phase(estimate(SHAPE, replace(WORK, micro_batch_tokens=tokens)), "training").parts["activations"]
+        for tokens in (1, 35, 36)
+    ]
+    assert parts[0] == parts[1] < parts[2]
+
+
+def test_the_pool_by_hand() -> None:
+    found = estimate(SHAPE, WORK)
+    parts = phase(found, "sampling").parts
+    # a prompt of 20 tokens is two blocks, of which the whole one is shared by the 3 blocks of each completion
+    assert parts["kv_cache"] == (2 * 2 + 8 * (3 - 1)) * PER_BLOCK
+    assert parts["kv_copy"] == int(8 * 3 * PER_BLOCK * sizes.COPY_WASTE)
+    assert found.at_once == 8
+    apart = phase(estimate(SHAPE, replace(WORK, is_sharing=False)), "sampling").parts
+    assert apart["kv_cache"] == 8 * 3 * PER_BLOCK
+
+
+@pytest.mark.parametrize(("blocks", "at_once"), [(1, 1), (4, 1), (6, 2), (8, 2), (9, 3), (12, 4), (100, 8)])
+def test_what_does_not_fit_the_pool_waits(blocks: int, at_once: int) -> None:
+    found = estimate(SHAPE, replace(WORK, cache_bytes=2 * blocks * PER_BLOCK))  # half of it is the copy that is read
+    assert found.at_once == at_once
+    assert phase(found, "sampling").parts["kv_cache"] <= max(blocks, 4) * PER_BLOCK
+
+
+@pytest.mark.parametrize(("kind", "vector"), [("auto", 16), ("bf16", 8), ("int8", 4 + 4), ("fp8", 4 + 4)])
+def test_keys_and_values_of_fewer_bits(kind: str, vector: int) -> None:
+    assert bytes_per_token(SHAPE, replace(WORK, kv_cache_dtype=kind)) == 2 * 2 * vector
+
+
+def test_the_formulas_are_those_of_the_backend() -> None:
+    assert packs_at_a_time(SHAPE, WORK) == torch_modes.pack_workers(SHAPE.parameters, torch.device("cpu"))
+    assert frozenset(DEFAULTS) == sizes.NATIVE
+
+    names = ("layers", "heads", "kv_heads", "head_size", "hidden", "inner", "vocabulary", "context", "parameters")
+    shape = Shape(value_size=SHAPE.head_size, **{name: getattr(SHAPE, name) for name in names})
+    for recompute, device in itertools.product((False, True), ("cpu", "cuda")):
+        planned = budget.activation_bytes(shape, torch.float32, recompute=recompute, device=device)
+        assert planned == 4 * activation_elements(SHAPE, recompute=recompute, device=device)
+    for kind in ("auto", "bf16", "int8", "fp8"):
+        stored = pool.bytes_per_token(shape, kind, torch.float32)
+        assert stored == bytes_per_token(SHAPE, replace(WORK, kv_cache_dtype=kind))
+
+
+def test_a_16_gb_card_trains_qwen3_4b_with_completions_of_10240_tokens(qwen: ModelShape) -> None:
+    limit = 16 * GIB
+    found = estimate(qwen, QWEN_STEP, device_bytes=limit)
+    assert found.needed_bytes <= SAFETY["cuda"] * limit
+    assert found.peak_bytes <= limit
+    assert 1 < found.at_once < 128
+    assert found.pack_tokens >= 256 + 10240  # with every layer computed again
+    resident = found.phases[0].resident
+    assert resident["weights"] == qwen.parameters * 2
+    assert resident["sampler"] < resident["adapter"]  # too large to merge: A and B in bf16
+    assert "host" not in resident
+    assert advise(QWEN_STEP, limit, lambda changed: estimate(qwen, changed, device_bytes=limit)) == ""
+    eight = estimate(qwen, replace(QWEN_STEP, kv_cache_dtype="int8"), device_bytes=limit)
+    assert 1.8 * found.at_once <= eight.at_once
+
+
+def test_a_smaller_card_is_told_what_to_change(qwen: ModelShape) -> None:
+    limit = 12 * GIB
+    text = advise(QWEN_STEP, limit, lambda changed: estimate(qwen, changed, device_bytes=limit))
+    assert text.startswith("set [training] max_tokens = ")
+
+
+def test_activations_are_kept_only_where_enough_of_them_fit(qwen: ModelShape) -> None:
+    def pack(gib: int, asked: str = "auto") -> int:
+        work = replace(QWEN_STEP, gradient_checkpointing=asked)
+        return estimate(qwen, work, device_bytes=gib * GIB).pack_tokens
+
+    assert pack(80) >= sizes.FULL_SPEED_TOKENS
+    assert pack(80, "on") == sizes.TOKEN_BUDGET["cuda"] > pack(80)
+    assert pack(24) == pack(24, "on") > pack(24, "off")
+    assert pack(24, "off") < sizes.FULL_SPEED_TOKENS
+    room = 5000 * 2 * activation_elements(qwen, recompute=False) / sizes.ACTIVATION_SHARE_GPU
+    for max_tokens, recompute in ((1024, False), (10_240, True)):  # a row that does not fit is computed again
+        tokens, again = pack_tokens(qwen, replace(QWEN_STEP, max_tokens=max_tokens), int(room))
+        assert 4990 <= tokens <= 5000
+        assert again is recompute
+
+
+def test_the_pool_of_a_large_gpu_is_what_a_step_needs(qwen: ModelShape) -> None:
+    work = replace(QWEN_STEP, max_tokens=1024)
+    found = phase(estimate(qwen, work, device_bytes=80 * GIB), "sampling")
+    assert found.at_once == 128
+    assert found.parts["kv_cache"] == (128 * (256 + 1024) + 8 * 16) * bytes_per_token(qwen, work)
+
+
+def test_two_devices_hold_one_phase_each(qwen: ModelShape) -> None:
+    one = estimate(qwen, QWEN_STEP, device_bytes=24 * GIB)
+    work = replace(QWEN_STEP, samplers=1)
+    two = estimate(qwen, work, device_bytes=24 * GIB)
+    sampler, trainer = phase(two, "sampling").resident, phase(two, "training").resident
+    assert "optimizer" not in sampler
+    assert "sampler" not in trainer
+    assert sampler["sampler"] > qwen.parameters * 2  # frozen weights of its own
+    assert two.at_once >= one.at_once
+    three = estimate(qwen, replace(work, samplers=2), device_bytes=24 * GIB)
+    assert three.at_once == 2 * two.at_once
+
+
+def test_in_split_mode_on_a_cpu_both_phases_are_there_at_once() -> None:
+    one, split = (estimate(SHAPE, work, runtime_bytes=0) for work in (WORK, replace(WORK, samplers=1)))
+    (both,) = split.phases
+    for each in one.phases:
+        for name, size in each.parts.items():
+            assert both.parts.get(name, 0) >= size or name == "heap_kept"
+    assert both.resident["sampler"] > one.phases[0].resident["sampler"]
+    assert split.peak_bytes > one.peak_bytes
+
+
+def test_a_server_samples_elsewhere() -> None:
+    found = estimate(SHAPE, replace(WORK, is_served=True))
+    assert [each.name for each in found.phases] == ["training"]
+    assert "sampler" not in found.phases[0].resident
+
+
+@pytest.mark.parametrize(("dtype", "copied"), [("bf16", 2), ("fp8", 1)])
+def test_a_sampler_of_fewer_bits_has_matrices_of_its_own(dtype: str, copied: int) -> None:
+    plain, found = (estimate(SHAPE, work).phases[0].resident for work in (WORK, replace(WORK, dtype=dtype)))
+    assert found["sampler"] == SHAPE.adapted_elements * copied + SHAPE.sampler_adapter_elements(4) * 4
+    assert found["weights"] == plain["weights"]
+
+
+def test_no_tensor_grows_with_vocabulary_times_length(qwen: ModelShape) -> None:
+    work = replace(WORK, max_tokens=20000, micro_batch_tokens=2**15)
+    wide = replace(qwen, vocabulary=4 * qwen.vocabulary)
+    one, four = (phase(estimate(shape, work), "training").parts for shape in (qwen, wide))
+    assert one["logits"] == pytest.approx(four["logits"], rel=0.1)
+    assert one["activations"] == four["activations"]
+    assert str(estimate(qwen, work).biggest).startswith("activations of a layer [")
+    assert str(phase(estimate(wide, WORK), "training").biggest).startswith("embedding [607744, 2560]")
+
+
+@given(
+    st.sampled_from(["batch_size", "group_size", "max_tokens", "prompt_tokens", "lora_rank"]),
+    st.integers(1, 200),
+    st.integers(1, 200),
+)
+def test_more_work_never_needs_less(name: str, one: int, other: int) -> None:
+    few, many = (estimate(SHAPE, WORK.with_size(name, value)) for value in sorted((one, other)))
+    assert few.peak_bytes <= many.peak_bytes * 1.35  # padding of micro-batches, and pages, are not smooth
+    assert sum(few.phases[0].resident.values()) <= sum(many.phases[0].resident.values())

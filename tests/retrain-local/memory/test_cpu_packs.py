@@ -1,0 +1,77 @@
+"""The packs of a CPU: activations are kept where memory is free, whatever a GPU would need for full speed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain_local.memory.sizes import FULL_SPEED_TOKENS_CPU, PROMPTS_PER_PACK, TOKEN_BUDGET, PackPlan, plan_cpu_packs
+
+MIB, GIB = 2**20, 2**30
+SMOLLM2 = 1_524_096, 154_368  # bytes of a token in fp32: 30 layers of width 576 and 1,536, kept and recomputed
+
+
+def plan(
+    free: float,
+    *,
+    asked: str = "auto",
+    at_a_time: int = 2,
+    prompt: int = 40,
+    sizes: tuple[int, int] = SMOLLM2,
+    context: int = 8192,
+) -> PackPlan:
+    return plan_cpu_packs(*sizes, free, asked=asked, at_a_time=at_a_time, prompt=prompt, context=context)
+
+
+def test_a_model_of_135_million_parameters_keeps_its_activations_with_20_gb_free() -> None:
+    found = plan(20 * GIB)
+    assert not found.recompute
+    assert FULL_SPEED_TOKENS_CPU <= found.tokens <= TOKEN_BUDGET["cpu"]
+    assert 2 * found.tokens * SMOLLM2[0] < 1.2 * GIB, "no more memory than full speed needs"
+    assert found.kept_tokens == 2048 <= 0.5 * 20 * GIB / 2 / SMOLLM2[0], "a longer row is recomputed"
+
+
+def test_what_checkpoints_hold_seldom_depends_on_how_much_memory_is_free() -> None:
+    assert plan(20 * GIB) == plan(16 * GIB)
+    assert plan(20 * GIB, context=2048).kept_tokens == 0, "no row is longer"
+
+
+def test_little_memory_means_recomputation_and_asking_means_what_is_asked() -> None:
+    assert plan(2 * GIB).recompute
+    assert not plan(2 * GIB, asked="off").recompute
+    assert plan(20 * GIB, asked="on").recompute
+    assert plan(20 * GIB, asked="off").kept_tokens == plan(2 * GIB).kept_tokens == 0
+
+
+def test_a_long_prompt_is_not_computed_again_for_every_completion() -> None:
+    assert plan(20 * GIB, prompt=300).tokens == PROMPTS_PER_PACK * 300
+    assert plan(20 * GIB, prompt=4000).tokens == TOKEN_BUDGET["cpu"]
+    assert plan(math.inf, prompt=4000).kept_tokens == 0
+
+
+@given(
+    free=st.floats(0, 2**50),
+    kept=st.integers(1, 2**30),
+    share=st.floats(0.01, 1.0),
+    at_a_time=st.integers(1, 8),
+    prompt=st.integers(0, 10**6),
+    asked=st.sampled_from(["auto", "on", "off"]),
+)
+def test_what_is_planned_fits_into_half_of_what_is_free(
+    free: float, kept: int, share: float, at_a_time: int, prompt: int, asked: str
+) -> None:
+    sizes = kept, max(1, int(share * kept))
+    found = plan(free, asked=asked, at_a_time=at_a_time, prompt=prompt, sizes=sizes)
+    each = sizes[1] if found.recompute else sizes[0]
+    assert found.tokens == 1 or at_a_time * found.tokens * each <= free / 2
+    assert plan(2 * free, asked=asked, at_a_time=at_a_time, prompt=prompt, sizes=sizes).recompute <= found.recompute
+    if found.kept_tokens:
+        assert found.tokens <= found.kept_tokens
+
+
+@pytest.mark.parametrize("free", [0.0, 1.0])
+def test_a_pack_holds_a_token_at_least(free: float) -> None:
+    assert plan(free) == PackPlan(tokens=1, recompute=True)
