@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 
 from retrain.credit.logprob_gap import LogprobGap
 from retrain.engines.client import RefusedError
-from retrain.engines.comparison import Comparison, OtherPolicyError, PolicyVersion
 from retrain.engines.keeper import Keeper
+from retrain.engines.policy_check import Comparison, OtherPolicyError, PolicyVersion
 from retrain.engines.pool import Server
 from retrain.kernel.errors import BackendError, Problem
 

@@ -15,10 +15,10 @@ from retrain.engines import handshake
 from retrain.engines.adapters import Adapters
 from retrain.engines.caller import Caller, vocabulary_of
 from retrain.engines.client import Call, Client
-from retrain.engines.comparison import Comparison, PolicyVersion
 from retrain.engines.dialect import Completion, Dialect
 from retrain.engines.handshake import probe_prompts, write_probe_adapter
 from retrain.engines.policy import Policy
+from retrain.engines.policy_check import Comparison, PolicyVersion
 from retrain.engines.pool import Server
 from retrain.engines.table import Settings
 from retrain.kernel.config.plugin_tables import InferenceTable

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from retrain.engines.caller import Caller
 from retrain.engines.client import MAX_BAD_ANSWERS, NOT_FOUND, RefusedError, UnusableAnswerError
-from retrain.engines.comparison import Comparison, OtherPolicyError, PolicyVersion
 from retrain.engines.handshake import models_call, pick_model
+from retrain.engines.policy_check import Comparison, OtherPolicyError, PolicyVersion
 from retrain.engines.pool import FIRST_PAUSE_S, LONGEST_PAUSE_S, Server, jittered
 from retrain.kernel.errors import BackendError, ConfigError, Problem, RetrainError
 

@@ -7,7 +7,7 @@ a damaged file fails only the caller that needs it. The writer is `folder.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from retrain.records.runs.curves import Curves
     from retrain.records.tokens import TokenRecord
 
-
-from collections.abc import Sequence
 
 RATE = "eval_correct_rate"
 

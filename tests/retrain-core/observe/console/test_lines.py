@@ -33,6 +33,7 @@ from retrain.observe.console.step_lines import (
     training_complete,
     with_parts,
 )
+from retrain.records.run import Run
 from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, duration, printable, program
 
 MakeGroup = Callable[..., Group]
@@ -154,7 +155,7 @@ def test_every_step_and_evaluation_fits_a_hundred_columns(
     held_out |= {"eval_examples": 13_190, "eval_samples": 16, "eval_mean_reward": small, "step": step}
     held_out |= {f"eval_{name}": value for name, value in metrics.items() if name.startswith("reward_")}
     assert len(evaluation(held_out)) <= COLUMNS
-    assert len(held_out_line(Path("none"), held_out)) <= COLUMNS
+    assert len(held_out_line(Run(Path("none")), held_out)) <= COLUMNS
     assert len(step_line(METRICS | {"loss": small, "step": step}, 80)) <= 80
     assert len(evaluation(held_out, 80)) <= 80
 
@@ -320,7 +321,7 @@ def test_the_end_says_what_was_learnt_and_what_to_do_next(
     run_folder.mkdir()
     records = run_folder / "metrics.jsonl"
     records.write_text(
-        "".join(json.dumps(line) + "\n" for line in ({"step": 0}, {"step": -1} | EVALUATED, {"step": 1}))
+        "".join(json.dumps(line) + "\n" for line in ({"step": -1} | EVALUATED, {"step": 0}, {"step": 1}))
     )
     lines = RunLines(context)
     last = METRICS | {"step": 69, "eval_correct_rate": 0.949, "eval_ci_low": 0.915, "eval_ci_high": 0.97}
@@ -369,12 +370,12 @@ def test_the_next_commands_are_those_that_the_run_can_serve(
 def test_what_was_measured_once_or_by_somebody_else_is_told_without_a_before(tmp_path: Path) -> None:
     last = METRICS | {"step": 69} | EVALUATED
     now = "Held-out: 47.3% [41.2, 53.4] after 70 steps"
-    assert held_out_line(tmp_path / "metrics.jsonl", last) == now
+    assert held_out_line(Run(tmp_path), last) == now
     for damage in ("{", '{"eval_correct_rate": 1}\n', "[1]\n", '{"step": "x", "eval_correct_rate": 0.1}\n'):
         (tmp_path / "metrics.jsonl").write_text(damage)
-        assert held_out_line(tmp_path / "metrics.jsonl", last) == now
+        assert held_out_line(Run(tmp_path), last) == now
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 9} | EVALUATED) + "\n")
-    assert held_out_line(tmp_path / "metrics.jsonl", last).startswith("Held-out: 47.3% [41.2, 53.4] after 10 steps -> ")
+    assert held_out_line(Run(tmp_path), last).startswith("Held-out: 47.3% [41.2, 53.4] after 10 steps -> ")
 
 
 def test_advice_names_only_commands_that_something_provides(tmp_path: Path) -> None:
