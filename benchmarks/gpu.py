@@ -36,7 +36,7 @@ CARRIED = (
     *("plotly", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "datasets"),
     *("multiprocess", "dill", "tzdata", "latex2sympy2_extended", "antlr4_python3_runtime==4.13.2", "math_verify"),
     *("text_unidecode", "arrow", "tomlkit", "tomli_w", "cookiecutter", "python_dotenv", "python_slugify"),
-    *("binaryornot", "importlib_metadata", "lazy_importer", "click"),
+    *("binaryornot", "importlib_metadata", "lazy_importer", "click", "starlette", "uvicorn"),
 )
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local")
 FP8 = {"inference": {"dtype": "fp8"}}

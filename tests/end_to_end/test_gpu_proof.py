@@ -168,9 +168,11 @@ def test_a_shared_prompt_is_read_once_per_group(monkeypatch: pytest.MonkeyPatch)
 # What a machine with PyTorch, transformers, PEFT and pytest has of the requirements of ours and of what is carried.
 BROUGHT = {
     *(
+        "anyio",
         "click",
         "filelock",
         "fsspec",
+        "h11",
         "httpx",
         "huggingface-hub",
         "jinja2",

@@ -9,21 +9,19 @@ from pathlib import Path
 from retrain import advantages, api
 
 API = """
-Action ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError
-Controller ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis Ending Engine
-EngineTraits Environment EpisodeResult Example ExportedModel Feed Finding FindsJobs Floats Found Group GroupOutcome
-HealthMonitor Job
-KeepsVersions Kind Launcher LoadedData LogprobRow LossClip LossContext LossSpec LossTerms LossTraits LossTrial
-LossValue Mask Measuring MemoryEstimate MemoryModel MemoryPhase Message MetricSpec ModelExport Needs
-NonFiniteError Observation OutOfMemoryError Outcome OverlapsTraining PaceView Pacer PhaseProgress
-PlanningDetector PluginContext PluginError PluginSpec Plugins Policy Problem PromptChoice PromptRequest
-Publishing RanksTokens Recorder
-Reply ReportPlot ReportSection ResumeError RetrainError Reward RewardError RunningJob Sample SampleRequest Sampler
-SamplesAhead SamplingParams Score Seeds ServedElsewhere Shaper StopReason StreamsTokens Table TableTraits
-TakesWeights Teacher TensorSize Throttle Tokens ToolCall TopLogprobs TrainBatch TrainReport TrainRow Workload
-diagnose_extra diagnose_server find_loss generator hookimpl install_line installed_dependents installed_version
-key load_checked load_plugins locate_adapter parse_tool_calls resolve stream_from
-column_names unknown_column value_at
+Action ActionRow Ask Backend BackendError BackendFunctions Capabilities CheckpointMode Completion Config ConfigClaim
+ConfigError Controller ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis Ending
+Engine EngineTraits Environment EnvironmentTable EpisodeResult Example ExportedModel Feed Finding FindsJobs Floats
+Found Group GroupOutcome HealthMonitor Job KeepsVersions Kind Launcher LoadedData LogprobRow LossClip LossContext
+LossSpec LossTerms LossTraits LossTrial LossValue Mask Measuring MemoryEstimate MemoryModel MemoryPhase Message
+MetricSpec ModelExport Needs NonFiniteError Observation OutOfMemoryError Outcome OverlapsTraining PaceView Pacer
+PhaseProgress PlanningDetector PlanningTable PluginContext PluginError PluginSpec Plugins Policy Problem
+PromptChoice PromptRequest Publishing RanksTokens Recorder Reply ReportPlot ReportSection ResumeError RetrainError
+Reward RewardError RewardTable RunningJob Sample SampleRequest Sampler SamplesAhead SamplingParams Score Seeds
+ServedElsewhere Shaper StopReason StreamsTokens Table TableTraits TakesWeights Teacher TensorSize Throttle Tokens
+ToolCall TopLogprobs TrainBatch TrainReport TrainRow Watcher Workload column_names diagnose_extra diagnose_server
+find_loss generator hookimpl install_line installed_dependents installed_version key load_checked load_plugins
+locate_adapter parse_tool_calls resolve stream_from unknown_column value_at
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
+from retrain.kernel.config import plugin_tables
 from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.config.schema import DataTable
 from retrain.kernel.contracts.verifier import LoadedData
@@ -17,9 +17,10 @@ from retrain.kernel.types import Example, Score
 from retrain.tasks.examples import usable_examples, uses_own_verifier
 
 
-class RewardTable(BaseModel):
+class RewardTable(plugin_tables.RewardTable):
+    """With the default that retrain-rewards gives."""
+
     type: str = "match"
-    weights: dict[str, float] = {}
 
 
 class Verifier:
