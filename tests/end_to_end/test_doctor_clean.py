@@ -58,7 +58,7 @@ def test_the_other_commands_work_without_the_doctors_room(installation, work, to
     shutil.rmtree(installation.ours / "retrain/tools/doctor")
     assert installation.retrain("explain", toml(SMALL), folder=work).returncode == 0
     listed = json.loads(installation.retrain("plugins", "--json", folder=work).stdout)
-    assert [failure["source"] for failure in listed["failures"]] == ["retrain.tools.doctor.plugin"]
+    assert [failure["source"] for failure in listed["failures"]] == ["retrain.tools.doctor"]
     assert installation.retrain("plugins", "--kind", "backend", folder=work).returncode == 0
 
 

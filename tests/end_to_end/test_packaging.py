@@ -17,9 +17,10 @@ from tests.shared import first_or_long
 PACKAGE = ROOT / "retrain-core/src/retrain"
 # Without these there is no run: the command line, what surrounds every run, prompts, scores, credit.
 NEEDED = {"cli", "run", "tasks", "credit"}
+PLUGINS = (file.parent for file in PACKAGE.rglob("__init__.py") if "@hookimpl" in file.read_text(encoding="utf-8"))
 OPTIONAL = tuple(
     folder
-    for folder in ("observe", "tools", *sorted(str(f.parent.relative_to(PACKAGE)) for f in PACKAGE.rglob("plugin.py")))
+    for folder in ("observe", "tools", *sorted(str(folder.relative_to(PACKAGE)) for folder in PLUGINS))
     if folder not in NEEDED
 )
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'

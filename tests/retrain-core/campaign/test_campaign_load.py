@@ -245,7 +245,7 @@ def test_a_campaign_without_its_room_is_refused(
     import sys
 
     file = write()
-    monkeypatch.setitem(sys.modules, "retrain.campaign.plugin", None)
+    monkeypatch.setitem(sys.modules, "retrain.campaign", None)
     result = command(str(file))
     assert result.code == 2
     assert "[campaign]: unknown table" in result.err

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrain import engines
 from retrain.api import BackendError, ConfigError, PluginSpec
-from retrain.engines import plugin
 from retrain.engines.client import BadAnswerError
 from retrain.engines.dialect import CompletionRequest, checked
 from retrain.engines.openai import OpenAI, TextIds
@@ -166,7 +166,7 @@ def test_a_switch_that_openais_requests_do_not_have_is_refused(make_context, pol
 
 def test_registered_engines_promise_no_repetition_of_a_seed() -> None:
     specs: list[PluginSpec] = []
-    plugin.retrain_register_inference_engines(specs.append)
+    engines.retrain_register_inference_engines(specs.append)
     assert {"vllm", "sglang", "openai"} <= {spec.name for spec in specs}
     for spec in specs:
         assert callable(spec.load())

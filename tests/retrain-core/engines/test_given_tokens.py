@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from retrain.api import BackendError, ConfigError, Kind, LogprobRow, PluginContext, load_plugins
-from retrain.engines import vllm
+from retrain.engines import TEACHERS, vllm
 from retrain.engines.client import BadAnswerError
 from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
-from retrain.engines.plugin import TEACHERS
 from retrain.engines.sglang import SGLang
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config.plugin_tables import TeacherTable

@@ -3,3 +3,81 @@
 Begin with `plan.py` (the grid), `schedule.py` (who runs when) and `session.py` (what the command does). Imports
 `verdicts`, which decides when enough seeds have run; what draws pages stands above it.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import ConfigClaim, PluginSpec
+
+TABLE = "campaign"
+TEMPLATES = (
+    ("campaign", "Two conditions x six seeds of a real model.", "retrain.campaign.templates:CAMPAIGN"),
+    (
+        "campaign-tiny",
+        "Two conditions x six seeds on your CPU, in minutes.",
+        "retrain.campaign.templates:TINY",
+    ),
+)
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The table of a sweep."""
+    traits = TableTraits(flag_prefix="campaign_", starts_runs=True)
+    factory = "retrain.records.campaign_table:CampaignTable"
+    register(PluginSpec(name=TABLE, summary="Conditions x seeds.", factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """The command behind `retrain FILE` for a file with `[campaign]`."""
+    summary = "Run the conditions x seeds of a TOML file with [campaign]."
+    register(PluginSpec(name="campaign", summary=summary, factory="retrain.campaign.command:command", traits="train"))
+
+
+@hookimpl
+def retrain_register_launchers(register: Callable[[PluginSpec], None]) -> None:
+    """Processes of this machine, tasks of a Ray cluster, and jobs of a Slurm cluster."""
+    register(
+        PluginSpec(
+            name="subprocess",
+            summary="Processes of this machine.",
+            factory="retrain.campaign.processes:build",
+            params="retrain.campaign.processes:Options",
+        )
+    )
+    register(
+        PluginSpec(
+            name="ray",
+            summary="Tasks of an existing Ray cluster (extra `ray`).",
+            factory="retrain.campaign.ray_launcher:build",
+            params="retrain.campaign.ray_launcher:Options",
+        )
+    )
+    register(
+        PluginSpec(
+            name="slurm",
+            summary="Jobs of a Slurm cluster.",
+            factory="retrain.campaign.slurm_launcher:build",
+            params="retrain.campaign.slurm_launcher:Options",
+        )
+    )
+
+
+@hookimpl
+def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
+    """Two example campaigns."""
+    for name, summary, factory in TEMPLATES:
+        register(PluginSpec(name=name, summary=summary, factory=factory, traits="campaign.toml"))
+
+
+@hookimpl
+def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
+    """Every file with `[campaign]`."""
+    if TABLE not in document:
+        return None
+    return ConfigClaim(command="campaign", explain="retrain.campaign.explain:explain")

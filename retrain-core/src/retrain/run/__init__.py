@@ -3,3 +3,90 @@
 Begin with `session.py`, which a command calls, and `assemble.py`; a killed run comes back in `restore.py`, by
 the plan of `resume_plan.py`. Imports what stands below it, and nobody who watches: they come through hooks.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.algorithm import Shaper
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.errors import Problem
+
+OVERLONG = {"mask": "left out of the loss", "drop": "left out of the loss and of the baseline"}
+
+
+@hookimpl
+def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
+    """The order in which every prompt is drawn once per pass."""
+    summary = "Every prompt once per pass, in a seeded order that is new in each."
+    register(PluginSpec(name="uniform", summary=summary, factory="retrain.tasks.sampling:uniform"))
+
+
+@hookimpl
+def retrain_describe_metrics() -> Iterable[MetricSpec]:
+    """The fields about the prompts that a sampler chose."""
+    from retrain.run.steps.sampling_order import METRICS
+
+    return METRICS
+
+
+@hookimpl
+def retrain_check_config(config: Config) -> list[Problem]:
+    """A control that the configuration does not allow, or a soft zone that is longer than a completion."""
+    zone, limit = config.training.soft_overlong, config.training.max_tokens
+    problems = _of_control(config)
+    if zone <= limit:
+        return problems
+    from retrain.kernel.errors import Problem  # only a faulty configuration needs it
+
+    what = f"{zone} tokens, but a completion has at most max_tokens = {limit}"
+    fix = f"lower it, for example to {limit // 5}"
+    return [*problems, Problem(where=config.place("training.soft_overlong"), what=what, fix=fix)]
+
+
+def _of_control(config: Config) -> list[Problem]:
+    if not config.training.control:
+        return []
+    from retrain.run.steps.controls import control_problems  # only a control needs it
+
+    return control_problems(config)
+
+
+@hookimpl
+def retrain_explain(config: Config) -> dict[str, str]:
+    """What becomes of truncated completions, how many prompts a step may draw, and a control; nothing at defaults."""
+    overlong, refill = config.training.overlong, config.training.refill
+    zone, size = config.training.soft_overlong, config.training.batch_size
+    rows = {"truncated": OVERLONG[overlong]} if overlong != "keep" else {}
+    rows |= (
+        {"soft_overlong": f"the reward falls by up to 1 over the last {zone} of {config.training.max_tokens} tokens"}
+        if zone
+        else {}
+    )
+    if config.training.max_staleness != -1:
+        from retrain.run.steps.staleness import meaning
+
+        rows |= {"staleness": meaning(config)}
+    if control := config.training.control:
+        from retrain.records.controls import Control
+        from retrain.run.steps.controls import MEANINGS
+
+        rows |= {"control": f"{control}: {MEANINGS[Control(control)]}; evaluation is as in any run"}
+    rounds = f"{refill} further round{'s' if refill > 1 else ''}"
+    return rows | ({"refill": f"up to {rounds} of {size} prompts until {size} groups can teach"} if refill else {})
+
+
+@hookimpl
+def retrain_shape_rewards(context: PluginContext) -> Sequence[Shaper]:
+    """The soft punishment of long completions, where it is on."""
+    if not (zone := context.config.training.soft_overlong):
+        return ()
+    from retrain.credit.overlong import SoftPunishment  # only a run that punishes needs it
+
+    return (SoftPunishment(limit=context.config.training.max_tokens, zone=zone),)

@@ -3,3 +3,38 @@
 Begin with `study/study.py` (runs become conditions) and `study/judge.py` (which decides "better"); `wording/` says it
 in words. Imports the kernel, `text` and `records`, so that `retrain compare` loads nothing of tasks, credit or a run.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.views import RunView
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """`retrain compare`."""
+    summary = "Compare conditions over their seeds, with tests and intervals; verify the ledger of runs and looks."
+    factory = "retrain.verdicts.wording.command:command"
+    register(PluginSpec(name="compare", summary=summary, factory=factory, traits="compare"))
+
+
+@hookimpl
+def retrain_run_start(run: RunView) -> None:
+    """Record in the ledger that the run began."""
+    from retrain.verdicts.ledger.watch import begin  # only a run needs it
+
+    begin(run)
+
+
+@hookimpl
+def retrain_run_end(run: RunView, error: BaseException | None) -> None:
+    """Record in the ledger how the run ended, with the hashes of its records."""
+    from retrain.verdicts.ledger.watch import end  # only a run needs it
+
+    end(run, error)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from retrain.credit.teacher.plugin import retrain_explain
+from retrain.credit.teacher import retrain_explain
 from retrain.credit.teacher.table import problems_of
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.plugins.discover import load_plugins

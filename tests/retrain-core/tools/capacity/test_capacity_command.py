@@ -19,7 +19,7 @@ from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.registry import Plugins
 from retrain.run.configure import load_checked
 from retrain.tools.capacity import command as command_module
-from retrain.tools.capacity import plugin, workload
+from retrain.tools.capacity import workload
 from retrain.tools.capacity.forecast import forecast
 from retrain.tools.capacity.pilot import run_pilot
 from tests.invoke import invoke
@@ -49,8 +49,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def capacity(plugins: Plugins) -> Callable[..., str]:
     """`capacity("--json")`: the output of the command on the tiny model."""
+    from retrain.tools import capacity as plugin
+
     if not plugins.pluggy.is_registered(plugin):
-        plugins.add(plugin, Owner(distribution="retrain-core", source="retrain.tools.capacity.plugin"))
+        plugins.add(plugin, Owner(distribution="retrain-core", source="retrain.tools.capacity"))
 
     def call(*arguments: str) -> str:
         result = invoke(

@@ -12,7 +12,8 @@ import pytest
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
-from retrain.tools.capacity import plugin, workload
+from retrain.tools import capacity
+from retrain.tools.capacity import workload
 from retrain.tools.capacity.advice import hint
 from retrain.tools.capacity.watch import FEWEST_STEPS, CapacityWatch, Meter
 
@@ -64,7 +65,7 @@ def test_shares_are_of_the_whole_step_and_without_the_first() -> None:
 def test_a_run_says_it_once_at_its_end(steps: int, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     run: Any = SimpleNamespace(config=configured("vllm"), folder=tmp_path)
     context: Any = SimpleNamespace(plugins=None)
-    watch, other = plugin.retrain_watch_run(context), plugin.retrain_watch_run(context)
+    watch, other = capacity.retrain_watch_run(context), capacity.retrain_watch_run(context)
     assert isinstance(watch, CapacityWatch)
     assert isinstance(other, CapacityWatch)
     watch.retrain_run_start()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retrain.kernel.plugins.first_party import install_line
-from retrain.tools.squeeze.plugin import retrain_campaign_run_done, retrain_claim_config
+from retrain.tools.squeeze import retrain_campaign_run_done, retrain_claim_config
 
 Make = Callable[..., Path]
 Command = Callable[..., Any]

@@ -1,1 +1,107 @@
-"""Gaming that is seen: a second verifier beside the reward that is trained, and what tells that the two part."""
+"""Gaming that is seen: a second verifier beside the reward that is trained, and what tells that the two part.
+
+Registers `[reward] shadow` and what it adds to lines, evaluations and reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.plugin_tables import ShadowKeys
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.report import ReportSection
+    from retrain.kernel.contracts.views import EvalView, GroupsView, RunView
+    from retrain.kernel.errors import Problem
+    from retrain.kernel.registry import Plugins
+
+BOTH = "over the completions that reward and shadow both gave a score"
+NO_SHADOW = "without [reward] shadow"
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The keys of `[reward]` about a shadow."""
+    factory, summary = "retrain.kernel.config.plugin_tables:ShadowKeys", "A second verifier that is never trained."
+    register(PluginSpec(name="reward", summary=summary, factory=factory, traits=TableTraits(extends=True)))
+
+
+@hookimpl
+def retrain_describe_metrics() -> list[MetricSpec]:
+    """The fields of the shadow."""
+    unpaired = f"{NO_SHADOW}; when no completion has both scores"
+    not_evaluated = f"except on lines with an evaluation; {unpaired}"
+    rows = (
+        ("shadow_mean_reward", f"Mean score of the shadow {BOTH}, of the first round.", "", unpaired),
+        ("shadow_correct_rate", f"Share that the shadow scores above `[scoring] correct_above`, {BOTH}.", "", unpaired),
+        ("shadow_gap", f"Mean of the reward's score minus the shadow's {BOTH}.", "", unpaired),
+        ("shadow_judged_count", "Completions of the first round with both scores.", "completions", NO_SHADOW),
+        ("shadow_no_verdict_count", "Completions for which the shadow gave no verdict.", "completions", NO_SHADOW),
+        ("shadow_failed_count", "Completions on which the shadow failed.", "completions", NO_SHADOW),
+        ("shadow_{field}", "What `{field}`, such as `judge_calls`, is to an asynchronous reward.", "", NO_SHADOW),
+        ("eval_shadow_rate", "`shadow_correct_rate` on the held-out examples.", "", not_evaluated),
+        ("eval_shadow_reward", "`shadow_mean_reward` on the held-out examples.", "", not_evaluated),
+        ("eval_shadow_gap", "`shadow_gap` on the held-out examples.", "", not_evaluated),
+    )
+    from retrain.observe.gaming.alarm_fields import FIELDS
+
+    named = (*rows, *FIELDS)
+    return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in named]
+
+
+def _keys(config: Config) -> ShadowKeys:
+    from retrain.kernel.config.plugin_tables import ShadowKeys  # imports pydantic, as `retrain --help` must not
+
+    return config.table("reward", ShadowKeys)
+
+
+@hookimpl
+def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
+    """Problems with `[reward] shadow`."""
+    keys = _keys(config)
+    if not keys.shadow and not keys.shadow_params:
+        return ()
+    from retrain.observe.gaming.shadow import shadow_problems
+
+    return [*shadow_problems(config, plugins)]
+
+
+@hookimpl
+def retrain_watch_run(context: PluginContext) -> object:
+    """The alarm and the suspicions."""
+    from retrain.observe.gaming.alarm_watch import GamingWatch  # only a run needs it
+
+    return GamingWatch(context)
+
+
+@hookimpl
+def retrain_extra_metrics(groups: GroupsView | None, evaluation: EvalView | None) -> Mapping[str, Any]:
+    """The shadow's fields of a step or of an evaluation."""
+    from retrain.observe.gaming.shadow import (
+        eval_fields,
+        step_fields,  # only a run needs it
+    )
+
+    if evaluation is not None:
+        return eval_fields(evaluation.scores_EG, evaluation.correct_above)
+    return step_fields(groups.groups) if groups else {}
+
+
+@hookimpl
+def retrain_report_sections(run: RunView) -> Mapping[str, str | ReportSection] | None:
+    """The curves of reward and shadow, and the alarms."""
+    if not _keys(run.config).shadow:
+        return None
+    from retrain.observe.gaming.report import (
+        alarm_text,
+        report_section,  # only a report needs them
+    )
+
+    alarms = alarm_text(run.folder)
+    return {**(report_section(run) or {}), **({"Gaming": alarms} if alarms else {})}

@@ -1,1 +1,62 @@
-"""Recorders besides the JSONL files: Weights & Biases, TensorBoard, Trackio and MLflow."""
+"""Recorders besides the JSONL files: Weights & Biases, TensorBoard, Trackio and MLflow.
+
+Registers the built-in recorders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.context import PluginContext
+
+RECORDERS = (
+    (
+        "wandb",
+        "Weights & Biases (extra `wandb`); on when [logging] wandb_project is set.",
+        "retrain.observe.trackers.wandb",
+    ),
+    (
+        "tensorboard",
+        "Event files in <log_dir>/tensorboard (extra `tensorboard`).",
+        "retrain.observe.trackers.tensorboard",
+    ),
+    (
+        "trackio",
+        "Trackio, on this machine or where its variables say (extra `trackio`).",
+        "retrain.observe.trackers.trackio",
+    ),
+    (
+        "mlflow",
+        "MLflow: MLFLOW_TRACKING_URI, or a database in <log_dir> (extra `mlflow`).",
+        "retrain.observe.trackers.mlflow",
+    ),
+)
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The keys of recorders, in the kernel's `[logging]`."""
+    factory = "retrain.observe.trackers.table:TrackerKeys"
+    traits = TableTraits(extends=True)
+    register(PluginSpec(name="logging", summary="Where trackers file the run.", factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_register_recorders(register: Callable[[PluginSpec], None]) -> None:
+    """The built-in recorders; each is imported only when a configuration names it."""
+    for name, summary, module in RECORDERS:
+        register(PluginSpec(name=name, summary=summary, factory=f"{module}:build"))
+
+
+@hookimpl
+def retrain_watch_run(context: PluginContext) -> object | None:
+    """The recorders of a run."""
+    from retrain.observe.trackers.recording import watch_run  # only a run needs it
+
+    return watch_run(context)

@@ -16,7 +16,7 @@ from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.records.run import Run
 from retrain.run.configure import load_checked
-from retrain.tools.capacity import plugin
+from retrain.tools import capacity
 from retrain.tools.capacity.history import Past, eval_completion_s
 
 TAIL_LINES = 12
@@ -53,8 +53,8 @@ def run_pilot(arguments: Sequence[str], steps: int) -> Past:
 def main(arguments: list[str]) -> int:
     """Train with the arguments; returns 0, or the exit code of the error."""
     plugins = load_plugins()
-    if not plugins.pluggy.is_registered(plugin):
-        plugins.add(plugin, Owner(distribution="retrain-core", source="retrain.tools.capacity.plugin"))
+    if not plugins.pluggy.is_registered(capacity):
+        plugins.add(capacity, Owner(distribution="retrain-core", source="retrain.tools.capacity"))
     try:
         checked = load_checked(arguments, plugins)
         from retrain.run.session import train

@@ -1,1 +1,32 @@
-"""`retrain doctor`: whether this machine has what a configuration needs."""
+"""`retrain doctor`: whether this machine has what a configuration needs.
+
+Registers `retrain doctor` and the checks that come with retrain-core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.diagnosis import Diagnosis
+    from retrain.kernel.registry import Plugins
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """One command."""
+    summary = "Check whether this machine has what a configuration needs, and how to get what is missing."
+    register(PluginSpec(name="doctor", summary=summary, factory="retrain.tools.doctor.command:command", traits="train"))
+
+
+@hookimpl(tryfirst=True)
+def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagnosis]:
+    """Python, distributions, the parts of the configuration, folders, model, servers and keys."""
+    from retrain.tools.doctor.checks import diagnose_machine, diagnose_parts, diagnose_reach
+
+    return [*diagnose_machine(config), *diagnose_parts(config, plugins), *diagnose_reach(config, plugins)]
