@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.text.terminal_text import ABSENT, duration
+from retrain.text.amounts import ABSENT, duration
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_a_pushed_folder_tells_what_the_run_was_and_nothing_of_this_machine(
         "| reward | `match` |",
         "| algorithm | `maxrl+'none'`, loss `ppo` |",
         "| seed | 17 |",
-        "| held out | 20 | 25.0 % (10.0 to 40.0) | 75.0 % (60.0 to 90.0) |",
+        "| held out | 20 | 25.0% [10.0, 40.0] | 75.0% [60.0, 90.0] |",
         "| set | examples | before training | after 3 steps |",
         "retrain retrain.toml",
         "torch 2.13.0",

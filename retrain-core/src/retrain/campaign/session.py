@@ -40,7 +40,8 @@ from retrain.records.run import Run
 from retrain.run.check import registered_tables
 from retrain.run.devices import ENTRY, KEY, SettledDevices
 from retrain.run.selected import identity_of
-from retrain.text.terminal_text import OUTCOME_LEVEL, duration, printable, program
+from retrain.text.amounts import duration
+from retrain.text.terminal_text import OUTCOME_LEVEL, printable, program
 
 THROTTLE = "tinker_throttle"
 CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "followed_up", "follow_up_error")

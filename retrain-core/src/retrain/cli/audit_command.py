@@ -20,8 +20,9 @@ from retrain.run.seed_sources import run_seeds
 from retrain.tasks.audit.report import AuditReport, Cause, where_found
 from retrain.tasks.audit.verifier_audit import SHADOW, audit_tasks, shadow_of
 from retrain.tasks.tasks import load_tasks
+from retrain.text.amounts import duration
 from retrain.text.command_options import config_argument, json_option
-from retrain.text.terminal_text import duration, printable
+from retrain.text.terminal_text import printable
 from retrain.text.tokenizer.load import load_tokenizer
 
 COLOURS = {"error": "red", "warning": "yellow"}

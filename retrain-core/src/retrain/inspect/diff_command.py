@@ -15,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.inspect.diff import RunDiff, compare_runs
-from retrain.inspect.status_show import decimal, share
 from retrain.records.identity.changes import ADDED, CHANGED, REMOVED, ChangeKind
+from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.command_options import json_option
-from retrain.text.terminal_text import ABSENT, duration, printable, sparkline
+from retrain.text.tables import rich_table
+from retrain.text.terminal_text import printable, sparkline
 from retrain.verdicts.ledger.interim import InterimLooks
 
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
@@ -107,17 +108,14 @@ def _heads(diff: RunDiff) -> Table:
 
 def _results(diff: RunDiff) -> Table:
     a, b = diff.metrics.curve_a, diff.metrics.curve_b
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("at the end")
-    for column in ("A", "B"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = rich_table(("at the end", "A", "B"))
     table.add_column("better")
     reward = partial(decimal, digits=3)
     rows: list[tuple[str, float | None, float | None, int, Callable[[float | None], str]]] = [
         ("loss", a.final["loss"], b.final["loss"], NEITHER, lambda value: decimal(value, 4)),
-        ("correct", a.final["correct_rate"], b.final["correct_rate"], HIGHER, share),
+        ("correct", a.final["correct_rate"], b.final["correct_rate"], HIGHER, percent),
         ("reward", a.final["mean_reward"], b.final["mean_reward"], HIGHER, reward),
-        ("held-out", a.final["eval_correct_rate"], b.final["eval_correct_rate"], HIGHER, share),
+        ("held-out", a.final["eval_correct_rate"], b.final["eval_correct_rate"], HIGHER, percent),
         ("held-out reward", a.final["eval_mean_reward"], b.final["eval_mean_reward"], HIGHER, reward),
         ("time", a.wall_time_s, b.wall_time_s, LOWER if a.steps == b.steps else NEITHER, duration),
         ("steps", float(a.steps), float(b.steps), NEITHER, lambda value: decimal(value, 0)),
@@ -132,7 +130,7 @@ def _results(diff: RunDiff) -> Table:
 def _curves(diff: RunDiff) -> Iterator[Text]:
     for name, curve in (("A", diff.metrics.curve_a), ("B", diff.metrics.curve_b)):
         if curve.rates:
-            ends = f"  {share(curve.rates[0])} → {share(curve.rates[-1])}"
+            ends = f"  {percent(curve.rates[0])} → {percent(curve.rates[-1])}"
             yield Text(f"correct {name}  ").append(sparkline(curve.rates), style="green").append(ends)
 
 
@@ -148,7 +146,7 @@ def mark(a: float | None, b: float | None, better: int) -> str:
 def _settings(diff: RunDiff) -> Iterator[RenderableType]:
     if not diff.setup.settings:
         return
-    table = Table(box=None, padding=(0, 2), show_header=False)
+    table = Table.grid(padding=(0, 2))
     for path, sides in diff.setup.settings.items():
         cells = [
             Text(_value(sides, side)).append(f"  {printable(sides.get(f'origin_{side}', ''))}", style="dim")
@@ -161,7 +159,7 @@ def _settings(diff: RunDiff) -> Iterator[RenderableType]:
 def _pairs(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[RenderableType]:
     if not rows:
         return
-    table = Table(box=None, padding=(0, 2), show_header=False)
+    table = Table.grid(padding=(0, 2))
     for name, sides in rows.items():
         table.add_row(Text(printable(name)), Text(_value(sides, "a")), Text(_value(sides, "b")))
     yield table

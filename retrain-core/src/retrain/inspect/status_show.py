@@ -13,8 +13,10 @@ from retrain.records.reading import number
 from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, progress_text
 from retrain.records.runs.run_status import RunStatus
 from retrain.records.runs.scan import Overview
+from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.progress import phase_text, share_of
-from retrain.text.terminal_text import ABSENT, duration, printable
+from retrain.text.tables import rich_table
+from retrain.text.terminal_text import printable
 
 COLOURS = {"running": "green", "done": "cyan", "stale": "yellow", "partial": "yellow", "stopped": "yellow"}
 ENDED_BADLY = "red"
@@ -54,14 +56,14 @@ def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
         Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted
     ]
     if run.shadow_correct_rate is not None:
-        both = f"correct {share(run.correct_rate)} by the reward, {share(run.shadow_correct_rate)} by its shadow"
+        both = f"correct {percent(run.correct_rate)} by the reward, {percent(run.shadow_correct_rate)} by its shadow"
         notes.append(Text(f"{name}: {both}"))
     if run.health:
         example = f"; for example {run.gaming_example}" if run.gaming_example else ""
         found = f"health at its last step: {', '.join(run.health)}{example}"
         notes.append(Text(f"{name}: {printable(_on_one_line(found))}", style="yellow"))
     if run.eval_rates.keys() - {"held_out"}:
-        rates = ", ".join(f"{set_name} {share(rate)}" for set_name, rate in run.eval_rates.items())
+        rates = ", ".join(f"{set_name} {percent(rate)}" for set_name, rate in run.eval_rates.items())
         notes.append(Text(f"{name}: evaluated after its last step: {printable(rates)}"))
     if run.phase:
         shown = phase_text(run.phase, run.phase_step or 0.0, run.phase_elapsed_s or 0.0, run.progress)
@@ -90,32 +92,20 @@ def _on_one_line(error: str) -> str:
     return "; ".join(filter(None, map(str.strip, error.split("\n"))))
 
 
-def share(value: float | None) -> str:
-    """A rate in percent."""
-    return ABSENT if value is None else f"{100 * value:.1f}%"
-
-
-def decimal(value: float | None, digits: int) -> str:
-    """A number with `digits` decimals."""
-    return ABSENT if value is None else f"{value:.{digits}f}"
-
-
 def state_text(state: str) -> Text:
     """A state in its colour."""
     return Text(printable(state), style=COLOURS.get(state, ENDED_BADLY))
 
 
 def _table(overview: Overview, is_narrow: bool) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("run", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for column in ("step", *RATES, "left") if is_narrow else ("step", *RATES, "reward", "loss", "time"):
-        table.add_column(column, justify="right", no_wrap=True)
+    heads = ("step", *RATES, "left") if is_narrow else ("step", *RATES, "reward", "loss", "time")
+    table = rich_table(("run", "state", *heads), num_names=2)
+    table.columns[1].no_wrap = True
     if not is_narrow:
         table.add_column("condition", overflow="fold")
     for run in overview.runs:
         steps = ABSENT if run.max_steps is None else f"{run.step}/{run.max_steps}"
-        rates = share(run.correct_rate), share(run.held_out_rate)
+        rates = percent(run.correct_rate), percent(run.held_out_rate)
         head = (Text(_name(run, overview)), state_text(run.state), steps, *rates)
         if is_narrow:
             table.add_row(*head, duration(run.left_s) if run.is_live else "")
@@ -131,10 +121,7 @@ def _campaign_head(campaign: CampaignStatus) -> Text:
 
 
 def _matrix(campaign: CampaignStatus) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("condition", overflow="fold")
-    for seed in campaign.seeds:
-        table.add_column(f"s{seed}", justify="right", no_wrap=True)
+    table = rich_table(("condition", *(f"s{seed}" for seed in campaign.seeds)))
     for condition in campaign.conditions:
         cells = [_cell(campaign.run_of(condition, seed)) for seed in campaign.seeds]
         table.add_row(Text(printable(condition)), *cells)
@@ -145,7 +132,7 @@ def _cell(run: CampaignRun | None) -> Text:
     """`42/100 37.5%`: the steps and the last held-out rate."""
     cell = _progress(run)
     rate = run.status.held_out_rate if run and run.status else None
-    return cell if rate is None else cell.append(f" {share(rate)}", style="default")
+    return cell if rate is None else cell.append(f" {percent(rate)}", style="default")
 
 
 def _progress(run: CampaignRun | None) -> Text:

@@ -11,7 +11,7 @@ from retrain.report.chart_specs import GROUPS, TIMES, Unit, value_text
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import Plot, Section, Table, note
 from retrain.report.text import plain
-from retrain.text.terminal_text import ABSENT
+from retrain.text.amounts import ABSENT
 
 GROUP_NAMES = ("useful", "all right", "all wrong", "all same", "no verdict", "surplus")
 TIME_NAMES = ("sampling", "scoring", "training", "other")

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD, eval_sets
 from retrain.tasks.scoring.verdict import part_fields
-from retrain.text.terminal_text import ABSENT
+from retrain.text.amounts import ABSENT, percent
 
 GROUPS = ("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups", "surplus_groups")
 TIMES = ("sample_time_s", "score_time_s", "train_time_s")
@@ -218,5 +218,5 @@ def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:
     if value is None or not math.isfinite(value):
         return ABSENT
     if unit is Unit.SHARE:
-        return f"{100 * value:.1f}%"
+        return percent(value)
     return f"{value:.3g} s" if unit is Unit.SECONDS else f"{value:.4g}"

@@ -35,7 +35,7 @@ def command(ctx: click.Context, paths: tuple[Path, ...], html: Path | None, as_j
     from retrain.records.files import write_text
     from retrain.report.gather import gather
     from retrain.report.page import plugin_sections, render
-    from retrain.report.text import plural
+    from retrain.text.amounts import counted
     from retrain.verdicts.ledger.interim import InterimLooks
 
     material = gather(paths)
@@ -73,7 +73,7 @@ def command(ctx: click.Context, paths: tuple[Path, ...], html: Path | None, as_j
         }
         click.echo(json.dumps(content, indent=2, allow_nan=False))
         return
-    contents = f"{plural(len(material.runs), 'run')}, {plural(page.num_figures, 'plot')}"
+    contents = f"{counted(len(material.runs), 'run')}, {counted(page.num_figures, 'plot')}"
     click.echo(f"Wrote {file} ({size / 1e6:.1f} MB): {contents}")
     if material.unfinished:
-        click.echo(f"{plural(len(material.unfinished), 'run')} did not finish; see the top of the page")
+        click.echo(f"{counted(len(material.unfinished), 'run')} did not finish; see the top of the page")

@@ -20,7 +20,8 @@ from retrain.report.chart_specs import value_text
 from retrain.report.gather import Material, ReportRun, evaluated_steps
 from retrain.report.parts import Fold, Heading, Link, Links, Part, Section, Tiles, note
 from retrain.report.step_offsets import last_step, lines_of
-from retrain.report.text import Excerpt, plural
+from retrain.report.text import Excerpt
+from retrain.text.amounts import counted
 
 OF_EACH_ALONE, OF_EACH = 2, 1  # best, worst and random ones per step: for a single condition, and for each of several
 REASONS = {"eos": "ended", "length": "cut off at max_tokens", "turns": "out of turns"}
@@ -58,9 +59,9 @@ def _picked(run: ReportRun, of_each: int) -> list[StepSamples]:
 
 
 def _step(run: ReportRun, picked: StepSamples, links: Links) -> tuple[Heading, Tiles]:
-    passed_over = f", {plural(picked.num_passed_over, 'line')} could not be read" if picked.num_passed_over else ""
+    passed_over = f", {counted(picked.num_passed_over, 'line')} could not be read" if picked.num_passed_over else ""
     cut = ", only the first 64 MB of the step were read" if picked.is_cut else ""
-    source = f"from {plural(picked.num_completions, 'completion')}{passed_over}{cut}"
+    source = f"from {counted(picked.num_completions, 'completion')}{passed_over}{cut}"
     folder = run.candidate.folder
     file = links.to(_file(folder), "generations.jsonl") if folder else None
     return Heading(f"Step {picked.step:,}", 4, source), Tiles("cards", [Card(each, file) for each in picked.samples])
@@ -93,7 +94,7 @@ class Card(Part):
     @property
     def remarks(self) -> str:
         """Why it ended, its length, and whether it was left out of training."""
-        tokens = "" if self.sample.num_tokens is None else plural(self.sample.num_tokens, "token")
+        tokens = "" if self.sample.num_tokens is None else counted(self.sample.num_tokens, "token")
         reason = REASONS.get(self.sample.stop_reason, self.sample.stop_reason)
         return ", ".join(filter(None, (reason, tokens, "" if self.sample.trained else "not trained")))
 

@@ -13,8 +13,8 @@ from retrain.records.run import Run
 from retrain.records.runs.source import FREE_KEYS, FREE_TABLES
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import Box, Code, Piece, Section, Table, note
+from retrain.text.amounts import ABSENT
 
-ABSENT = "—"
 MOST_VALUES = 3  # shown per key and condition
 MOST_COLUMNS = 10
 MOST_ROWS = 50

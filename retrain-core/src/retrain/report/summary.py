@@ -14,8 +14,7 @@ from retrain.report.chart_specs import Unit, value_text
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import Box, Facts, Fold, Links, Paragraph, Part, Piece, Section, Table, Words, lede, note
 from retrain.report.settings import common, versions
-from retrain.report.text import amount, plural
-from retrain.text.terminal_text import duration
+from retrain.text.amounts import amount, counted, duration
 
 MOST_FAILED = 50
 MOST_LISTED = 12
@@ -36,7 +35,7 @@ def title_of(material: Material) -> str:
         return material.source.campaign.resolve().name
     names = [run.candidate.name for run in material.runs]
     folder = material.runs[0].candidate.folder
-    return (folder.resolve().name if folder else names[0]) if len(names) == 1 else plural(len(names), "run")
+    return (folder.resolve().name if folder else names[0]) if len(names) == 1 else counted(len(names), "run")
 
 
 def lede_of(material: Material) -> str:
@@ -44,8 +43,8 @@ def lede_of(material: Material) -> str:
     conditions, seeds = len(material.source.conditions), len({run.candidate.seed for run in material.runs})
     states = Counter(run.candidate.state for run in material.runs)
     ended = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
-    shape = f"{plural(conditions, 'condition')} × {plural(seeds, 'seed')}, " if len(material.runs) > 1 else ""
-    return f"{shape}{plural(len(material.runs), 'run')}: {ended}."
+    shape = f"{counted(conditions, 'condition')} × {counted(seeds, 'seed')}, " if len(material.runs) > 1 else ""
+    return f"{shape}{counted(len(material.runs), 'run')}: {ended}."
 
 
 def _failed(material: Material, links: Links) -> Box | None:
@@ -69,7 +68,7 @@ def _failed(material: Material, links: Links) -> Box | None:
         Table("Unfinished runs", heads, rows, num_names=4, is_caption_shown=False),
         note(f"and {len(runs) - MOST_FAILED:,} more: see Files") if len(runs) > MOST_FAILED else None,
     )
-    return Box("alert", f"{plural(len(runs), 'run')} of {len(material.runs):,} did not finish", parts)
+    return Box("alert", f"{counted(len(runs), 'run')} of {len(material.runs):,} did not finish", parts)
 
 
 def _accepted(material: Material) -> Box | None:
@@ -79,7 +78,7 @@ def _accepted(material: Material) -> Box | None:
         return None
     rows = [(run.candidate.name, change) for run, change in found[:MOST_ACCEPTED]]
     runs = len({id(run) for run, _ in found})
-    head = f"{plural(runs, 'run')} continued with --resume-anyway although something had changed"
+    head = f"{counted(runs, 'run')} continued with --resume-anyway although something had changed"
     more = note(f"and {len(found) - MOST_ACCEPTED:,} more: see run.json") if len(found) > MOST_ACCEPTED else None
     table = Table("Accepted changes", ("run", "change"), rows, num_names=2, is_caption_shown=False)
     return Box("alert", head, (table, more))
@@ -183,7 +182,7 @@ def health_section(material: Material) -> Section:
     meaning = "docs/pages/health.md explains each state and what to change."
     heads = ("state", "run", "steps", "how many")
     parts = (
-        note(f"{plural(len(found), 'episode')} in {plural(runs, 'run')}; {meaning}"),
+        note(f"{counted(len(found), 'episode')} in {counted(runs, 'run')}; {meaning}"),
         Table("Health findings", heads, rows, num_names=2, is_caption_shown=False),
         note(f"The longest {MOST_EPISODES} are listed.") if len(found) > MOST_EPISODES else None,
     )
@@ -200,7 +199,7 @@ def files_section(material: Material, links: Links, made: str) -> Section:
     parts = (
         note(made),
         Paragraph(("Campaign: ", links.to(campaign / CAMPAIGN_FILE, CAMPAIGN_FILE))) if campaign else None,
-        Fold(plural(len(rows), "run"), [listed]),
+        Fold(counted(len(rows), "run"), [listed]),
         note(f"and {left_out:,} more: `retrain status` lists them all") if left_out > 0 else None,
     )
     return Section("files", "Files", parts)

@@ -45,19 +45,6 @@ def plain(value: object, most_chars: int = 400, *, kept: str = "") -> str:
     return "".join(c if _is_harmless(c) or c in kept else _name(c) for c in shown)
 
 
-def amount(value: float) -> str:
-    """A count in three digits: `12.3 million`."""
-    for size, name in ((1e9, "billion"), (1e6, "million")):
-        if value >= size:
-            return f"{value / size:.3g} {name}"
-    return f"{value:,.0f}"
-
-
-def plural(count: int, name: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
-
-
 def _marked(shown: str) -> Markup:
     if shown.isprintable():
         return escape(shown)

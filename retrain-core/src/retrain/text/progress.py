@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retrain.kernel.contracts.context import PhaseProgress, PluginContext
-from retrain.text.terminal_text import duration, is_redrawable, printable
+from retrain.text.amounts import duration
+from retrain.text.terminal_text import is_redrawable, printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,14 +1,12 @@
-"""Text for terminals and logs: log levels of console lines, untrusted text made harmless, times, sparklines."""
+"""Text for terminals and logs: log levels of console lines, untrusted text made harmless, sparklines."""
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
@@ -18,7 +16,6 @@ WIDTH = 60
 PROGRESS_LEVEL = 15  # logging level of lines that the live panel of a terminal makes superfluous
 OUTCOME_LEVEL = 25  # logging level of how a run ended: said even with --quiet
 QUIET_FLAGS = ("-q", "--quiet")
-ABSENT = "—"  # a value that is missing
 
 
 def printable(text: str) -> str:
@@ -31,25 +28,9 @@ def harmless_lines(text: str) -> str:
     return "\n".join(map(printable, text.expandtabs().splitlines()))
 
 
-def duration(seconds: float | None) -> str:
-    """Elapsed time: `0.3 ms`, `2.1 s`, `12 s`, `1:02:03`, `3 days, 11:20:00`; a dash where it is unknown."""
-    if seconds is None or not math.isfinite(seconds):
-        return ABSENT
-    if seconds < 1:
-        return f"{float(f'{1000 * seconds:.2g}'):g} ms"
-    if round(seconds) < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return str(timedelta(seconds=round(seconds)))
-
-
 def is_redrawable(stream: TextIO) -> bool:
     """Whether a stream is a terminal that can move its cursor; TERM=dumb says that it cannot."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in DUMB
-
-
-def counted(count: int, word: str) -> str:
-    """`1 error`, `1,200 errors`."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:

@@ -15,7 +15,9 @@ from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.records.reading import Record
 from retrain.records.run import Run
 from retrain.run.subject import Subject
+from retrain.text.amounts import percent, rate_interval
 from retrain.text.secrets import redacted
+from retrain.text.tables import markdown_table
 from retrain.text.terminal_text import printable
 
 MOST_ROWS = 12  # of the table of steps
@@ -192,7 +194,7 @@ def _rate(line: Record, stem: str) -> str:
     rate, low, high = (line.get(f"{stem}{name}") for name in ("correct_rate", "ci_low", "ci_high"))
     if rate is None or low is None or high is None:
         return "not measured"
-    return f"{100 * rate:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{percent(rate)} {rate_interval(low, high)}"
 
 
 def _curves(lines: Sequence[Record]) -> Iterator[str]:
@@ -228,8 +230,8 @@ def _use(repo: str, base: str, is_adapter: bool) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    cells = ([cell.replace("|", r"\|") for cell in row] for row in rows)
+    return "\n".join(markdown_table(head, cells, num_names=len(head)))
 
 
 def _code(text: str) -> str:

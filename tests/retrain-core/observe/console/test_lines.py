@@ -34,7 +34,8 @@ from retrain.observe.console.step_lines import (
     with_parts,
 )
 from retrain.records.run import Run
-from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, duration, printable, program
+from retrain.text.amounts import duration
+from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, printable, program
 
 MakeGroup = Callable[..., Group]
 ALL_KINDS = ("sepa", "kl", "teacher", "refill", "graded", "parts", "placeholder")

@@ -29,15 +29,15 @@ def configured(engine: str = "pytorch", backend: str = "local", **options: Any) 
 @pytest.mark.parametrize(
     ("shares", "config", "has_gpu", "said"),
     [
-        ({"sample": 0.78}, configured(), True, "sampling 78 % with engine = 'pytorch': try [inference] kv_cache_dtype"),
+        ({"sample": 0.78}, configured(), True, "sampling 78% with engine = 'pytorch': try [inference] kv_cache_dtype"),
         ({"sample": 0.78}, configured(), False, ""),
         ({"sample": 0.78}, configured("vllm"), False, "try more servers in [inference] url"),
         ({"sample": 0.59, "train": 0.41}, configured(), True, ""),
         ({"sample": 0.9}, configured(backend="tinker"), True, ""),
-        ({"train": 0.7}, configured(), True, "training 70 %: try [backend.options] compile = true"),
+        ({"train": 0.7}, configured(), True, "training 70%: try [backend.options] compile = true"),
         ({"train": 0.7}, configured(compile=True), True, ""),
         ({"train": 0.7}, configured(), False, ""),
-        ({"score": 0.31, "sample": 0.6}, configured(backend="tinker"), False, "waiting for scores 31 %: try [scoring]"),
+        ({"score": 0.31, "sample": 0.6}, configured(backend="tinker"), False, "waiting for scores 31%: try [scoring]"),
         ({}, configured(), True, ""),
     ],
 )
@@ -77,4 +77,4 @@ def test_a_run_says_it_once_at_its_end(steps: int, caplog: pytest.LogCaptureFixt
         other.retrain_run_end(run)
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Time: ")]
     assert len(said) == (steps == FEWEST_STEPS)
-    assert not said or "sampling 80 % with engine = 'vllm'" in said[0]
+    assert not said or "sampling 80% with engine = 'vllm'" in said[0]

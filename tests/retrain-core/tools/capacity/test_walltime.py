@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retrain.tools.capacity.show import size
+from retrain.text.amounts import size
 from retrain.tools.capacity.workload import Schedule, schedule_of, workload_of
 
 CAMPAIGN = """

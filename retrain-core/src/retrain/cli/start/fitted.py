@@ -14,7 +14,7 @@ from retrain.cli.start.first_run import Sizes, Speed, fit
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.types import Tokens
-from retrain.text.terminal_text import counted
+from retrain.text.amounts import counted
 
 KEYS = {
     "training.batch_size": "batch_size",

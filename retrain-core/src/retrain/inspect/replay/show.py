@@ -8,6 +8,7 @@ from typing import Any
 from retrain.inspect.replay.gradients import largest
 from retrain.inspect.replay.job import AsItWas, Replay, Seen
 from retrain.records.run import StoredCompletion
+from retrain.text.tables import table_lines
 from retrain.text.token_text import token_texts
 
 ONE_STEP = (
@@ -123,12 +124,7 @@ def _told_as_it_was(found: Data) -> list[str]:
 
 def _table(data: Data) -> list[str]:
     heads = ("", "cosine", "95 % of resampled groups", "norm / taken", "clipped", "tokens", "groups")
-    rows = [heads, *(_row(condition) for condition in data["conditions"])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    return table_lines(heads, map(_row, data["conditions"]))
 
 
 def _row(condition: Data) -> tuple[str, ...]:

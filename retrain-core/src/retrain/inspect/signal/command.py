@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from retrain.inspect.signal.account import Account, CostPerPoint, Gain, try_account
@@ -27,8 +26,10 @@ from retrain.inspect.signal.summary import (
     share,
     share_of_top_prompts,
 )
+from retrain.text.amounts import ABSENT, percent
 from retrain.text.command_options import json_option, runs_argument
-from retrain.text.terminal_text import ABSENT, printable
+from retrain.text.tables import rich_table
+from retrain.text.terminal_text import printable
 
 MOST = 5
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
@@ -258,14 +259,4 @@ def _cost(cost: CostPerPoint | None, form: str) -> str:
 
 
 def _section(title: str, heads: Sequence[str], rows: Sequence[Row], note: str = "") -> list[RenderableType]:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return [Text(title, style="bold"), table, *([Text(note)] if note else []), Text()]
-
-
-def percent(value: float | None) -> str:
-    """A share in percent; a dash for none."""
-    return ABSENT if value is None else f"{100 * value:.1f}%"
+    return [Text(title, style="bold"), rich_table(heads, rows), *([Text(note)] if note else []), Text()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from retrain.inspect.signal.account import Account, try_account
-from retrain.inspect.signal.command import describe, percent
+from retrain.inspect.signal.command import describe
 from retrain.inspect.signal.drawn import CAUSES
 from retrain.inspect.signal.prompts import Checked
 from retrain.inspect.signal.summary import Pool, pooled, share
@@ -13,6 +13,7 @@ from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.records.record_names import GENERATIONS
 from retrain.records.runs.source import find_runs
+from retrain.text.amounts import percent
 
 MOST_BYTES = 1 << 30  # about half a minute of reading; larger runs have the command
 POINTS = 200  # of a line over steps

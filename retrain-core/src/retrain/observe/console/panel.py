@@ -20,8 +20,9 @@ from retrain.kernel.contracts.views import GroupsView, RunView
 from retrain.kernel.contracts.watcher import Watcher
 from retrain.kernel.hooks import hookimpl
 from retrain.observe.console.step_lines import dropped_text, graded_texts, shadow_text
+from retrain.text.amounts import ABSENT, duration
 from retrain.text.progress import progress_of, progress_text, share_of, warm_up_left
-from retrain.text.terminal_text import ABSENT, duration, printable, sparkline
+from retrain.text.terminal_text import printable, sparkline
 
 RECENT_STEPS = 20  # the time left is estimated from their median
 LABEL_COLUMNS, SHARE_COLUMNS, TIME_COLUMNS = 13, 4, 24

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.text.amounts import ABSENT, percent
 
 EVAL_PREFIX = "eval_"
 PASS_PREFIX = "eval_pass_at_"
 PASS_MARK = "_pass_at_"  # of the held-out examples and of further sets
-ABSENT = "—"
+
 SET_RATE = re.compile(r"eval_(\w+)_correct_rate")
 
 
@@ -72,7 +73,7 @@ def shown(value: float | None, metric: Metric) -> str:
     """A value of the metric, rates in percent."""
     if value is None:
         return ABSENT
-    return f"{100 * value:.1f}%" if metric.is_rate else f"{value:.4g}"
+    return percent(value) if metric.is_rate else f"{value:.4g}"
 
 
 def shown_difference(value: float | None, metric: Metric, *, signed: bool = True) -> str:

@@ -13,7 +13,7 @@ from retrain.report.chart_specs import CHARTS, PASS_PREFIX, Unit, value_text
 from retrain.report.parts import Link, Paragraph, Part, Piece, Pill, Table, Words, lede
 from retrain.report.shell import CLOSED, Page, inert, page
 from retrain.report.watch.watched import AT_A_TIME, SHOWN, chart_data
-from retrain.text.terminal_text import ABSENT, duration
+from retrain.text.amounts import ABSENT, duration
 
 POLICY = f"{CLOSED}; connect-src 'self'"  # its script asks only this server
 HEADS = ("run", "state", "step", "correct", "held out", "left")

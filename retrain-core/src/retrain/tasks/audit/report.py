@@ -9,7 +9,8 @@ from typing import Any
 
 from retrain.kernel.errors import Problem, RewardError
 from retrain.tasks.audit.probes import Severity
-from retrain.text.terminal_text import counted, duration, printable
+from retrain.text.amounts import counted, duration
+from retrain.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 SHOWN = 5  # causes in an error; the command shows all

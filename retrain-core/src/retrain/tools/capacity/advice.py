@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryEstimate, Workload
+from retrain.text.amounts import percent
 from retrain.tools.capacity.workload import device_kind
 
 DOMINANT = 0.6  # of the step time; sampling and training take about equal shares when both run near their limits
@@ -56,22 +57,22 @@ def advise(work: Workload, limit_bytes: int, estimated: Estimated, *, can_quanti
 
 
 def hint(shares: Mapping[str, float], config: Config) -> str:
-    """`sampling 78 % with engine = 'pytorch': try ...`, or "" if no phase dominates or no key would help."""
+    """`sampling 78% with engine = 'pytorch': try ...`, or "" if no phase dominates or no key would help."""
     if shares.get("score", 0.0) >= WAITING:
-        return f"waiting for scores {_percent(shares['score'])}: try [scoring] workers, or a faster [reward]"
+        return f"waiting for scores {percent(shares['score'], 0)}: try [scoring] workers, or a faster [reward]"
     if config.backend.backend != "local":
         return ""
     has_gpu = device_kind(config.backend.devices) == "cuda"
     engine = config.inference.engine
     if shares.get("sample", 0.0) >= DOMINANT:
-        share = f"sampling {_percent(shares['sample'])} with engine = {engine!r}"
+        share = f"sampling {percent(shares['sample'], 0)} with engine = {engine!r}"
         if engine != "pytorch":
             return f"{share}: try more servers in [inference] url, or [inference] max_concurrent"
         return f'{share}: try [inference] kv_cache_dtype = "fp8", or engine = "vllm" on another GPU' if has_gpu else ""
     if shares.get("train", 0.0) >= DOMINANT and has_gpu:
         options = config.backend.options
         if not options.get("compile"):
-            return f"training {_percent(shares['train'])}: try [backend.options] compile = true"
+            return f"training {percent(shares['train'], 0)}: try [backend.options] compile = true"
     return ""
 
 
@@ -116,7 +117,3 @@ def _largest_that_fits(work: Workload, name: str, room: int, estimated: Estimate
         else:
             high = middle - 1
     return low
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

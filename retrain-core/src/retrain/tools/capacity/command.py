@@ -12,6 +12,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.run.configure import DEFAULT_FILE, load_checked, refuse_defaults
 from retrain.text.command_options import config_argument, json_option
+from retrain.text.tables import table_lines
 from retrain.tools.capacity import fits
 from retrain.tools.capacity.advice import NO_KEY
 from retrain.tools.capacity.forecast import forecast
@@ -83,7 +84,7 @@ def command(
         rows = fits.known_models(
             config, plugins, prompt_tokens=prompt, cards=[gpu_memory] if gpu_memory else fits.CARDS_GIB
         )
-        lines = fits.table([list(rows[0]), *(list(row.values()) for row in rows)])
+        lines = table_lines(list(rows[0]), (list(row.values()) for row in rows), num_names=len(rows[0]))
         click.echo(_as_json(rows) if as_json else "\n".join(lines))
         return
     past = run_pilot(arguments, pilot) if pilot else None

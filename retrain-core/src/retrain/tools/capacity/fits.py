@@ -10,10 +10,11 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, Workload
 from retrain.kernel.registry import Plugins
+from retrain.text.amounts import size
+from retrain.text.tables import table_lines
 from retrain.tools.capacity.advice import NO_KEY, SAFETY, quantised_ways
 from retrain.tools.capacity.forecast import Forecast, forecast
 from retrain.tools.capacity.shapes import known_shapes
-from retrain.tools.capacity.show import size
 
 GIB = 2**30
 CARDS_GIB = (16, 24, 48, 80)
@@ -107,7 +108,7 @@ def verdict(found: Forecast, name: str, near: str = "") -> str:
             f"  asked: {trained}, weights in {weights}, {work.batch_size} x {work.group_size} completions of up to "
             f"{work.max_tokens:,d} tokens, prompts of up to {work.prompt_tokens:,d}",
             "",
-            *table([header, *rows]),
+            *table_lines(header, rows, num_names=len(header)),
             "",
             "Completions wait for room in the cache: batch_size and group_size change only the time of a step.",
             "No GPU was asked: this is computed from sizes, and has not been compared with measurements on a GPU yet.",
@@ -163,9 +164,3 @@ def _cell(found: Forecast) -> str:
             kind = {"none": "bf16"}.get(work.quantize, work.quantize)
             return kind if work.is_served else f"{kind}, {estimated.at_once:,d}"
     return "-"
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as aligned text."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

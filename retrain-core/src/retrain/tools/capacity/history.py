@@ -18,7 +18,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError
 from retrain.records.run import Run, is_run
 from retrain.run.configure import evaluations
-from retrain.text.terminal_text import counted, duration
+from retrain.text.amounts import counted, duration
 from retrain.tools.capacity.workload import Schedule, device_kind, eval_completions_of, is_campaign, schedule_of
 
 MAX_DEPTH = 4  # logs/campaign/runs/NAME/run.json

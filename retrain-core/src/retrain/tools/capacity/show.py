@@ -10,20 +10,9 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryPhase
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.registry import Plugins
-from retrain.text.terminal_text import duration
+from retrain.text.amounts import duration, size
 from retrain.tools.capacity.forecast import Forecast, forecast
 from retrain.tools.capacity.history import Past, RunTime, past_runs, run_time
-
-UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-
-
-def size(count: float) -> str:
-    """1.5 GiB, 420 MiB, 12 B."""
-    for unit, scale in UNITS:
-        if count >= scale:
-            value = count / scale
-            return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
-    return f"{count:.0f} B"
 
 
 def text(forecast: Forecast, *, has_time: bool = True) -> str:

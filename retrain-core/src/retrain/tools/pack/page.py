@@ -15,6 +15,7 @@ from retrain.records.reading import Record, number
 from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
 from retrain.report.parts import Facts, Paragraph, Part, Pre, Section, Table, Tiles
 from retrain.report.shell import sections_page
+from retrain.text.amounts import percent, rate_interval
 from retrain.tools.pack.verdict import parsed, verdict_lines
 
 CURVES = (
@@ -85,9 +86,8 @@ def _results(manifest: Mapping[str, Any], runs: Runs) -> list[Part]:
 
 
 def _rate(line: Record) -> str:
-    low, high = number(line.get("eval_ci_low")), number(line.get("eval_ci_high"))
-    interval = f" [{100 * low:.1f}, {100 * high:.1f}]" if low is not None and high is not None else ""
-    return f"{100 * line['eval_correct_rate']:.1f} %{interval}"
+    interval = rate_interval(number(line.get("eval_ci_low")), number(line.get("eval_ci_high")))
+    return f"{percent(line['eval_correct_rate'])} {interval}".rstrip()
 
 
 def _curves(runs: Runs) -> list[Part]:

@@ -13,7 +13,7 @@ from retrain.records.reading import Record, number, read_object
 from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.report.parts import Plot, Section, Table, Tiles, drawn, lede
 from retrain.report.shell import sections_page
-from retrain.text.terminal_text import ABSENT
+from retrain.text.amounts import ABSENT
 from retrain.tools.squeeze.analysis import SqueezeAnalysis
 
 FOLDER, DATA_FILE = "squeeze", "spectrum.json"

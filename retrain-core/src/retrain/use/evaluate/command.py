@@ -14,7 +14,9 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.run.opened import subject_config
 from retrain.run.subject import find_subject
+from retrain.text.amounts import percent, rate_interval
 from retrain.text.command_options import config_argument, json_option
+from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
 from retrain.use.evaluate.subjects import Request, Result, evaluate_subject
 
@@ -107,7 +109,7 @@ def command(
     if as_json:
         click.echo(json.dumps({"results": [result.as_data() for result in results]}, indent=2, allow_nan=False))
         return
-    click.echo("\n".join(map(printable, table_lines(results))))
+    click.echo("\n".join(map(printable, shown_results(results))))
 
 
 def _split(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -130,11 +132,9 @@ NOTE = (
 )
 
 
-def table_lines(results: Sequence[Result]) -> list[str]:
+def shown_results(results: Sequence[Result]) -> list[str]:
     """A row per policy and set, and notes below."""
-    rows = [HEADS, *(_row(result) for result in results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = table_lines(HEADS, map(_row, results), num_names=len(HEADS))
     notes = list(dict.fromkeys(_notes(results)))
     folders = list(dict.fromkeys(str(result.file.parent) for result in results))
     return [*lines, "", *notes, f"Scores of every example: {', '.join(folders)}"]
@@ -147,8 +147,8 @@ def _row(result: Result) -> tuple[str, ...]:
         "-" if subject.steps is None else str(subject.steps),
         result.set,
         f"{fields['examples']} x {fields['samples']}",
-        f"{100 * fields['correct_rate']:.1f}%",
-        f"[{100 * fields['ci_low']:.1f}, {100 * fields['ci_high']:.1f}]",
+        percent(fields["correct_rate"]),
+        rate_interval(fields["ci_low"], fields["ci_high"]),
         _passed(fields),
         f"{fields['mean_reward']:.3f}" if "mean_reward" in fields else "none",
     )

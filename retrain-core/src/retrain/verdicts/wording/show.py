@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from retrain.text.tables import escaped, markdown_table, rich_table
 from retrain.text.terminal_text import printable
 from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.study import Study
@@ -42,18 +43,18 @@ def picture(study: Study) -> RenderableType:
 
 def markdown(study: Study) -> str:
     """The comparison as Markdown."""
-    lines = [f"**{_escaped(answer(study))}**", ""]
-    lines += [f"## {_escaped(title)}" if not i else f"{_escaped(title)}  " for i, title in _heads(study)]
+    lines = [f"**{escaped(answer(study))}**", ""]
+    lines += [f"## {escaped(title)}" if not i else f"{escaped(title)}  " for i, title in _heads(study)]
     for table in condition_tables(study):
-        lines += ["", f"### {_escaped(table.title)}", "", *_markdown_table(table)]
+        lines += ["", f"### {escaped(table.title)}", "", *_markdown_table(table)]
     if study.comparisons:
         lines += ["", "### Verdicts", "", *_markdown_table(comparison_table(study)), ""]
         for line, further in _reasons(study):
-            lines += [f"- {_escaped(line)}", *(f"  - {_escaped(each)}" for each in further)]
+            lines += [f"- {escaped(line)}", *(f"  - {escaped(each)}" for each in further)]
     for table in sets_tables(study):
-        lines += ["", f"### {_escaped(table.title)}", "", *_markdown_table(table)]
+        lines += ["", f"### {escaped(table.title)}", "", *_markdown_table(table)]
     notes = list(_notes(study))
-    return "\n".join([*lines, *([""] if notes else []), *(f"- {_escaped(note)}" for note in notes)])
+    return "\n".join([*lines, *([""] if notes else []), *(f"- {escaped(note)}" for note in notes)])
 
 
 def _heads(study: Study) -> Iterator[tuple[int, str]]:
@@ -85,24 +86,9 @@ def _notes(study: Study) -> Iterator[str]:
 
 
 def _rich(content: TextTable) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for index, head in enumerate(content.heads):
-        is_name = index < content.num_names
-        table.add_column(head, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
-    for row in content.rows:
-        table.add_row(*(Text(printable(cell), style=COLOURS.get(cell, "")) for cell in row))
-    return table
+    rows = ([Text(printable(cell), style=COLOURS.get(cell, "")) for cell in row] for row in content.rows)
+    return rich_table(content.heads, rows, num_names=content.num_names)
 
 
 def _markdown_table(content: TextTable) -> list[str]:
-    bars = ["---" if index < content.num_names else "---:" for index in range(len(content.heads))]
-    rows = [content.heads, tuple(bars), *(tuple(map(_escaped, row)) for row in content.rows)]
-    return [f"| {' | '.join(row)} |" for row in rows]
-
-
-def _escaped(text: str) -> str:
-    """Text escaped for Markdown: control characters, markup and the bar of a table."""
-    plain = printable(text)
-    for character in "\\`*_[]<>|~#":
-        plain = plain.replace(character, f"\\{character}")
-    return plain.replace("&", "&amp;")
+    return markdown_table(content.heads, [list(map(escaped, row)) for row in content.rows], num_names=content.num_names)

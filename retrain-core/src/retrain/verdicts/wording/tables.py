@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from retrain.records.runs.metric import ABSENT, PASS_PREFIX, Metric, shown, shown_difference
+from retrain.records.runs.metric import PASS_PREFIX, Metric, shown, shown_difference
+from retrain.text.amounts import ABSENT
 from retrain.verdicts.study.comparison import Comparison
 from retrain.verdicts.study.sets import Aggregate, SetsView
 from retrain.verdicts.study.study import Study
