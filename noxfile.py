@@ -271,7 +271,7 @@ def tinker_newest(session: nox.Session) -> None:
     lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
     options = _constrained_by(session, [line for line in lines if not line.startswith("tinker==")])
     session.install(*options, "pytest", "pytest-timeout", "tinker==0.38.0", "./retrain-core", "./retrain-tinker")
-    session.run("pytest", "--noconftest", "tests/retrain-tinker/test_tinker_sdk.py")
+    session.run("pytest", "--noconftest", "tests/retrain-tinker/test_tinker_service.py")
 
 
 @nox.session

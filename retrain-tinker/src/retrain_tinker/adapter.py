@@ -9,9 +9,8 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from retrain.api import BackendError, Config, Problem
 from retrain_tinker.options import TinkerOptions, base_url_of
@@ -53,34 +52,25 @@ def repair(folder: Path, base_model: str) -> None:
     Without target modules PEFT would apply its defaults for the architecture and silently drop all other weights, so
     they are derived from the names of the weights; `base_model_name_or_path` becomes the model's path here.
     """
+    from safetensors import safe_open
+
     path = folder / CONFIG_FILE
     try:
         document = dict(json.loads(path.read_text(encoding="utf-8")).items())
-        names = _tensor_names(folder / WEIGHTS_FILE)
+        with safe_open(str(folder / WEIGHTS_FILE), framework="numpy") as opened:
+            names = list(opened.keys())
     except Exception as error:  # the JSON and safetensors readers raise various types
         what = f"the service's adapter cannot be read: {type(error).__name__}: {error}"
         raise BackendError(Problem(where=str(folder), what=what, fix=FIX)) from error
     modules = sorted({match["module"].rpartition(".")[2] for name in names if (match := _FACTOR.fullmatch(name))})
     if not modules:
         raise BackendError(Problem(where=str(folder / WEIGHTS_FILE), what="holds no LoRA factors", fix=FIX))
-    if not _covers(document.get("target_modules"), modules):
+    targets = document.get("target_modules")  # a pattern such as "all-linear" is taken to name every module
+    named = {str(target).rpartition(".")[2] for target in targets} if isinstance(targets, list) else set()
+    if not isinstance(targets, str) and not named.issuperset(modules):
         document["target_modules"] = modules
     document |= {"base_model_name_or_path": base_model, "inference_mode": True, "task_type": "CAUSAL_LM"}
     path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _covers(targets: Any, modules: Iterable[str]) -> bool:
-    """Whether every adapted module is named; a pattern such as "all-linear" is assumed to."""
-    if isinstance(targets, str):
-        return True
-    return isinstance(targets, list) and set(modules) <= {str(target).rpartition(".")[2] for target in targets}
-
-
-def _tensor_names(file: Path) -> list[str]:
-    from safetensors import safe_open
-
-    with safe_open(str(file), framework="numpy") as opened:
-        return list(opened.keys())
 
 
 def _fetch(url: str, file: Path, timeout_s: float) -> None:

@@ -25,15 +25,13 @@ from retrain.api import (
     Throttle,
     TrainBatch,
     TrainReport,
-    TrainRow,
 )
 from retrain_tinker.adapter import download, repair
-from retrain_tinker.datums import Datum, check_rows
+from retrain_tinker.datums import Datum, check_rows, untrained_row
 from retrain_tinker.handshake import Dialect, check_model, check_reference, check_service
-from retrain_tinker.losses import PolicyLoss
 from retrain_tinker.options import TinkerOptions, base_url_of, problems_of
 from retrain_tinker.plugin import CAPABILITIES
-from retrain_tinker.sampling import Reference, Sampler
+from retrain_tinker.sampling import Sampler, reference_logprobs
 from retrain_tinker.service import Service
 from retrain_tinker.step import Step
 
@@ -52,26 +50,24 @@ def create_backend(context: PluginContext) -> TinkerBackend:
     located = context.plugins.locate_model(config.model.model) or config.model.model
     service = Service(base_url_of(config), options)
     throttle = Throttle.from_config(config)
-    sampler = Sampler(
-        service=service,
-        stop_ids=stop_ids(located, context.tokenizer),
-        context_limit=context_limit(located),
-        timeout_s=options.timeout_s,
-    )
+    limit, ids = context_limit(located), stop_ids(located, context.tokenizer)
+    sampler = Sampler(service=service, stop_ids=ids, context_limit=limit)
     try:
         with throttle.slot():
             LOG.info("Connecting to Tinker...")
             service.connect()
-            name, rank = check_model(service, config, options), config.model.lora_rank
+            name, rank = check_model(service, config), config.model.lora_rank
             LOG.info("Creating LoRA training client (model=%s, rank=%d)...", name, rank)
             service.create(name, rank=rank, seed=context.seeds.derive("lora init"))
             service.publish()
             prompt = context.tokenizer(PROBE_TEXT)["input_ids"]
-            dialect = check_service(service, sampler, prompt, config, options, context.seeds)
-            reference = Reference(service, name, options.timeout_s)
+            dialect = check_service(sampler, prompt, config, context.seeds)
             if config.kl.coef:
-                check_reference(service, reference, prompt)
-        _refuse_what_it_cannot_do(config, dialect)
+                check_reference(service, prompt)
+        if config.optimizer.grad_clip_norm and not dialect.clips_gradients:
+            what = "this service ignores it: SkyRL-tx cannot clip a gradient"
+            fix = "set it to 0, or use the hosted service"
+            raise ConfigError(Problem(where=config.place("optimizer.grad_clip_norm"), what=what, fix=fix))
     except BaseException:
         service.close()
         raise
@@ -82,16 +78,7 @@ def create_backend(context: PluginContext) -> TinkerBackend:
             "the service's loss has no temperature.",
             config.training.temperature,
         )
-    return TinkerBackend(
-        service=service,
-        sampler=sampler,
-        reference=reference,
-        throttle=throttle,
-        dialect=dialect,
-        config=config,
-        options=options,
-        path=located,
-    )
+    return TinkerBackend(sampler=sampler, throttle=throttle, dialect=dialect, config=config, path=located)
 
 
 class TinkerBackend:
@@ -103,23 +90,18 @@ class TinkerBackend:
     def __init__(
         self,
         *,
-        service: Service,
         sampler: Sampler,
-        reference: Reference,
         throttle: Throttle,
         dialect: Dialect,
         config: Config,
-        options: TinkerOptions,
         path: str,
     ) -> None:
-        self._service = service
+        self._service = sampler.service
         self._sampler = sampler
-        self._reference = reference
         self._throttle = throttle
         self._config = config
-        self._options = options
         self._path = path
-        self._step = Step(service, PolicyLoss.of(config), dialect.reduction, config)
+        self._step = Step(sampler.service, dialect.reduction, config)
         self._version = 0
         self._published = 0
         self._saved = 0
@@ -140,7 +122,9 @@ class TinkerBackend:
         check_rows(batch.rows)
         with self._throttle.slot():
             if self._has_pending_gradient:
-                self._drop_gradient()
+                # there is no call that discards a gradient, but a client restored from a state has none
+                self._service.restore(self._service.save_state(self._name("kept"), is_temporary=True))
+                self._service.publish()
             self._has_pending_gradient = True
             report = self._step.take(batch)
             self._has_pending_gradient = False
@@ -158,10 +142,7 @@ class TinkerBackend:
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """The trained policy's log-probabilities at action tokens, 0 elsewhere; of T = 1 whatever `temperature` is."""
-        plain = [
-            TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
-            for row, zeros_T in zip(rows, (np.zeros(len(row.tokens_T)) for row in rows), strict=True)
-        ]
+        plain = [untrained_row(row.tokens_T, row.action_T) for row in rows]
         check_rows(plain)
         datums = [Datum.of(row) for row in plain]
         with self._throttle.slot():
@@ -171,7 +152,7 @@ class TinkerBackend:
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """The base model's log-probabilities at action tokens, 0 elsewhere; of T = 1 whatever `temperature` is."""
         with self._throttle.slot():
-            found = self._reference.logprobs([row.tokens_T for row in rows])
+            found = reference_logprobs(self._service, [row.tokens_T for row in rows])
         return [np.where(r.action_T, np.concatenate([[0.0], f]), 0.0) for r, f in zip(rows, found, strict=True)]
 
     def save_adapter(self, folder: Path) -> None:
@@ -189,7 +170,7 @@ class TinkerBackend:
                 "lora_rank": self._config.model.lora_rank,
                 "state_path": self._service.save_state(self._name("state")),
             }
-            if self._options.download_adapter:
+            if self._service.options.download_adapter:
                 state["adapter_path"] = self._download_adapter(folder)
         (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
@@ -209,27 +190,14 @@ class TinkerBackend:
 
     def _download_adapter(self, folder: Path) -> str:
         path = self._service.export_adapter(self._name("adapter"))
-        download(self._service.download_urls(path), folder, self._options.timeout_s)
+        download(self._service.download_urls(path), folder, self._service.options.timeout_s)
         repair(folder, self._path)
         return path
-
-    def _drop_gradient(self) -> None:
-        """Discard the accumulated gradient: there is no call for that, but a client restored from a state has none."""
-        self._service.restore(self._service.save_state(self._name("kept"), is_temporary=True))
-        self._service.publish()
-        self._has_pending_gradient = False
 
     def _name(self, what: str) -> str:
         """A name not yet used by this training client."""
         self._saved += 1
         return f"{what}-{self._version:06d}-{self._saved}"
-
-
-def _refuse_what_it_cannot_do(config: Config, dialect: Dialect) -> None:
-    if config.optimizer.grad_clip_norm and not dialect.clips_gradients:
-        what = "this service ignores it: SkyRL-tx cannot clip a gradient"
-        fix = "set it to 0, or use the hosted service"
-        raise ConfigError(Problem(where=config.place("optimizer.grad_clip_norm"), what=what, fix=fix))
 
 
 def _read_state(folder: Path, config: Config) -> dict[str, object]:

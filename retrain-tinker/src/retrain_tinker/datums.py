@@ -59,6 +59,12 @@ def scales(datums: Sequence[Datum], reduction: Reduction, denominators: Sequence
     return [len(d.targets_T) * len(datums) / n for d, n in zip(datums, denominators, strict=True)]
 
 
+def untrained_row(tokens_T: Tokens, action_T: Mask) -> TrainRow:
+    """A row whose action tokens are only evaluated: its log-probabilities and advantages are 0."""
+    zeros_T = np.zeros(len(tokens_T))
+    return TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
+
+
 def check_rows(rows: Sequence[TrainRow]) -> None:
     """BackendError on a malformed row, NonFiniteError on a non-finite number; both name the row."""
     for index, row in enumerate(rows):

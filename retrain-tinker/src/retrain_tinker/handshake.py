@@ -24,13 +24,11 @@ from retrain.api import (
     Seeds,
     TrainRow,
 )
-from retrain_tinker import sdk
-from retrain_tinker.datums import Datum, Reduction
+from retrain_tinker.datums import Datum, Reduction, untrained_row
 from retrain_tinker.faults import safe_url
 from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, PolicyLoss
-from retrain_tinker.options import TinkerOptions
-from retrain_tinker.sampling import Reference, Sampler
-from retrain_tinker.service import Service
+from retrain_tinker.sampling import Sampler, reference_logprobs
+from retrain_tinker.service import Service, total_loss
 
 LOG = logging.getLogger("retrain")
 PROBES, PROBE_TOKENS = 4, 16
@@ -47,8 +45,9 @@ class Dialect:
     clips_gradients: bool
 
 
-def check_model(service: Service, config: Config, options: TinkerOptions) -> str:
+def check_model(service: Service, config: Config) -> str:
     """The model's name on the service; ConfigError listing the available names when it is not among them."""
+    options = service.options
     name = options.base_model or config.model.model
     known = service.supported_models()
     if known and name not in known:
@@ -60,11 +59,9 @@ def check_model(service: Service, config: Config, options: TinkerOptions) -> str
     return name
 
 
-def check_service(
-    service: Service, sampler: Sampler, prompt: Sequence[int], config: Config, options: TinkerOptions, seeds: Seeds
-) -> Dialect:
+def check_service(sampler: Sampler, prompt: Sequence[int], config: Config, seeds: Seeds) -> Dialect:
     """Compare the sampler with the trainer and the service's loss with ours; an error names what disagrees."""
-    loss = PolicyLoss.of(config)
+    loss, service = PolicyLoss.of(config), sampler.service
     request = SampleRequest(
         prompt_T=np.asarray(prompt, dtype=np.int64),
         seeds_G=tuple(seeds.derive("tinker handshake", number) for number in range(PROBES)),
@@ -76,7 +73,15 @@ def check_service(
     gaps_N = np.concatenate([np.abs((n - d.logprobs_T)[d.action_T]) for n, d in zip(new, datums, strict=True)])
     _refuse_other_distribution(gaps_N, config, service)
     LOG.info("Sampler and trainer agree to %.1e nats at most on %d tokens.", gaps_N.max(), len(gaps_N))
-    return _check_loss(service, datums, new, loss, config, options)
+    # the service is asked for `likelihood` as cross_entropy where losses are summed, else as importance_sampling
+    output = _compared(service, datums, new, PolicyLoss() if loss.kind == LIKELIHOOD else loss, config)
+    sums = "loss:sum" in output.metrics  # the hosted service reports a sum, SkyRL-tx does not
+    reduction: Reduction = "token_sum" if sums else "sequence_mean"
+    if service.options.reduction != "auto":
+        reduction = service.options.reduction
+    if reduction == "token_sum" and (loss.kind == LIKELIHOOD or config.sft.steps):
+        _compared(service, datums, new, PolicyLoss(kind=CROSS_ENTROPY), config)
+    return Dialect(reduction=reduction, clips_gradients=sums)
 
 
 def _datum(prompt: Sequence[int], sample: Sample) -> Datum:
@@ -103,32 +108,10 @@ def _refuse_other_distribution(gaps_N: Floats, config: Config, service: Service)
     raise BackendError(Problem(where=safe_url(service.base_url), what=what, why=why, fix=fix))
 
 
-def _check_loss(
-    service: Service,
-    datums: Sequence[Datum],
-    new: Sequence[Floats],
-    loss: PolicyLoss,
-    config: Config,
-    options: TinkerOptions,
-) -> Dialect:
-    """Request the loss at known ratios and advantages, and compare it with ours.
-
-    `likelihood` is asked of the service as cross_entropy where losses are summed, else as importance_sampling.
-    """
-    output = _compared(service, datums, new, PolicyLoss() if loss.kind == LIKELIHOOD else loss, config)
-    sums = sdk.reports_sum(output)
-    reduction: Reduction = "token_sum" if sums else "sequence_mean"
-    if options.reduction != "auto":
-        reduction = options.reduction
-    if reduction == "token_sum" and (loss.kind == LIKELIHOOD or config.sft.steps):
-        _compared(service, datums, new, PolicyLoss(kind=CROSS_ENTROPY), config)
-    return Dialect(reduction=reduction, clips_gradients=sums)
-
-
 def _compared(
     service: Service, datums: Sequence[Datum], new: Sequence[Floats], loss: PolicyLoss, config: Config
 ) -> Any:
-    """The service's answer to the probe of a loss; ConfigError when it lacks that loss or computes another."""
+    """The service's answer to a loss at known ratios and advantages; ConfigError unless it is as ours."""
     is_of_sft = loss.kind == CROSS_ENTROPY and config.algorithm.loss != LIKELIHOOD
     probe, expected = _loss_probe(datums, new, loss, is_positive=is_of_sft)
     place = config.place("sft.steps" if is_of_sft else "algorithm.loss")
@@ -140,7 +123,7 @@ def _compared(
             raise
         what = f"the service does not compute the loss {loss.kind!r}"
         raise ConfigError(Problem(where=place, what=what, why=str(error), fix=fix)) from error
-    found = sdk.total_loss(output)
+    found = total_loss(output)
     if found is None:
         LOG.warning("The service reports no loss, so it cannot be checked against [algorithm] loss.")
     elif abs(found - expected) > LOSS_TOLERANCE * max(1.0, abs(expected)):
@@ -151,16 +134,11 @@ def _compared(
     return output
 
 
-def check_reference(service: Service, reference: Reference, prompt: Sequence[int]) -> None:
+def check_reference(service: Service, prompt: Sequence[int]) -> None:
     """BackendError unless the base model is what the new adapter, which changes nothing yet, was put on."""
     tokens_T = np.asarray(prompt, dtype=np.int64)
-    row = TrainRow(
-        tokens_T=tokens_T,
-        action_T=np.arange(len(tokens_T)) > 0,
-        logprobs_T=np.zeros(len(tokens_T)),
-        advantages_T=np.zeros(len(tokens_T)),
-    )
-    (found_T,), (trainer_T,) = reference.logprobs([tokens_T]), service.logprobs([Datum.of(row)])
+    row = untrained_row(tokens_T, np.arange(len(tokens_T)) > 0)
+    (found_T,), (trainer_T,) = reference_logprobs(service, [tokens_T]), service.logprobs([Datum.of(row)])
     gap = float(np.abs(found_T - trainer_T).mean())
     LOG.info("The base model, reference of [kl], agrees with the new adapter to %.1e nats on average.", gap)
     if not gap <= LARGEST_GAP:

@@ -45,36 +45,21 @@ def base_url_of(config: Config) -> str:
 
 def problems_of(config: Config) -> list[Problem]:
     """Keys that the service would ignore."""
-    return [*_alpha(config), *_inference(config), *_teacher(config)]
-
-
-def _alpha(config: Config) -> list[Problem]:
-    if not config.lora.alpha:
-        return []
-    what, fix = "a Tinker service sets LoRA's alpha itself", "remove it; scale [training] lr instead"
-    return [Problem(where=config.place("lora.alpha"), what=what, fix=fix)]
-
-
-def _teacher(config: Config) -> list[Problem]:
-    """A teacher's log-probabilities are of the sampling temperature, the service's of 1, whatever it samples at."""
-    named = config.teacher.model or config.teacher.adapter
-    is_server = config.teacher.engine != "pytorch"
-    if not (named or is_server) or config.training.temperature == 1.0:
-        return []
-    what = f"temperature = {config.training.temperature:g} is that of the teacher's log-probabilities"
-    why = "those of a Tinker service are of temperature 1, and credit is the difference of the two"
-    return [Problem(where=config.place("training.temperature"), what=what, why=why, fix="set it to 1.0")]
-
-
-def _inference(config: Config) -> list[Problem]:
-    table = config.tables.get("inference")
-    if table is None:
-        return []
     problems = []
-    for name, value in table:
-        default = getattr(type(table)(), name)
-        if value != default:
+    if config.lora.alpha:
+        what, fix = "a Tinker service sets LoRA's alpha itself", "remove it; scale [training] lr instead"
+        problems.append(Problem(where=config.place("lora.alpha"), what=what, fix=fix))
+    inference = config.tables.get("inference")
+    defaults = dict(type(inference)()) if inference is not None else {}
+    for name, default in defaults.items():
+        if (value := getattr(inference, name)) != default:
             what = f"{name} = {value!r} would have no effect: the service samples from what it trains"
             fix = f"remove it, or keep the default {default!r}; [model] base_url names the service"
             problems.append(Problem(where=config.place(f"inference.{name}"), what=what, fix=fix))
+    teacher = config.teacher
+    has_teacher = bool(teacher.model or teacher.adapter) or teacher.engine != "pytorch"
+    if has_teacher and config.training.temperature != 1.0:
+        what = f"temperature = {config.training.temperature:g} is that of the teacher's log-probabilities"
+        why = "those of a Tinker service are of temperature 1, and credit is the difference of the two"
+        problems.append(Problem(where=config.place("training.temperature"), what=what, why=why, fix="set it to 1.0"))
     return problems

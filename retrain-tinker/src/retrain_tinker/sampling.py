@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from retrain_tinker.faults import SERVER_FIX, explained, safe_url, timed_out
 from retrain_tinker.service import Service
 
 DOING = "sampling"
-REFERENCE = "asking the base model for log-probabilities"
+Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,6 @@ class Sampler:
     service: Service
     stop_ids: frozenset[int]
     context_limit: int | None
-    timeout_s: float
 
     def draw(
         self,
@@ -50,45 +49,29 @@ class Sampler:
         deliver: Deliver | None = None,
     ) -> list[list[Sample]]:
         """One sample per seed of each request, `deliver`ed as they finish; BackendError if any is missing."""
-        deadline = time.monotonic() + self.timeout_s
-        places: dict[Future[Any], tuple[int, int]] = {}
         samples: dict[tuple[int, int], Sample] = {}
-        try:
-            for group, request in enumerate(requests):
-                prompt, fitting = request.prompt_T.tolist(), self._fit_context(request, params)
-                for index, seed in enumerate(request.seeds_G):
-                    started = self.service.start_sample(prompt, seed, fitting, sorted(self.stop_ids))
-                    places[started] = group, index
-            pending = set(places)
-            while pending:
-                done, pending = wait(pending, max(0.0, deadline - time.monotonic()), FIRST_COMPLETED)
-                if not done:
-                    left = f"{DOING}: {len(pending)} of {len(places)} completions are missing"
-                    raise timed_out(left, self.service.base_url, self.timeout_s, "timeout_s")
-                for future in done:
-                    place = places[future]
-                    samples[place] = self._read_sample(future, version)
-                    if deliver is not None:
-                        deliver(*place, samples[place])
-        finally:
-            for future in places:
-                future.cancel()  # no effect on finished ones
+        for place, answer in _answers(self.service, self._started(requests, params), DOING, "completions"):
+            samples[place] = self._sample(answer, version)
+            if deliver is not None:
+                deliver(*place, samples[place])
         return [[samples[group, index] for index in range(len(r.seeds_G))] for group, r in enumerate(requests)]
 
-    def _fit_context(self, request: SampleRequest, params: SamplingParams) -> SamplingParams:
-        if self.context_limit is None:
-            return params
-        room = self.context_limit - len(request.prompt_T)
-        if room < 1:
-            what = f"a prompt of {len(request.prompt_T)} tokens leaves no room in a context of {self.context_limit}"
-            raise BackendError(Problem(where=DOING, what=what, fix="use shorter prompts or another model"))
-        return replace(params, max_tokens=min(params.max_tokens, room))
+    def _started(
+        self, requests: Sequence[SampleRequest], params: SamplingParams
+    ) -> Iterator[tuple[tuple[int, int], Future[Any]]]:
+        """Start every completion, no longer than the context allows; its place is (request, seed)."""
+        for group, request in enumerate(requests):
+            prompt, fitting = request.prompt_T.tolist(), params
+            if self.context_limit is not None:
+                room = self.context_limit - len(prompt)
+                if room < 1:
+                    what = f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.context_limit}"
+                    raise BackendError(Problem(where=DOING, what=what, fix="use shorter prompts or another model"))
+                fitting = replace(params, max_tokens=min(params.max_tokens, room))
+            for index, seed in enumerate(request.seeds_G):
+                yield (group, index), self.service.start_sample(prompt, seed, fitting, sorted(self.stop_ids))
 
-    def _read_sample(self, future: Future[Any], version: int) -> Sample:
-        try:
-            answer = future.result()
-        except Exception as error:
-            raise explained(error, DOING, self.service.base_url) from error
+    def _sample(self, answer: Any, version: int) -> Sample:
         if len(answer.sequences) != 1:
             what = f"asked for one completion, the service returned {len(answer.sequences)}"
             raise BackendError(Problem(where=DOING, what=what, fix=SERVER_FIX))
@@ -111,34 +94,46 @@ class Sampler:
         )
 
 
-class Reference:
-    """A sampling client of the base model, made when it is first asked."""
+def reference_logprobs(service: Service, rows: Sequence[Tokens]) -> list[Floats]:
+    """The base model's log-probabilities of each row's tokens after the first, raw (T = 1).
 
-    def __init__(self, service: Service, base_model: str, timeout_s: float) -> None:
-        self._service, self._base_model, self._timeout_s = service, base_model, timeout_s
+    BackendError when one is missing or not finite.
+    """
+    started = ((number, service.start_logprobs(tokens_T.tolist())) for number, tokens_T in enumerate(rows))
+    found: dict[int, Floats] = {}
+    for number, answer in _answers(service, started, "asking the base model for log-probabilities", "rows"):
+        length, given = len(rows[number]), list(answer or ())
+        # it begins with None, for the token that nothing precedes; SkyRL-tx leaves that out
+        values = given[-(length - 1) :]
+        if len(given) not in (length - 1, length) or None in values or not np.isfinite(values).all():
+            what = f"the service returned {len(given)} log-probabilities of {length} tokens, or not of all"
+            raise BackendError(Problem(where=safe_url(service.base_url), what=what, fix=SERVER_FIX))
+        found[number] = np.asarray(values, dtype=np.float64)
+    return [found[number] for number in range(len(rows))]
 
-    def logprobs(self, rows: Sequence[Tokens]) -> list[Floats]:
-        """Of each row's tokens after the first, raw (T = 1); BackendError when one is missing or not finite."""
-        deadline = time.monotonic() + self._timeout_s
-        started = [self._service.start_logprobs(self._base_model, tokens_T.tolist()) for tokens_T in rows]
-        try:
-            _, pending = wait(started, max(0.0, deadline - time.monotonic()))
-            if pending:
-                left = f"{REFERENCE}: {len(pending)} of {len(rows)} rows are missing"
-                raise timed_out(left, self._service.base_url, self._timeout_s, "timeout_s")
-            return [self._read(future, len(tokens_T)) for future, tokens_T in zip(started, rows, strict=True)]
-        finally:
-            for future in started:
-                future.cancel()  # no effect on finished ones
 
-    def _read(self, future: Future[Any], length: int) -> Floats:
-        """The answer begins with None, for the token that nothing precedes; SkyRL-tx leaves it out."""
-        try:
-            answer = future.result()
-        except Exception as error:
-            raise explained(error, REFERENCE, self._service.base_url) from error
-        found = list(answer or ())[-(length - 1) :]
-        if len(answer or ()) not in (length - 1, length) or None in found or not np.isfinite(found).all():
-            what = f"the service returned {len(answer or ())} log-probabilities of {length} tokens, or not of all"
-            raise BackendError(Problem(where=safe_url(self._service.base_url), what=what, fix=SERVER_FIX))
-        return np.asarray(found, dtype=np.float64)
+def _answers(
+    service: Service, started: Iterable[tuple[Place, Future[Any]]], doing: str, what: str
+) -> Iterator[tuple[Place, Any]]:
+    """Every answer with its place, as they come; BackendError when one fails, or is missing at the deadline."""
+    timeout_s = service.options.timeout_s
+    deadline = time.monotonic() + timeout_s
+    places: dict[Future[Any], Place] = {}
+    try:
+        for place, future in started:
+            places[future] = place
+        pending = set(places)
+        while pending:
+            done, pending = wait(pending, max(0.0, deadline - time.monotonic()), FIRST_COMPLETED)
+            if not done:
+                left = f"{doing}: {len(pending)} of {len(places)} {what} are missing"
+                raise timed_out(left, service.base_url, timeout_s, "timeout_s")
+            for future in done:
+                try:
+                    answer = future.result()
+                except Exception as error:
+                    raise explained(error, doing, service.base_url) from error
+                yield places[future], answer
+    finally:
+        for future in places:
+            future.cancel()  # no effect on finished ones

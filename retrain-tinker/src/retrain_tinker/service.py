@@ -1,23 +1,33 @@
-"""One training client on a Tinker service: the calls of the SDK, each with a deadline and clear errors."""
+"""One training client on a Tinker service: every call of the SDK, each with a deadline and clear errors.
+
+Everything that depends on the SDK is here: releases 0.16, which speaks the wire of SkyRL-tx, to 0.38. In between, calls
+that returned a client return a future of one, `load_state` gave way to a new client made from the state, and adapters
+leave the service file by file instead of as an archive.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from contextlib import suppress
 from typing import Any, TypeVar
 
+import numpy as np
+
 from retrain.api import BackendError, Floats, Problem, SamplingParams
-from retrain_tinker import sdk
 from retrain_tinker.datums import Datum
 from retrain_tinker.faults import SERVER_FIX, explained, safe_url, timed_out, unreachable
-from retrain_tinker.losses import PolicyLoss
+from retrain_tinker.losses import CROSS_ENTROPY, PolicyLoss
 from retrain_tinker.options import TinkerOptions
 
 T = TypeVar("T")
 PROBE_S = 5.0
-GOODBYE_S = 5.0
+GOODBYE_S = 5.0  # for closing, and
+RELEASE_S = 3.0  # for each answer of the service meanwhile
+TEMPORARY_TTL_S = 24 * 3600  # of weights that are stored on the service only for a moment
 SEED_BITS = 31  # SkyRL-tx keeps a seed in 32 bits, with a sign
 
 
@@ -30,7 +40,8 @@ class Service:
 
     def __init__(self, base_url: str, options: TinkerOptions) -> None:
         self.base_url = base_url
-        self._options = options
+        self.options = options
+        self._base_model = ""
         self._client: Any = None
         self._trainer: Any = None
         self._sampler: Any = None
@@ -39,32 +50,58 @@ class Service:
     # ------------------------------------------------------------ the connection
 
     def connect(self) -> None:
-        """Open a session; fails immediately if nothing is listening."""
+        """Open a session without telemetry, unless it is requested; fails immediately if nothing is listening."""
         if self.base_url:
             _require_listener(self.base_url)
-        self._client = self._call_at_start("connecting", partial(sdk.connect, self.base_url))
+
+        def opened() -> Any:
+            os.environ.setdefault("TINKER_TELEMETRY", "0")
+            import tinker
+
+            # it logs a warning per download
+            logging.getLogger("tinker.lib.public_interfaces.rest_client").setLevel(logging.ERROR)
+            return tinker.ServiceClient(base_url=self.base_url or None)
+
+        self._client = self._call("connecting", opened, at_start=True)
 
     def supported_models(self) -> list[str]:
         """Names of the base models that the service offers."""
-        return self._call_at_start("asking for its models", partial(sdk.supported_models, self._client, self.base_url))
+
+        def asked() -> Any:
+            import tinker
+
+            if hasattr(tinker, "RestClient"):  # since 0.30 or so; the service client's own method is deprecated there
+                return tinker.RestClient(base_url=self.base_url or None).get_server_capabilities().result()
+            return self._client.get_server_capabilities()
+
+        models = self._call("asking for its models", asked, at_start=True).supported_models
+        return [model.model_name for model in models if model.model_name]
 
     def create(self, base_model: str, *, rank: int, seed: int) -> None:
-        """A fresh adapter on a base model."""
-        make = partial(sdk.new_trainer, self._client, base_model, rank=rank, seed=seed % 2**SEED_BITS)
-        self._replace_trainer(self._call_at_start(f"creating an adapter of rank {rank} on {base_model}", make))
+        """A fresh adapter on attention and MLP of a base model; like the local backend, it excludes the head."""
+        self._base_model = base_model
+        doing, seed = f"creating an adapter of rank {rank} on {base_model}", seed % 2**SEED_BITS
+        make = self._client.create_lora_training_client
+        self._replace_trainer(
+            self._call(doing, lambda: make(base_model, rank=rank, seed=seed, train_unembed=False), at_start=True)
+        )
 
     def restore(self, path: str) -> None:
         """A new training client with the weights and the optimizer of a saved state, replacing the present one.
 
         The present one is released once the new one is ready, so that a failure changes nothing.
         """
-        self._replace_trainer(self._call(f"loading {path}", partial(sdk.trainer_from_state, self._client, path)))
+        make = self._client.create_training_client_from_state_with_optimizer
+        self._replace_trainer(self._call(f"loading {path}", lambda: make(path)))
 
     def forget_trainer(self) -> None:
         """Release the slot of the present adapter, so that another one can be restored into it."""
-        trainer, self._trainer, self._sampler = self._trainer, None, None
-        if trainer is not None:
-            sdk.release(self._client, trainer)
+        self._replace_trainer(None)
+
+    def _replace_trainer(self, trainer: Any) -> None:
+        before, self._trainer, self._sampler = self._trainer, trainer, None
+        if before is not None:
+            _release(self._client, before)
 
     def close(self) -> None:
         """Release this run's clients on the service; safe to call twice."""
@@ -75,8 +112,12 @@ class Service:
 
         def leave() -> None:
             if trainer is not None:
-                sdk.release(client, trainer)
-            sdk.disconnect(client)
+                _release(client, trainer)
+            with suppress(Exception):
+                if hasattr(client, "close"):  # newer releases also end the session on the service
+                    client.close("success").result(timeout=RELEASE_S)
+                else:
+                    client.holder.close()
 
         leaving = threading.Thread(target=leave, name="tinker: closing", daemon=True)
         leaving.start()
@@ -85,60 +126,66 @@ class Service:
     # ------------------------------------------------------------ sampling
 
     def publish(self) -> None:
-        """Sample from the trainer's current weights from now on, and drop the client of the previous ones.
+        """Replace the sampling client by one of the trainer's weights as they are now.
 
-        It must never be used again: on SkyRL-tx, sampling from older weights overwrites those in training.
+        The earlier one must never be used again: on SkyRL-tx, sampling from older weights overwrites those in training.
         """
         self._sampler = None
-        self._sampler = self._call("publishing the weights", partial(sdk.sampler_of, self._open()))
+        self._sampler = self._call("publishing the weights", self._open().save_weights_and_get_sampling_client)
 
     def start_sample(
         self, prompt: Sequence[int], seed: int, params: SamplingParams, stop: Sequence[int]
     ) -> Future[Any]:
         """Start sampling one completion from the published weights."""
+        from tinker import types
+
         if self._sampler is None:
             what = "no weights are published: there is nothing to sample from"
             raise BackendError(Problem(where="sampling", what=what, fix="call publish() before sample()"))
-        return sdk.sample(
-            self._sampler,
-            prompt,
+        sampling = types.SamplingParams(
             max_tokens=params.max_tokens,
             seed=seed % 2**SEED_BITS,
             stop=list(stop) or None,
             temperature=0.0 if params.greedy else params.temperature,
         )
+        return _future(self._sampler.sample(types.ModelInput.from_ints(list(prompt)), 1, sampling))
 
-    def start_logprobs(self, base_model: str, tokens: Sequence[int]) -> Future[Any]:
-        """Start asking the base model for the log-probabilities of these tokens."""
+    def start_logprobs(self, tokens: Sequence[int]) -> Future[Any]:
+        """Start asking the base model for the log-probability of each token; None for those that have none."""
+        from tinker import types
+
         self._open()
         if self._base is None:
-            make = partial(sdk.base_sampler, self._client, base_model)
-            self._base = self._call(f"opening the base model {base_model}", make)
-        return sdk.logprobs_of_tokens(self._base, tokens)
+            make, name = self._client.create_sampling_client, self._base_model
+            self._base = self._call(f"opening the base model {name}", lambda: make(base_model=name))
+        return _future(self._base.compute_logprobs(types.ModelInput.from_ints(list(tokens))))
 
     # ------------------------------------------------------------ training
 
     def forward(self, datums: Sequence[Datum], loss: PolicyLoss) -> Any:
         """Log-probabilities and losses without a gradient."""
-        call = partial(sdk.forward, self._open(), datums, loss.kind, loss.service_config)
-        return self._call(f"computing log-probabilities of {len(datums)} rows", call)
+        call, doing = self._open().forward, f"computing log-probabilities of {len(datums)} rows"
+        return self._call(doing, lambda: call(inputs_of(datums, loss.kind), loss.kind, loss.service_config))
 
     def logprobs(self, datums: Sequence[Datum]) -> list[Floats]:
         """The trainer's log-probabilities of all targets, raw (T = 1)."""
         return self.checked(self.forward(datums, PolicyLoss()), datums)
 
     def forward_backward(self, datums: Sequence[Datum], loss: PolicyLoss) -> Any:
-        """Add the gradient of these rows."""
-        call = partial(sdk.forward_backward, self._open(), datums, loss.kind, loss.service_config)
-        return self._call(f"training on {len(datums)} rows", call)
+        """The same answer, and the gradient of these rows is added on the service."""
+        call, doing = self._open().forward_backward, f"training on {len(datums)} rows"
+        return self._call(doing, lambda: call(inputs_of(datums, loss.kind), loss.kind, loss.service_config))
 
     def optim_step(self, **params: float) -> Mapping[str, float]:
-        """One AdamW step with the gradient so far."""
-        return self._call("the optimizer step", partial(sdk.optim_step, self._open(), **params))
+        """One AdamW step with the gradient so far; returns the metrics of the service."""
+        from tinker import types
+
+        call = self._open().optim_step
+        return self._call("the optimizer step", lambda: call(types.AdamParams(**params))).metrics or {}
 
     def checked(self, output: Any, datums: Sequence[Datum]) -> list[Floats]:
         """The log-probabilities of an answer; BackendError unless there is one for each target of each datum."""
-        found = sdk.logprobs_of(output)
+        found = [np.asarray(entry["logprobs"].to_numpy(), dtype=np.float64) for entry in output.loss_fn_outputs]
         if [len(values) for values in found] != [len(datum.targets_T) for datum in datums]:
             what = "the service returned log-probabilities of other lengths than the rows it was given"
             raise BackendError(Problem(where=safe_url(self.base_url), what=what, fix=SERVER_FIX))
@@ -147,22 +194,41 @@ class Service:
     # ------------------------------------------------------------ saving
 
     def save_state(self, name: str, *, is_temporary: bool = False) -> str:
-        """Store weights and optimizer on the service; returns their path."""
-        return self._call("saving the state", partial(sdk.save_state, self._open(), name, is_temporary=is_temporary))
+        """Store weights and optimizer on the service; returns their `tinker://` path."""
+        save, ttl_seconds = self._open().save_state, TEMPORARY_TTL_S if is_temporary else None
+        return str(self._call("saving the state", lambda: save(name, ttl_seconds=ttl_seconds)).path)
 
     def export_adapter(self, name: str) -> str:
-        """Store the adapter for download; returns its path."""
-        return self._call("exporting the adapter", partial(sdk.export_adapter, self._open(), name))
+        """Store the adapter for download; returns its `tinker://` path."""
+        trainer = self._open()
+        save = getattr(trainer, "save_weights_external", None) or trainer.save_weights_for_sampler
+        return str(self._call("exporting the adapter", lambda: save(name)).path)
 
     def download_urls(self, path: str) -> dict[str, str]:
         """URLs of the files of an exported adapter, by name; a single archive has the name ""."""
-        return self._call(f"asking for {path}", partial(sdk.download_urls, self._client, path, self.base_url))
+
+        def asked() -> dict[str, str]:
+            import tinker
+
+            if "/external_weights/" in path:
+                rest = tinker.RestClient(base_url=self.base_url or None)
+                return {str(k): str(url) for k, url in rest.get_external_weights_urls(path).result().urls.items()}
+            rest = self._client.create_rest_client()
+            run, _, name = path.removeprefix("tinker://").partition("/")
+            try:
+                answer = rest.get_checkpoint_archive_url(run, name).result()
+            except tinker.NotFoundError:  # SkyRL-tx names it without the kind in its path
+                kind, _, last = name.rpartition("/")
+                if not kind:
+                    raise
+                answer = rest.get_checkpoint_archive_url(run, last).result()
+            return {"": str(answer.url)}
+
+        return self._call(f"asking for {path}", asked)
 
     def refuse_closed(self) -> None:
         """BackendError if there is no training client: after `close`, or when a checkpoint failed to load."""
         self._open()
-
-    # ------------------------------------------------------------ deadlines
 
     def _open(self) -> Any:
         if self._trainer is None:
@@ -170,23 +236,15 @@ class Service:
             raise BackendError(Problem(what=what, fix="create another one"))
         return self._trainer
 
-    def _replace_trainer(self, trainer: Any) -> None:
-        before, self._trainer, self._sampler = self._trainer, trainer, None
-        if before is not None:
-            sdk.release(self._client, before)
-
-    def _call_at_start(self, doing: str, call: Callable[[], T]) -> T:
-        return self._with_deadline(doing, call, self._options.connect_timeout_s, "connect_timeout_s")
-
-    def _call(self, doing: str, call: Callable[[], T]) -> T:
-        return self._with_deadline(doing, call, self._options.timeout_s, "timeout_s")
-
-    def _with_deadline(self, doing: str, call: Callable[[], T], timeout_s: float, key: str) -> T:
+    def _call(self, doing: str, call: Callable[[], T], *, at_start: bool = False) -> T:
+        """The settled result of a call, within the deadline for it."""
+        key = "connect_timeout_s" if at_start else "timeout_s"
+        timeout_s: float = getattr(self.options, key)
         future: Future[T] = Future()
 
         def run() -> None:
             try:
-                future.set_result(call())
+                future.set_result(resolved(call()))
             except BaseException as error:
                 future.set_exception(error)
 
@@ -199,6 +257,55 @@ class Service:
             raise timed_out(doing, self.base_url, timeout_s, key) from None
         except Exception as error:
             raise explained(error, doing, self.base_url) from error
+
+
+def total_loss(output: Any) -> float | None:
+    """Sum of the losses of all tokens as the service reports it; None where it reports none."""
+    if "loss:sum" in output.metrics:
+        return float(output.metrics["loss:sum"])
+    if all("elementwise_loss" in entry for entry in output.loss_fn_outputs):
+        return float(sum(entry["elementwise_loss"].to_numpy().sum() for entry in output.loss_fn_outputs))
+    return None
+
+
+def inputs_of(datums: Sequence[Datum], loss: str) -> list[Any]:
+    """Datums in the SDK's form: cross_entropy takes a weight per token, the other losses advantages."""
+    from tinker import types
+
+    def tensor(values: Any, dtype: type) -> Any:
+        return types.TensorData.from_numpy(np.asarray(values, dtype=dtype))
+
+    made = []
+    for datum in datums:
+        inputs = {"target_tokens": tensor(datum.targets_T, np.int64)}
+        if loss != CROSS_ENTROPY:
+            inputs["logprobs"] = tensor(datum.logprobs_T, np.float32)
+        inputs["weights" if loss == CROSS_ENTROPY else "advantages"] = tensor(datum.advantages_T, np.float32)
+        made.append(types.Datum(model_input=types.ModelInput.from_ints(datum.inputs_T.tolist()), loss_fn_inputs=inputs))
+    return made
+
+
+def resolved(answer: Any) -> Any:
+    """The result of a future; anything else unchanged."""
+    return answer.result() if hasattr(answer, "result") else answer
+
+
+def _future(started: Any) -> Future[Any]:
+    future: Future[Any] = started.future() if hasattr(started, "future") else started
+    return future
+
+
+def _release(client: Any, trainer: Any) -> None:
+    """Unload a training client; failures are ignored, since the service cleans up by itself."""
+    with suppress(Exception):
+        from tinker import types
+        from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
+
+        async def unload() -> None:
+            with client.holder.aclient(ClientConnectionPoolType.TRAIN) as connection:
+                await connection.models.unload(request=types.UnloadModelRequest(model_id=trainer.model_id))
+
+        client.holder.run_coroutine_threadsafe(unload()).result(timeout=RELEASE_S)
 
 
 def _require_listener(base_url: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from retrain.api import Config, Floats, NonFiniteError, Problem, TrainBatch, TrainReport, TrainRow
+from retrain.api import Config, Floats, NonFiniteError, Problem, TrainBatch, TrainReport
 from retrain_tinker.datums import Datum, Reduction, scales
 from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, PolicyLoss
 from retrain_tinker.service import Service
@@ -17,9 +17,9 @@ from retrain_tinker.service import Service
 class Step:
     """The loss of `[algorithm]` and AdamW, with their configured parameters, on a service."""
 
-    def __init__(self, service: Service, loss: PolicyLoss, reduction: Reduction, config: Config) -> None:
+    def __init__(self, service: Service, reduction: Reduction, config: Config) -> None:
         self._service = service
-        self._loss = loss
+        self._loss = PolicyLoss.of(config)
         self._reduction: Reduction = reduction
         self._adam = {
             "learning_rate": config.training.lr,
@@ -43,14 +43,17 @@ class Step:
         datums, clipped = plain, 0
         if loss.is_bounds is not None:
             if batch.updates > 1:
-                before, sampled = sampled, [_sampler_logprobs(row) for row in batch.rows]
+                reported = [r.logprobs_T if r.engine_logprobs_T is None else r.engine_logprobs_T for r in batch.rows]
+                before, sampled = sampled, [f_T[row.action_T] for f_T, row in zip(reported, batch.rows, strict=True)]
             else:
                 before = _at_actions(self._service.logprobs(plain), plain)
-            factors = [loss.importance(new, behaviour) for new, behaviour in zip(before, sampled, strict=True)]
-            datums = [d.weighted(f[0], new) for d, f, new in zip(plain, factors, before, strict=True)]
-            clipped = sum(int(f[1].sum()) for f in factors)
+            weights = [loss.importance(new, behaviour) for new, behaviour in zip(before, sampled, strict=True)]
+            datums = [d.weighted(w[0], new) for d, w, new in zip(plain, weights, before, strict=True)]
+            clipped = sum(int(w[1].sum()) for w in weights)
         denominators = loss.denominators([len(logprobs_N) for logprobs_N in sampled], batch.num_masked)
-        output = self._gradient(self._scaled(datums, denominators), loss)
+        factors = scales(datums, self._reduction, denominators)
+        scaled = [replace(d, advantages_T=d.advantages_T * f) for d, f in zip(datums, factors, strict=True)]
+        output = self._gradient(scaled, loss)
         new = _at_actions(self._service.checked(output, datums), datums)
         mean, cut = _mean(loss, datums, new, denominators)
         report = TrainReport.measured(
@@ -60,12 +63,9 @@ class Step:
             clipped=min(clipped + cut, sum(map(len, new))),
         )
         adam = self._adam if batch.lr is None else self._adam | {"learning_rate": batch.lr}
-        norm = _gradient_norm(self._service.optim_step(**adam))
-        return replace(report, grad_norm=norm, lr=adam["learning_rate"])
-
-    def _scaled(self, datums: Sequence[Datum], denominators: Sequence[int]) -> list[Datum]:
-        factors = scales(datums, self._reduction, denominators)
-        return [replace(d, advantages_T=d.advantages_T * f) for d, f in zip(datums, factors, strict=True)]
+        metrics = self._service.optim_step(**adam)
+        norms = [float(value) for name, value in metrics.items() if "grad_norm" in name and np.isfinite(value)]
+        return replace(report, grad_norm=norms[0] if norms else None, lr=adam["learning_rate"])
 
     def _gradient(self, scaled: Sequence[Datum], loss: PolicyLoss) -> Any:
         """The service's answer to the request for the gradient of a loss.
@@ -101,12 +101,6 @@ def _mean(
     return sum(float(part_N.sum()) / n for (part_N, _), n in zip(parts, denominators, strict=True)), clipped
 
 
-def _sampler_logprobs(row: TrainRow) -> Floats:
-    """What the sampler reported for the action tokens."""
-    found_T = row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T
-    return found_T[row.action_T]
-
-
 def _at_actions(values: Sequence[Floats], datums: Sequence[Datum]) -> list[Floats]:
     """Log-probabilities at action tokens; NonFiniteError naming the row where one is not finite."""
     found = [row_T[datum.action_T] for row_T, datum in zip(values, datums, strict=True)]
@@ -116,9 +110,3 @@ def _at_actions(values: Sequence[Floats], datums: Sequence[Datum]) -> list[Float
             what = f"the service's log-probabilities of row {index} are not finite"
             raise NonFiniteError(Problem(where="training", what=what, why=why, fix="lower [training] lr"))
     return found
-
-
-def _gradient_norm(metrics: Mapping[str, float]) -> float | None:
-    """The norm of the gradient, where the service reports it."""
-    found = [float(value) for name, value in metrics.items() if "grad_norm" in name and np.isfinite(value)]
-    return found[0] if found else None

@@ -1,4 +1,4 @@
-"""The calls of the SDK that `retrain_tinker.sdk` makes, by whatever release is installed: 0.16.1 and 0.38 both pass."""
+"""The calls of the SDK that `retrain_tinker.service` makes: releases 0.16.1 and 0.38 both pass."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import tinker
 from tinker import types
 
-from retrain_tinker import sdk
 from retrain_tinker.datums import Datum
+from retrain_tinker.service import inputs_of, resolved
 
 
 def takes(function: Callable[..., Any], *arguments: str) -> bool:
@@ -62,12 +62,12 @@ def test_datums_keep_their_numbers() -> None:
         logprobs_T=np.array([0.0, -0.5, -1.5]),
         advantages_T=np.array([0.0, 1.25, -2.0]),
     )
-    (made,) = sdk._datums([datum], "ppo")
+    (made,) = inputs_of([datum], "ppo")
     assert made.model_input.to_ints() == [1, 2, 3]
     found = {name: tensor.to_numpy().tolist() for name, tensor in made.loss_fn_inputs.items()}
     assert found == {"target_tokens": [2, 3, 4], "logprobs": [0.0, -0.5, -1.5], "advantages": [0.0, 1.25, -2.0]}
     assert {tensor.dtype for tensor in made.loss_fn_inputs.values()} == {"int64", "float32"}
-    (answers,) = sdk._datums([datum], "cross_entropy")  # which takes no other inputs
+    (answers,) = inputs_of([datum], "cross_entropy")  # which takes no other inputs
     found = {name: tensor.to_numpy().tolist() for name, tensor in answers.loss_fn_inputs.items()}
     assert found == {"target_tokens": [2, 3, 4], "weights": [0.0, 1.25, -2.0]}
 
@@ -81,5 +81,5 @@ def test_results_of_either_kind_of_call_are_settled() -> None:
             return "client"
 
     ready = Ready()
-    assert sdk._resolved(ready) is ready
-    assert sdk._resolved(Coming()) == "client"
+    assert resolved(ready) is ready
+    assert resolved(Coming()) == "client"
