@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from retrain.api import BackendError, ConfigError
+from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.zmq_transport import Publisher
 
 GENEROUS_S = 20.0
@@ -71,8 +72,9 @@ def publisher(free_ports: int) -> Iterator[Callable[..., Publisher]]:
     opened: list[Publisher] = []
 
     def make(ranks: int = 2, **options: object) -> Publisher:
-        settings = {"host": "localhost", "port": free_ports, "hwm": 10, "ready_wait_s": GENEROUS_S} | options
-        opened.append(Publisher(ranks=ranks, **settings))
+        own = {name: options.pop(name) for name in ("is_resumed", "check_stop") if name in options}
+        given = {"zmq_port": free_ports, "ready_wait_s": GENEROUS_S, "data_world_size": ranks} | options
+        opened.append(Publisher(PrimeRlOptions(**given), **own))
         return opened[-1]
 
     yield make
@@ -181,7 +183,7 @@ def test_after_a_restart_of_ours_the_ranks_that_wait_are_found_without_announcin
 
 def test_a_full_queue_is_an_error_and_not_a_lost_batch(publisher, receivers):
     payload = b"x" * 2**20
-    sender, rank = publisher(1, hwm=1, ready_wait_s=1.0), receivers(0, hwm=1)
+    sender, rank = publisher(1, zmq_hwm=1, ready_wait_s=1.0), receivers(0, hwm=1)
     sent = []
 
     def flood() -> None:
@@ -222,7 +224,7 @@ def test_ports_in_use_are_a_config_error_that_leaves_nothing_open(publisher, fre
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
 def test_an_address_that_is_not_ours_is_a_config_error(publisher, host):
     with pytest.raises(ConfigError, match="cannot be bound"):
-        publisher(1, host=host)
+        publisher(1, zmq_host=host)
 
 
 def test_closing_twice_is_safe_and_what_was_sent_still_arrives(publisher, receivers):

@@ -8,6 +8,7 @@ import pytest
 import zmq
 
 from retrain.api import BackendError, ConfigError
+from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.zmq_transport import Pusher
 
 
@@ -30,8 +31,9 @@ def packer(free_ports):
 
 
 def pusher(port: int, **options: object) -> Pusher:
-    settings = {"host": "127.0.0.1", "port": port, "hwm": 10, "sender": "run_a", "ready_wait_s": 20.0}
-    return Pusher(**(settings | options))
+    own = {name: options.pop(name) for name in ("check_stop",) if name in options}
+    given = {"zmq_host": "127.0.0.1", "zmq_port": port, "ready_wait_s": 20.0} | options
+    return Pusher(PrimeRlOptions(**given), sender="run_a", **own)
 
 
 def test_a_batch_travels_with_the_name_of_its_run(packer, free_ports):
@@ -62,4 +64,4 @@ def test_no_packer_is_an_error_with_its_address(free_ports):
 
 def test_an_address_that_is_none_is_a_config_error(free_ports):
     with pytest.raises(ConfigError):
-        pusher(free_ports, host="not a host")
+        pusher(free_ports, zmq_host="not a host")

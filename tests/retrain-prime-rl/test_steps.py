@@ -132,23 +132,23 @@ def test_batches_are_kept_from_the_newest_checkpoint_on(tmp_path, checkpoints, n
 
 
 def test_a_trainer_of_0_8_0_is_refused_by_name(tmp_path):
-    steps.refuse_older_trainer(tmp_path)
+    steps.refuse_other_trainer(tmp_path, "per_token")
     file = tmp_path / "run_default" / "control" / "orch.toml"
     file.parent.mkdir(parents=True)
     file.touch()
     with pytest.raises(ConfigError, match=r"PRIME-RL 0\.8\.0 or earlier"):
-        steps.refuse_older_trainer(tmp_path)
+        steps.refuse_other_trainer(tmp_path, "per_token")
 
 
 def test_a_folder_that_no_older_trainer_would_look_into_is_refused(tmp_path):
     file = tmp_path / "run_one" / "control" / "orch.toml"
     file.parent.mkdir(parents=True)
     with pytest.raises(ConfigError, match="does not look for batches"):
-        steps.refuse_unseen_run(tmp_path / "run_one")
+        steps.refuse_other_trainer(tmp_path / "run_one", "scalar")
     file.touch()
-    steps.refuse_unseen_run(tmp_path / "run_one")
+    steps.refuse_other_trainer(tmp_path / "run_one", "scalar")
     with pytest.raises(ConfigError, match="does not look for batches"):
-        steps.refuse_unseen_run(tmp_path)
+        steps.refuse_other_trainer(tmp_path, "scalar")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"steps_sent": "many"}', "{}"])

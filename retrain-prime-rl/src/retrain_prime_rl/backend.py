@@ -232,45 +232,36 @@ class PrimeRlBackend:
 
     def _report_missing(self, status: BroadcastStatus) -> None:
         what = f"no weights with {self._sent} steps in them within sync_wait_s = {self._options.sync_wait_s:g} s"
-        why, fix = missing_weights(self._output_dir, self._sent, self._options, status)
+        why, fix = self._why_missing(status)
         if self._options.sync_timeout == "stale":
             has = status.newest.step if status.newest else 0
             LOG.warning("%s: %s. Sampling continues with version %d.", what, why, has)
             return
-        raise BackendError(Problem(where=str(self._output_dir / "broadcasts"), what=what, why=why, fix=fix))
+        raise BackendError(Problem(where=str(self._output_dir / BROADCASTS), what=what, why=why, fix=fix))
 
-
-SLOW = "raise sync_wait_s if it is only slow, then resume the run"
-
-
-def missing_weights(output_dir: Path, sent: int, options: PrimeRlOptions, status: BroadcastStatus) -> tuple[str, str]:
-    """The reason and the smallest fix, for weights with `sent` steps in them that did not come in time."""
-    if status.faults:
-        return "; ".join(status.faults), f"check that disk; {SLOW}"
-    if (output_dir / BROADCASTS / f"step_{sent}").is_dir():
-        why = f"step_{sent} is there, but neither {' nor '.join(COMPLETE)} is: it is still being written"
-        return why, SLOW
-    if status.newest is None:
-        why = "nothing is there, and a trainer that has this output_dir writes step_0 before it reads a batch"
-        return why, (
-            "start the trainer, of PRIME-RL v0.8.1.dev3 or later, with this output_dir and "
-            '[weight_broadcast] type = "filesystem"'
-        )
-    if (step := put_back(output_dir)) is not None:
-        return f"the trainer was put back to step {step}, which was written after all others", put_back_fix(step)
-    has = status.newest.step
-    waits_for = options.counts_from + has
-    if options.transport == "zmq":
-        why = f"the newest complete ones have {has}: step {waits_for} was sent to every data rank, and is not done"
-        fix = f"check the trainer's log; {SLOW} (with first_step = {waits_for} if it has lost that step)"
-        return why, fix
-    file = output_dir / ROLLOUTS / f"step_{waits_for}"
-    if not file.is_dir():
-        why = f"the newest complete ones have {has}, so the trainer waits for {file}, which is not there"
-        return why, f"resume the run with first_step = {waits_for}"
-    why = f"the newest complete ones have {has}: the trainer should be at work on {file}, which is there"
-    fix = (
-        'check its log; if it waits for a batch, set [rollout_transport] type = "filesystem" in its TOML (its own '
-        f"default is zmq); {SLOW}"
-    )
-    return why, fix
+    def _why_missing(self, status: BroadcastStatus) -> tuple[str, str]:
+        """The reason why weights did not come in time, and the smallest fix."""
+        slow = "raise sync_wait_s if it is only slow, then resume the run"
+        if status.faults:
+            return "; ".join(status.faults), f"check that disk; {slow}"
+        if (self._output_dir / BROADCASTS / f"step_{self._sent}").is_dir():
+            return (
+                f"step_{self._sent} is there, but neither {' nor '.join(COMPLETE)} is: it is still being written",
+                slow,
+            )
+        if status.newest is None:
+            why = "nothing is there, and a trainer that has this output_dir writes step_0 before it reads a batch"
+            start = "start the trainer, of PRIME-RL v0.8.1.dev3 or later, with this output_dir"
+            return why, f'{start} and [weight_broadcast] type = "filesystem"'
+        if (step := put_back(self._output_dir)) is not None:
+            return f"the trainer was put back to step {step}, which was written after all others", put_back_fix(step)
+        has, is_in_files = status.newest.step, self._options.transport == "filesystem"
+        next_step = self._options.counts_from + has
+        batch = self._output_dir / ROLLOUTS / f"step_{next_step}"
+        why = f"the newest complete ones have {has}"
+        if is_in_files and not batch.is_dir():
+            why += f", so the trainer waits for {batch}, which is not there"
+            return why, f"resume the run with first_step = {next_step}"
+        why += f": the trainer should be at work on {batch if is_in_files else f'step {next_step}'}"
+        setting = f'[rollout_transport] type = "{self._options.transport}" in its TOML'
+        return why, f"check its log, and {setting}; {slow}, with first_step = {next_step} if it has lost that step"

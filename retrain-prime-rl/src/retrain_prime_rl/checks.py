@@ -45,25 +45,29 @@ BESIDE_A_RECIPE = (
 
 def problems_of(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:
     """Every key that would have no effect."""
-    found = [*_unread(config), *_engine(config), *_room(config, options), *_credit(config, plugins, options)]
-    return found if _output_dir(config, options) else [*found, _no_output_dir(config)]
+    found = [*_unread(config), *_credit(config, plugins, options)]
+    if (name := config.inference.engine) != ENGINE:
+        what = f"engine = {name!r}, but completions come from PRIME-RL's inference server, which is a vLLM"
+        found.append(Problem(where=config.place("inference.engine"), what=what, fix=f'set engine = "{ENGINE}"'))
+    if (tokens := config.training.max_tokens) >= options.seq_len:
+        what = f"max_tokens = {tokens} leaves no room for a prompt in seq_len = {options.seq_len}"
+        fix = "raise [backend.options] seq_len, and the trainer's, or lower max_tokens"
+        found.append(Problem(where=config.place("training.max_tokens"), what=what, fix=fix))
+    try:
+        output_dir(config, options)
+    except ConfigError as error:
+        found += error.problems
+    return found
 
 
 def output_dir(config: Config, options: PrimeRlOptions) -> Path:
     """PRIME-RL's folder, as the trainer sees it; ConfigError when none is given."""
-    given = _output_dir(config, options)
+    given = options.output_dir or config.backend.adapter_path
     if not given:
-        raise ConfigError(_no_output_dir(config))
+        where, what = config.place("backend.options"), "backend 'prime_rl' needs output_dir"
+        fix = 'set output_dir = "..." to the output_dir of the trainer, on a disk that both can reach'
+        raise ConfigError(Problem(where=where, what=what, fix=fix))
     return Path(given).expanduser().resolve()
-
-
-def _output_dir(config: Config, options: PrimeRlOptions) -> str:
-    return options.output_dir or config.backend.adapter_path
-
-
-def _no_output_dir(config: Config) -> Problem:
-    fix = 'set output_dir = "..." to the output_dir of the trainer, on a disk that both can reach'
-    return Problem(where=config.place("backend.options"), what="backend 'prime_rl' needs output_dir", fix=fix)
 
 
 def _unread(config: Config) -> list[Problem]:
@@ -71,28 +75,13 @@ def _unread(config: Config) -> list[Problem]:
     for path, there in TRAINERS_OWN.items():
         table, _, name = path.partition(".")
         default = getattr(type(config.tables[table])(), name, None)  # None: a key of core that is not registered here
-        if config.value(path, default) not in (default, ITS_WAY.get(path, default)):
-            what = f"{name} = {config.value(path, default)!r} would have no effect: the trainer is configured elsewhere"
+        value = getattr(config.tables[table], name, default)
+        if value not in (default, ITS_WAY.get(path, default)):
+            what = f"{name} = {value!r} would have no effect: the trainer is configured elsewhere"
             is_of_recipe = str(config.origin(path).layer) == RECIPE
             fix = BESIDE_A_RECIPE if is_of_recipe else f"remove it here; {there}"
             problems.append(Problem(where=config.place(path), what=what, fix=fix))
     return problems
-
-
-def _engine(config: Config) -> list[Problem]:
-    name = config.inference.engine
-    if name == ENGINE:
-        return []
-    what = f"engine = {name!r}, but completions come from PRIME-RL's inference server, which is a vLLM"
-    return [Problem(where=config.place("inference.engine"), what=what, fix=f'set engine = "{ENGINE}"')]
-
-
-def _room(config: Config, options: PrimeRlOptions) -> list[Problem]:
-    if config.training.max_tokens < options.seq_len:
-        return []
-    what = f"max_tokens = {config.training.max_tokens} leaves no room for a prompt in seq_len = {options.seq_len}"
-    fix = "raise [backend.options] seq_len, and the trainer's, or lower max_tokens"
-    return [Problem(where=config.place("training.max_tokens"), what=what, fix=fix)]
 
 
 def _credit(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:

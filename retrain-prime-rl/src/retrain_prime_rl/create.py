@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from retrain.api import Capabilities, Config, EngineTraits, Kind, PluginContext, TrainBatch, resolve
+from retrain.api import Config, EngineTraits, Kind, PluginContext, resolve
 from retrain_prime_rl import checks, steps
 from retrain_prime_rl.backend import Encode, PrimeRlBackend
 from retrain_prime_rl.broadcasts import answer_offers
@@ -28,17 +28,16 @@ def create_backend(context: PluginContext) -> PrimeRlBackend:
     output_dir = checks.output_dir(context.config, options)
     output_dir.mkdir(parents=True, exist_ok=True)
     names = rank_files(options.data_world_size) if options.wire == "per_token" else (SCALAR_FILE,)
-    resumes = bool(context.config.resume.from_)
-    if options.wire == "per_token":
-        steps.refuse_older_trainer(output_dir)
-    else:
-        steps.refuse_unseen_run(output_dir)
-    first = options.counts_from
+    steps.refuse_other_trainer(output_dir, options.wire)
+    first, resumes = options.counts_from, bool(context.config.resume.from_)
     sent = steps.find_sent(output_dir, names, first=first, first_step=options.first_step, resumes=resumes)
     path = model_path(context)
     policy = RemotePolicy(model_path=path, stop_ids=stop_ids(path, context.tokenizer), context_limit=options.seq_len)
     where, search_paths = context.config.place("inference.engine"), context.config.plugins.search_paths
     found = resolve(context.plugins, Kind.INFERENCE_ENGINE, checks.ENGINE, where=where, search_paths=search_paths)
+    capabilities = replace(CAPABILITIES, preserves_token_advantages=options.wire == "per_token")
+    if isinstance(found.traits, EngineTraits):
+        capabilities = found.traits.limit(capabilities)
     transport = _transport(options, output_dir, names, context, is_resumed=sent > 0)
     try:
         engine = found.target(context, policy)
@@ -53,14 +52,9 @@ def create_backend(context: PluginContext) -> PrimeRlBackend:
         encode=_encoder(options, context.config),
         engine=engine,
         policy=policy,
-        capabilities=_capabilities(options, found.traits),
+        capabilities=capabilities,
         sent=sent,
     )
-
-
-def _capabilities(options: PrimeRlOptions, traits: object) -> Capabilities:
-    declared = replace(CAPABILITIES, preserves_token_advantages=options.wire == "per_token")
-    return traits.limit(declared) if isinstance(traits, EngineTraits) else declared
 
 
 def _transport(
@@ -75,40 +69,20 @@ def _transport(
         context.check_stop()
 
     if options.wire == "scalar":
-        return Pusher(
-            host=options.zmq_host,
-            port=options.zmq_port,
-            hwm=options.zmq_hwm,
-            sender=output_dir.stem,
-            ready_wait_s=options.ready_wait_s,
-            check_stop=waiting,
-        )
-    return Publisher(
-        host=options.zmq_host,
-        port=options.zmq_port,
-        hwm=options.zmq_hwm,
-        ranks=options.data_world_size,
-        ready_wait_s=options.ready_wait_s,
-        is_resumed=is_resumed,
-        check_stop=waiting,
-    )
+        return Pusher(options, sender=output_dir.stem, check_stop=waiting)
+    return Publisher(options, is_resumed=is_resumed, check_stop=waiting)
 
 
 def _encoder(options: PrimeRlOptions, config: Config) -> Encode:
+    if options.wire == "scalar":
+        return lambda batch, step: [encode(scalar_batch(batch, step=step, seq_len=options.seq_len))]
     layout = Layout(
         seq_len=options.seq_len,
         ranks=options.data_world_size,
         pad_to_multiple_of=options.pad_to_multiple_of,
         env_name=task_name(config),
     )
-
-    def micro_batches(batch: TrainBatch, step: int) -> list[bytes]:
-        return [encode(part) for part in pack(batch, layout)]
-
-    def samples(batch: TrainBatch, step: int) -> list[bytes]:
-        return [encode(scalar_batch(batch, step=step, seq_len=options.seq_len))]
-
-    return micro_batches if options.wire == "per_token" else samples
+    return lambda batch, step: [encode(part) for part in pack(batch, layout)]
 
 
 def task_name(config: Config) -> str:

@@ -42,7 +42,11 @@ def pack(batch: TrainBatch, layout: Layout) -> list[list[MicroBatch]]:
     bins = partition(lengths, capacity=layout.seq_len, multiple_of=layout.ranks)
     rows = [[batch.rows[index] for index in sorted(places)] for places in bins]
     packed = [_micro_batch(part, batch.temperature, layout) for part in rows if part]
-    packed += [padding_batch(min(packed, key=lambda part: len(part.input_ids)))] * (len(bins) - len(packed))
+    shortest = min(packed, key=lambda part: len(part.input_ids))
+    length = len(shortest.input_ids)
+    # computed by a rank without rows, so that no other rank waits for it
+    idle = msgspec.structs.replace(shortest, loss_mask=[False] * length, advantages=[0.0] * length)
+    packed += [idle] * (len(bins) - len(packed))
     return [packed[rank :: layout.ranks] for rank in range(layout.ranks)]
 
 
@@ -68,12 +72,6 @@ def partition(lengths: Sequence[int], *, capacity: int, multiple_of: int) -> lis
         count += multiple_of
 
 
-def padding_batch(batch: MicroBatch) -> MicroBatch:
-    """The same tokens, all masked out: computed by a rank without rows, so that no other rank waits for it."""
-    length = len(batch.input_ids)
-    return msgspec.structs.replace(batch, loss_mask=[False] * length, advantages=[0.0] * length)
-
-
 def check_rows(batch: TrainBatch) -> None:
     """NonFiniteError, naming the row, on a log-probability or advantage that is not finite."""
     for number, row in enumerate(batch.rows):
@@ -85,38 +83,24 @@ def check_rows(batch: TrainBatch) -> None:
 
 
 def _micro_batch(rows: Sequence[TrainRow], temperature: float, layout: Layout) -> MicroBatch:
+    """Padded as PRIME-RL pads: the last sequence grows, and positions restart in it; no token of the padding counts."""
     lengths = [len(row.tokens_T) for row in rows]
-    length = sum(lengths)
-    action_T = np.concatenate([row.action_T for row in rows])
-    packed = MicroBatch(
-        input_ids=np.concatenate([row.tokens_T for row in rows]).tolist(),
-        loss_mask=action_T.tolist(),
-        advantages=np.where(action_T, np.concatenate([row.advantages_T for row in rows]), 0.0).tolist(),
-        inference_logprobs=np.where(action_T, np.concatenate([row.logprobs_T for row in rows]), 0.0).tolist(),
-        position_ids=np.concatenate([np.arange(part) for part in lengths]).tolist(),
-        sequence_lengths=lengths,
-        temperatures=[temperature] * length,
-        env_names=[layout.env_name] * length,
-        seq_lens=list(lengths),
+    padding = -sum(lengths) % layout.pad_to_multiple_of
+    names = ("tokens_T", "action_T", "advantages_T", "logprobs_T")
+    tokens_T, action_T, advantages_T, logprobs_T = (
+        np.concatenate([getattr(row, name) for row in rows]) for name in names
     )
-    return _padded(packed, -length % layout.pad_to_multiple_of)
-
-
-def _padded(batch: MicroBatch, padding: int) -> MicroBatch:
-    """As PRIME-RL pads: the last sequence grows, and positions restart in it; no token of the padding counts."""
-    if not padding:
-        return batch
-    *before, last = batch.sequence_lengths
+    sequence_lengths = [*lengths[:-1], lengths[-1] + padding]
     return MicroBatch(
-        input_ids=batch.input_ids + [PADDING_TOKEN] * padding,
-        loss_mask=batch.loss_mask + [False] * padding,
-        advantages=batch.advantages + [0.0] * padding,
-        inference_logprobs=batch.inference_logprobs + [0.0] * padding,
-        position_ids=[*batch.position_ids, *range(padding)],
-        sequence_lengths=[*before, last + padding],
-        temperatures=batch.temperatures + [1.0] * padding,
-        env_names=batch.env_names + [""] * padding,
-        seq_lens=[*before, last + padding],
+        input_ids=tokens_T.tolist() + [PADDING_TOKEN] * padding,
+        loss_mask=action_T.tolist() + [False] * padding,
+        advantages=np.where(action_T, advantages_T, 0.0).tolist() + [0.0] * padding,
+        inference_logprobs=np.where(action_T, logprobs_T, 0.0).tolist() + [0.0] * padding,
+        position_ids=[position for length in (*lengths, padding) for position in range(length)],
+        sequence_lengths=sequence_lengths,
+        temperatures=[temperature] * len(tokens_T) + [1.0] * padding,
+        env_names=[layout.env_name] * len(tokens_T) + [""] * padding,
+        seq_lens=sequence_lengths,
     )
 
 
@@ -130,34 +114,30 @@ def scalar_batch(batch: TrainBatch, *, step: int, seq_len: int) -> ScalarBatch:
     `seq_len`, which the trainer would truncate; NonFiniteError on a non-finite number.
     """
     check_rows(batch)
-    return ScalarBatch(
-        examples=[_sample(row, batch, number, seq_len) for number, row in enumerate(batch.rows)], step=step
-    )
-
-
-def _sample(row: TrainRow, batch: TrainBatch, number: int, seq_len: int) -> ScalarSample:
-    if len(row.tokens_T) > seq_len:
-        what = f"row {number} has {len(row.tokens_T)} tokens, over seq_len = {seq_len}: the trainer would truncate it"
-        raise BackendError(Problem(where=f"step {batch.step}", what=what, fix="raise seq_len here and in the trainer"))
-    start = int(row.action_T.argmax())
-    tokens_T, action_T, logprobs_T = row.tokens_T[start:], row.action_T[start:], row.logprobs_T[start:]
-    return ScalarSample(
-        prompt_ids=row.tokens_T[:start].tolist(),
-        prompt_mask=[False] * start,
-        completion_ids=tokens_T.tolist(),
-        completion_mask=action_T.tolist(),
-        completion_logprobs=np.where(action_T, logprobs_T, 0.0).tolist(),
-        completion_temperatures=[batch.temperature] * len(tokens_T),
-        advantage=_one_advantage(row, batch, number),
-    )
-
-
-def _one_advantage(row: TrainRow, batch: TrainBatch, number: int) -> float:
-    advantages_T = row.advantages_T[row.action_T]
-    low, high = float(advantages_T.min()), float(advantages_T.max())
-    if high - low > TOLERANCE:
-        what = f"the tokens of row {number} have advantages from {low:.6g} to {high:.6g}"
-        why = 'wire = "scalar" carries one advantage per sample, and strict_advantages forbids averaging them'
-        fix = 'use wire = "per_token" with PRIME-RL 0.8, or transform_mode = "none" with surprisal_mask_rho = 0'
-        raise BackendError(Problem(where=f"step {batch.step}", what=what, why=why, fix=fix))
-    return float(advantages_T[0])
+    examples = []
+    for number, row in enumerate(batch.rows):
+        where, count = f"step {batch.step}", len(row.tokens_T)
+        if count > seq_len:
+            what = f"row {number} has {count} tokens, over seq_len = {seq_len}: the trainer would truncate it"
+            raise BackendError(Problem(where=where, what=what, fix="raise seq_len here and in the trainer"))
+        advantages_T = row.advantages_T[row.action_T]
+        low, high = float(advantages_T.min()), float(advantages_T.max())
+        if high - low > TOLERANCE:
+            what = f"the tokens of row {number} have advantages from {low:.6g} to {high:.6g}"
+            why = 'wire = "scalar" carries one advantage per sample, and strict_advantages forbids averaging them'
+            fix = 'use wire = "per_token" with PRIME-RL 0.8, or transform_mode = "none" with surprisal_mask_rho = 0'
+            raise BackendError(Problem(where=where, what=what, why=why, fix=fix))
+        start = int(row.action_T.argmax())
+        action_T = row.action_T[start:]
+        examples.append(
+            ScalarSample(
+                prompt_ids=row.tokens_T[:start].tolist(),
+                prompt_mask=[False] * start,
+                completion_ids=row.tokens_T[start:].tolist(),
+                completion_mask=action_T.tolist(),
+                completion_logprobs=np.where(action_T, row.logprobs_T[start:], 0.0).tolist(),
+                completion_temperatures=[batch.temperature] * len(action_T),
+                advantage=float(advantages_T[0]),
+            )
+        )
+    return ScalarBatch(examples=examples, step=step)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from retrain.api import ActionRow, BackendError, Floats, PluginContext, Problem
 from retrain_prime_rl.broadcasts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Broadcast, safetensors_header
@@ -104,34 +104,28 @@ def _refuse_without_effect(file: Path, header: Mapping[str, Any], start: int, mo
     if modules and (not base or modules & base):
         return
     with file.open("rb") as stream:
-        if factors and not any(_has_values(stream, start, header[name]) for name in factors if "lora_B" in name):
-            return  # as it was created: it changes nothing anyway
+        for name in (name for name in factors if "lora_B" in name):
+            first, end = header[name]["data_offsets"]
+            stream.seek(start + first)
+            if stream.read(end - first).strip(b"\0"):
+                break
+        else:
+            if factors:
+                return  # as it was created: it changes nothing anyway
     what = "the adapter would change nothing in PEFT: none of its tensors belongs to a module of the base model"
     why = f"it holds {next(iter(header), 'no tensor')}; the base model is {model_path}"
     fix = "train the model of [model] model, with [model.lora] target_modules that PEFT knows"
     raise BackendError(Problem(where=str(file), what=what, why=why, fix=fix))
 
 
-def _has_values(stream: BinaryIO, start: int, entry: Mapping[str, Any]) -> bool:
-    first, end = entry["data_offsets"]
-    stream.seek(start + first)
-    return bool(stream.read(end - first).strip(b"\0"))
-
-
 def base_names(model_path: str) -> list[str]:
     """Names of the base model's tensors, from its folder or the hub's cache; empty when they are not here."""
+    from transformers.utils import cached_file  # slow to import
+
     for name in (INDEX, WEIGHTS):
         with suppress(OSError, ValueError, KeyError):
-            file = _local(model_path, name)
+            file = Path(cached_file(model_path, name, local_files_only=True))
             if name == INDEX:
                 return list(json.loads(file.read_text(encoding="utf-8"))["weight_map"])
             return list(safetensors_header(file)[0])
     return []
-
-
-def _local(model_path: str, name: str) -> Path:
-    if Path(model_path).is_dir():
-        return Path(model_path) / name
-    from transformers.utils import cached_file  # slow to import
-
-    return Path(cached_file(model_path, name, local_files_only=True))

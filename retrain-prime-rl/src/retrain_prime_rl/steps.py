@@ -34,13 +34,29 @@ def find_sent(
     `first_step` is given and later steps exist.
     """
     files, version = numbered(output_dir / ROLLOUTS), max(complete(output_dir), default=0)
+    waits_for = version + first
     if first_step >= 0:
-        _refuse_later(output_dir, first_step, version + first, files)
+        later = [path for step, path in files.items() if step >= first_step]
+        if waits_for > first_step:
+            later.append(output_dir / BROADCASTS)
+        if later:
+            what = f"first_step = {first_step}, but files of later steps exist, such as {later[0]}"
+            fix = (
+                "leave first_step out if the trainer has gone on; otherwise restart it from its checkpoint of step "
+                f"{first_step - 1} and remove the files of later steps in rollouts/ and broadcasts/"
+            )
+            raise ConfigError(Problem(where="[backend.options] first_step", what=what, fix=fix))
         return first_step - first
     if (step := put_back(output_dir)) is not None:
         what = f"the trainer was put back to step {step}: it has written that step after all others"
         raise ConfigError(Problem(where=str(output_dir / BROADCASTS), what=what, fix=put_back_fix(step)))
-    _refuse_holes(output_dir, files, names, version + first)
+    # all steps from the one that the trainer waits for must be there; those before it may have been removed
+    for step in range(max(waits_for, min(files, default=0)), max(files, default=-1) + 1):
+        folder = output_dir / ROLLOUTS / f"step_{step}"
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            what = f"lacks {', '.join(missing)}, which the trainer is waiting for"
+            fix = "remove this folder and those of later steps, or restore the earlier data_world_size and wire"
+            raise ConfigError(Problem(where=str(folder), what=what, fix=fix))
     found = max([0, _ledger(output_dir), version, *(step + 1 - first for step in files)])
     if found and not resumes:
         what = f"{output_dir} belongs to an earlier run: its trainer was sent {found} steps"
@@ -69,22 +85,16 @@ def last_needless(output_dir: Path, version: int) -> int:
     return max(0, min(version - 1, max(complete, default=version)))
 
 
-def refuse_older_trainer(output_dir: Path) -> None:
-    """ConfigError where a trainer of 0.8.0 or before is at work, whose packer does not read the per-token wire."""
+def refuse_other_trainer(output_dir: Path, wire: str) -> None:
+    """ConfigError where a trainer of 0.8.0 or before would not read the per-token wire, or one of 0.5 not look here."""
     found = next(iter(output_dir.glob(OLD_RUNS)), None)
-    if found is not None:
+    if wire == "per_token" and found is not None:
         what = f"{found} is of PRIME-RL 0.8.0 or earlier, whose trainer does not read these batches"
         fix = 'install PRIME-RL v0.8.1.dev3 or later; with 0.4 or 0.5 set wire = "scalar"'
-        raise ConfigError(Problem(where=WHERE, what=what, why="its packer stands before the trainer", fix=fix))
-
-
-def refuse_unseen_run(output_dir: Path) -> None:
-    """ConfigError where a trainer of PRIME-RL 0.4 or 0.5 (`wire = "scalar"`) would not look for batches."""
-    if output_dir / "control" / "orch.toml" not in output_dir.parent.glob(OLD_RUNS):
+        raise ConfigError(Problem(where=WHERE, what=what, fix=fix))
+    if wire == "scalar" and output_dir / "control" / "orch.toml" not in output_dir.parent.glob(OLD_RUNS):
         what = f"a trainer of PRIME-RL 0.4 or 0.5 does not look for batches in {output_dir}"
-        why = (
-            f"it reads {OLD_RUNS} in its own output_dir, an orchestrator's configuration, and takes batches from there"
-        )
+        why = f"it takes them from the folders of {OLD_RUNS}, an orchestrator's configuration, in its own output_dir"
         fix = "set output_dir to such a folder run_NAME in the trainer's output_dir"
         raise ConfigError(Problem(where=WHERE, what=what, why=why, fix=fix))
 
@@ -99,30 +109,3 @@ def _ledger(output_dir: Path) -> int:
         what = f"cannot be read: {type(error).__name__}: {error}"
         fix = "remove it and set first_step to the step that the trainer waits for"
         raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from error
-
-
-def _refuse_holes(output_dir: Path, files: dict[int, Path], names: Sequence[str], waits_for: int) -> None:
-    """All steps from the one that the trainer waits for must be there; those before it may have been removed."""
-    for step in range(max(waits_for, min(files, default=0)), max(files, default=-1) + 1):
-        folder = output_dir / ROLLOUTS / f"step_{step}"
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            what = f"lacks {', '.join(missing)}, which the trainer is waiting for"
-            fix = (
-                "remove this folder and those of later steps, or set data_world_size and wire as they were when "
-                "it was written"
-            )
-            raise ConfigError(Problem(where=str(folder), what=what, fix=fix))
-
-
-def _refuse_later(output_dir: Path, first_step: int, waits_for: int, files: dict[int, Path]) -> None:
-    later = [path for step, path in files.items() if step >= first_step]
-    if waits_for > first_step:
-        later.append(output_dir / BROADCASTS)
-    if later:
-        what = f"first_step = {first_step}, but files of later steps exist, such as {later[0]}"
-        fix = (
-            f"leave first_step out if the trainer has gone on; otherwise restart it from its checkpoint of step "
-            f"{first_step - 1} and remove the files of later steps in rollouts/ and broadcasts/"
-        )
-        raise ConfigError(Problem(where="[backend.options] first_step", what=what, fix=fix))

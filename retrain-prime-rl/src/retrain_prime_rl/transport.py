@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from retrain.api import BackendError, Problem
 from retrain_prime_rl.broadcasts import numbered
@@ -16,17 +15,18 @@ ROLLOUTS, BATCHES = "rollouts", "batches"  # the folder of batches up to v0.8, a
 SCALAR_FILE = "rollouts.bin"
 
 
-class Transport(Protocol):
+class Transport:
     """Carries steps to the trainer, each once and in order. Payload r is for data rank r; the older wire has one."""
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
         """Send a step; after a BackendError either no rank or every rank has it."""
+        raise NotImplementedError
 
     def serve_ranks(self) -> None:
         """Handle requests of the ranks; called repeatedly while waiting for the weights."""
 
     def forget(self, before: int) -> None:
-        """The trainer will not read steps numbered below `before` again."""
+        """The trainer will not read steps numbered below `before` again: drop what is stored of them."""
 
     def close(self) -> None:
         """Release sockets; safe to call twice."""
@@ -37,7 +37,7 @@ def rank_files(ranks: int) -> tuple[str, ...]:
     return tuple(f"rank_{rank}.bin" for rank in range(ranks))
 
 
-class FileTransport:
+class FileTransport(Transport):
     """`<output_dir>/rollouts/step_<N>/<name>`: a step appears with all its files at once, by one rename.
 
     `batches` links to the same folder.
@@ -56,7 +56,10 @@ class FileTransport:
             with suppress(FileExistsError):
                 self._rollouts.with_name(BATCHES).symlink_to(ROLLOUTS, target_is_directory=True)
             for name, payload in zip(self._names, payloads, strict=True):
-                _write(draft / name, payload)
+                with (draft / name).open("wb") as stream:
+                    stream.write(payload)
+                    stream.flush()
+                    os.fsync(stream.fileno())
             os.rename(draft, target)  # fails if it exists and is not empty
         except OSError as error:
             what = f"step {step} could not be sent to the trainer: {error.strerror or error}"
@@ -64,21 +67,8 @@ class FileTransport:
             fix = "give each run an output_dir and a trainer of its own" if why else "fix the disk, then resume the run"
             raise BackendError(Problem(where=str(target), what=what, why=why, fix=fix)) from error
 
-    def serve_ranks(self) -> None:
-        """Nothing to do: the files stay for ranks that start late or restart."""
-
     def forget(self, before: int) -> None:
         """Remove their folders: the trainer removes its own broadcasts, but no batches."""
         for step, folder in numbered(self._rollouts).items():
             if step < before:
                 shutil.rmtree(folder, ignore_errors=True)  # tried again after the next step
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-def _write(file: Path, payload: bytes) -> None:
-    with file.open("wb") as stream:
-        stream.write(payload)
-        stream.flush()
-        os.fsync(stream.fileno())

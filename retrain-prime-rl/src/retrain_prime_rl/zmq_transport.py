@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import zmq
 
 from retrain.api import BackendError, ConfigError, Problem
+from retrain_prime_rl.options import PrimeRlOptions
+from retrain_prime_rl.transport import Transport
 
 LOG = logging.getLogger("retrain")
 TOPIC = "data_rank|{}|"
@@ -39,35 +41,38 @@ class Rank:
         return self.subscriptions > 0 and self.subscribed >= self.announced >= (not is_known)
 
 
-class Publisher:
+class Publisher(Transport):
     """Binds `port` for batches (topic `data_rank|<R>|`) and `port + 1` for one message per rank, its number as text."""
 
     def __init__(
         self,
+        options: PrimeRlOptions,
         *,
-        host: str,
-        port: int,
-        hwm: int,
-        ranks: int,
-        ready_wait_s: float,
         is_resumed: bool = False,
         check_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        self._ranks = [Rank() for _ in range(ranks)]
+        self._ranks = [Rank() for _ in range(options.data_world_size)]
         self._is_known = is_resumed
         self._step = -1
-        self._wait_s = ready_wait_s
+        self._wait_s = options.ready_wait_s
         self._check_stop = check_stop
         self._payloads: Sequence[bytes] = ()
         self._context = zmq.Context()
         self._batches = self._context.socket(zmq.XPUB)
-        self._batches.setsockopt(zmq.SNDHWM, hwm)
+        self._batches.setsockopt(zmq.SNDHWM, options.zmq_hwm)
         self._batches.setsockopt(zmq.XPUB_VERBOSER, 1)  # report the subscription of a restarted rank as well
         self._batches.setsockopt(zmq.XPUB_NODROP, 1)
         self._ready = self._context.socket(zmq.PULL)
-        self._ready.setsockopt(zmq.RCVHWM, hwm)
-        for socket, number in ((self._batches, port), (self._ready, port + 1)):
-            self._bind(socket, host, number)
+        self._ready.setsockopt(zmq.RCVHWM, options.zmq_hwm)
+        for number, socket in enumerate((self._batches, self._ready), start=options.zmq_port):
+            host = "127.0.0.1" if options.zmq_host == "localhost" else options.zmq_host
+            try:
+                socket.bind(f"tcp://{host}:{number}")
+            except zmq.ZMQError as error:
+                self.close()
+                what = f"tcp://{host}:{number} cannot be bound: {error.strerror}"
+                fix = "set zmq_host to an address of this machine, and zmq_port so that it and the next port are free"
+                raise ConfigError(Problem(where=WHERE, what=what, fix=fix)) from error
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
         """Publish a step once all ranks are ready; BackendError names those that are not."""
@@ -86,9 +91,6 @@ class Publisher:
                 self._publish(number, self._payloads[number], time.monotonic())
                 rank.needs_resend = False
 
-    def forget(self, before: int) -> None:
-        """Nothing to do: what was sent is with the ranks."""
-
     def close(self) -> None:
         """Flush queued messages briefly, then release the ports."""
         if not self._context.closed:
@@ -96,41 +98,26 @@ class Publisher:
             self._ready.close(linger=0)
             self._context.term()
 
-    def _bind(self, socket: zmq.Socket[bytes], host: str, port: int) -> None:
-        address = f"tcp://{'127.0.0.1' if host == 'localhost' else host}:{port}"
-        try:
-            socket.bind(address)
-        except zmq.ZMQError as error:
-            self.close()
-            what = f"{address} cannot be bound: {error.strerror}"
-            fix = "set zmq_host to an address of this machine, and zmq_port so that it and the next port are free"
-            raise ConfigError(Problem(where=WHERE, what=what, fix=fix)) from error
-
     def _await_ranks(self, step: int, deadline: float) -> None:
         self._listen()
-        missing = self._missing()
-        if missing:
-            LOG.info("Waiting for data ranks %s of the trainer ...", ", ".join(map(str, missing)))
-        while missing := self._missing():
+        is_announced = False
+        while missing := [str(n) for n, rank in enumerate(self._ranks) if not rank.is_ready(is_known=self._is_known)]:
+            if not is_announced:
+                LOG.info("Waiting for data ranks %s of the trainer ...", ", ".join(missing))
+            is_announced = True
             if time.monotonic() >= deadline:
-                self._refuse(missing, step)
+                what = f"data ranks {', '.join(missing)} of the trainer are not ready for step {step}"
+                why = f"waited {self._wait_s:g} s for {len(self._ranks)} ranks"
+                fix = (
+                    'start the trainer with [rollout_transport] type = "zmq" and this port, and as many data ranks as '
+                    "data_world_size, or raise ready_wait_s; a trainer set to files waits for rollouts/ instead"
+                )
+                raise BackendError(Problem(where=WHERE, what=what, why=why, fix=fix))
             self._check_stop()  # nothing of this step has been sent yet
             self._ready.poll(POLL_MS)
             self._listen()
         for rank in self._ranks:
             rank.needs_resend = False  # the step is yet to be sent
-
-    def _missing(self) -> list[int]:
-        return [number for number, rank in enumerate(self._ranks) if not rank.is_ready(is_known=self._is_known)]
-
-    def _refuse(self, missing: list[int], step: int) -> None:
-        what = f"data ranks {', '.join(map(str, missing))} of the trainer are not ready for step {step}"
-        why = f"waited {self._wait_s:g} s for {len(self._ranks)} ranks"
-        fix = (
-            'start the trainer with [rollout_transport] type = "zmq" and this port, and as many data ranks as '
-            "data_world_size, or raise ready_wait_s; a trainer set to files waits for rollouts/ instead"
-        )
-        raise BackendError(Problem(where=WHERE, what=what, why=why, fix=fix))
 
     def _publish(self, rank: int, payload: bytes, deadline: float) -> None:
         message = [TOPIC.format(rank).encode(), payload]
@@ -148,16 +135,14 @@ class Publisher:
     def _listen(self) -> None:
         """Process every subscription and announcement received so far."""
         while self._batches.poll(0):
-            self._subscription(self._batches.recv())
+            message = self._batches.recv()  # a byte, 1 to open and 0 to close, and the topic
+            for number, rank in enumerate(self._ranks):
+                if TOPIC.format(number).encode().startswith(message[1:]):
+                    is_open = message[:1] == b"\x01"
+                    rank.subscriptions += 1 if is_open else -1
+                    rank.subscribed += is_open
         while self._ready.poll(0):
             self._announcement(self._ready.recv())
-
-    def _subscription(self, message: bytes) -> None:
-        for number, rank in enumerate(self._ranks):
-            if TOPIC.format(number).encode().startswith(message[1:]):
-                is_open = message[:1] == b"\x01"
-                rank.subscriptions += 1 if is_open else -1
-                rank.subscribed += is_open
 
     def _announcement(self, message: bytes) -> None:
         text = message.decode("utf-8", "replace").strip()
@@ -172,26 +157,17 @@ class Publisher:
         rank.needs_resend = bool(self._payloads)
 
 
-class Pusher:
+class Pusher(Transport):
     """Pushes (name of the run, batch) to `host:port`; only to a connected packer, so that nothing queues unseen."""
 
-    def __init__(
-        self,
-        *,
-        host: str,
-        port: int,
-        hwm: int,
-        sender: str,
-        ready_wait_s: float,
-        check_stop: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._address = f"tcp://{host}:{port}"
+    def __init__(self, options: PrimeRlOptions, *, sender: str, check_stop: Callable[[], None] = lambda: None) -> None:
+        self._address = f"tcp://{options.zmq_host}:{options.zmq_port}"
         self._sender = sender.encode()
-        self._wait_s = ready_wait_s
+        self._wait_s = options.ready_wait_s
         self._check_stop = check_stop
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, hwm)
+        self._socket.setsockopt(zmq.SNDHWM, options.zmq_hwm)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
             self._socket.connect(self._address)
@@ -215,12 +191,6 @@ class Pusher:
                     raise BackendError(Problem(where="[backend.options] zmq_port", what=what, fix=fix)) from None
                 self._check_stop()  # nothing of this step has been sent yet
                 time.sleep(POLL_MS / 1000)
-
-    def serve_ranks(self) -> None:
-        """Nothing to do: the packer keeps what it has received."""
-
-    def forget(self, before: int) -> None:
-        """Nothing to do: what was sent is with the packer."""
 
     def close(self) -> None:
         """Flush queued messages briefly, then release the socket."""

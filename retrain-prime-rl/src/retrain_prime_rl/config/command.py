@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from retrain.api import ConfigError, Plugins, Problem, load_checked
-from retrain_prime_rl.config.files import INFERENCE, TRAINER, inference_toml, start_md, trainer_toml
+from retrain_prime_rl.config.files import START, written
 from retrain_prime_rl.config.layout import Machines, layout_of
 
-START = "start.md"
 EPILOG = """\b
 Examples:
   retrain prime-rl-config prime_rl.toml                        LoRA, one GPU samples
@@ -36,40 +36,26 @@ Exit codes: 0 done; 2 usage or configuration error.
 @click.pass_obj
 def command(
     plugins: Plugins,
+    /,
     out: Path,
-    all_weights: bool,
-    inference_gpus: int,
-    context_parallel: int,
-    gpus_per_node: int,
     force: bool,
     arguments: tuple[str, ...],
+    **machines: Any,
 ) -> None:
     """Write PRIME-RL's own files for CONFIG, and the commands that start trainer, server and run.
 
     trainer.toml and inference.toml hold what CONFIG says in PRIME-RL's words, so that both sides agree; what `retrain
     explain` refuses is refused here. A file that exists and would change is kept, unless --force is given.
     """
-    machines = Machines(
-        all_weights=all_weights,
-        inference_gpus=inference_gpus,
-        context_parallel=context_parallel,
-        gpus_per_node=gpus_per_node,
-    )
-    layout = layout_of(load_checked(arguments, plugins).config, plugins, machines, arguments)
-    texts = {TRAINER: trainer_toml(layout), INFERENCE: inference_toml(layout), START: start_md(layout, out)}
-    if not force:
-        _refuse_changes(out, texts)
+    layout = layout_of(load_checked(arguments, plugins).config, plugins, Machines(**machines), arguments)
+    texts = written(layout, out)
+    there = [name for name in texts if (out / name).exists()]
+    changed = [name for name in there if (out / name).read_text("utf-8") != texts[name]]
+    if changed and not force:
+        what = f"{', '.join(changed)} would be replaced: written for other settings, or edited"
+        fix = "give another --out, or --force to replace them"
+        raise ConfigError(Problem(where=str(out), what=what, why="nothing was written", fix=fix))
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     click.echo(f"Wrote {', '.join(texts)} in {out}.\n\n{texts[START]}", nl=False)
-
-
-def _refuse_changes(out: Path, texts: dict[str, str]) -> None:
-    """ConfigError naming every file that exists with another text."""
-    there = [name for name in texts if (out / name).exists()]
-    changed = [name for name in there if (out / name).read_text("utf-8") != texts[name]]
-    if changed:
-        what = f"{', '.join(changed)} would be replaced: what stands there was written for other settings, or edited"
-        fix = "give another --out, or --force to replace them"
-        raise ConfigError(Problem(where=str(out), what=what, why="nothing was written", fix=fix))

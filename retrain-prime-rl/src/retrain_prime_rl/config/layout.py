@@ -41,9 +41,6 @@ class Server:
         return self.host in LOOPBACK
 
 
-DEFAULT = Server(host="localhost", port=8000)  # of engine vllm, where the run names none
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """A checked run and the machines around it."""
@@ -56,11 +53,6 @@ class Layout:
     servers: tuple[Server, ...]  # that PRIME-RL's `inference` starts
     backend_port: int = 0  # of the one engine behind the router that it starts too; 0 = no router of its own
     arguments: tuple[str, ...] = ()  # of `retrain`, for this run
-
-    @property
-    def lora_alpha(self) -> int:
-        """As everywhere: twice the rank unless it is given."""
-        return self.config.lora.alpha or 2 * self.config.model.lora_rank
 
     @property
     def train_gpus(self) -> int:
@@ -76,8 +68,7 @@ class Layout:
     def updates(self) -> int:
         """Steps of the trainer per step of the run."""
         training = self.config.training
-        minibatches, epochs = self.config.training.minibatches, self.config.training.epochs
-        return min(minibatches, training.batch_size) * epochs
+        return min(training.minibatches, training.batch_size) * training.epochs
 
     @property
     def trainer_host(self) -> str:
@@ -87,13 +78,13 @@ class Layout:
 
 def layout_of(config: Config, plugins: Plugins, machines: Machines, arguments: Sequence[str] = ()) -> Layout:
     """The layout of a configuration that `explain` accepts; ConfigError on what PRIME-RL's files cannot express."""
-    problems = list(_problems(config, machines))
-    if problems:
+    if problems := _problems(config, machines):
         raise ConfigError(*problems)
     options = PrimeRlOptions.model_validate(config.backend.options)
     name = config.model.model
     located = plugins.locate_model(name) or name
-    servers, engines = _servers(config, "inference.url") or (DEFAULT,), _servers(config, "inference.admin_url")
+    servers = _servers(config.inference.url or "http://localhost:8000")  # the default of engine vllm
+    engines = _servers(config.inference.admin_url)
     has_its_router = len(engines) == len(servers) == 1
     return Layout(
         config=config,
@@ -107,13 +98,13 @@ def layout_of(config: Config, plugins: Plugins, machines: Machines, arguments: S
     )
 
 
-def _servers(config: Config, key: str) -> tuple[Server, ...]:
-    parts = [urlsplit(url.strip()) for url in config.value(key, "").split(",") if url.strip()]
+def _servers(urls: str) -> tuple[Server, ...]:
+    parts = [urlsplit(url.strip()) for url in urls.split(",") if url.strip()]
     return tuple(Server(host=part.hostname or "localhost", port=part.port or 80) for part in parts)
 
 
 def _problems(config: Config, machines: Machines) -> list[Problem]:
-    """What is wrong with the request itself; that the configuration is sound has been checked."""
+    """Faults of the request itself; the configuration has been checked."""
     if config.backend.backend != "prime_rl":
         what = f"backend = {config.backend.backend!r} is not trained by PRIME-RL"
         return [Problem(where=config.place("backend.backend"), what=what, fix='set backend = "prime_rl"')]
@@ -126,9 +117,7 @@ def _problems(config: Config, machines: Machines) -> list[Problem]:
         fix = 'set wire = "per_token", or write the files of that trainer by hand'
         found.append(Problem(where=config.place("backend.options"), what=what, fix=fix))
     if options.pad_to_multiple_of % machines.context_parallel:
-        what = (
-            f"pad_to_multiple_of = {options.pad_to_multiple_of} does not split into {machines.context_parallel} parts"
-        )
+        what = f"pad_to_multiple_of does not split into {machines.context_parallel} parts"
         fix = f"set pad_to_multiple_of = {machines.context_parallel} in [backend.options]"
         found.append(Problem(where="--context-parallel", what=what, fix=fix))
     gpus = options.data_world_size * machines.context_parallel
