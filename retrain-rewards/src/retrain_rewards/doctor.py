@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from retrain.api import Config, Diagnosis, diagnose_extra, diagnose_server
 from retrain_rewards.sandbox.sandbox import FIX, find_sandbox
@@ -20,25 +18,27 @@ def diagnose(config: Config | None) -> list[Diagnosis]:
     """The extras, the sandbox and, if the configuration uses them, the judge's key and server, `[data] path`."""
     if config is None:
         return [*_extras(judges=False, source="", provider=""), _sandbox(needed=False, unsafe=False)]
-    provider = config.environment.provider
+    provider, table = config.environment.provider, config.table("reward", RewardTable)
     brings_tasks = provider not in ("", "mcp")  # mcp plays the tasks of [data]
     source = "" if brings_tasks else config.data.source
     rewards = () if brings_tasks else reward_names(config)
-    shadow = "" if brings_tasks else config.value("reward.shadow", "")
-    of_shadow: Mapping[str, Any] = config.value("reward.shadow_params", {})
-    judges = "judge" in (*rewards, shadow)
-    found = _extras(judges=judges, source=source, provider=provider)
-    if url := _server_url(config, provider):
-        found.append(diagnose_server("environment", url, needed=True))
-    unsafe = config.table("reward", RewardTable).unsafe or (shadow == "code" and of_shadow.get("unsafe", False))
-    found.append(_sandbox(needed="code" in (*rewards, shadow), unsafe=unsafe))
+    shadow: str = "" if brings_tasks else getattr(table, "shadow", "")  # a key of the core's own plugins
+    shadow_table = RewardTable()
+    if shadow in ("judge", "code"):
+        shadow_table = RewardTable.model_validate({"type": shadow, **getattr(table, "shadow_params", {})})
+    found = _extras(judges="judge" in (*rewards, shadow), source=source, provider=provider)
+    if provider == "openenv" and (url := config.environment.args.get("url")):
+        found.append(diagnose_server("environment", str(url), needed=True))
+    found.append(_sandbox(needed="code" in (*rewards, shadow), unsafe=table.unsafe or shadow_table.unsafe))
     if "judge" in rewards:
-        found += _judge(config.table("reward", RewardTable))
+        found += _judge(table)
     if shadow == "judge":
-        found += _judge(RewardTable.model_validate({"type": shadow, **of_shadow}), "shadow's judge")
-    is_of_hub = source == "hub" and not Path(config.data.path).expanduser().exists()
-    if source in READ_PATHS and config.data.path and not is_of_hub:
-        found.append(_path(config))
+        found += _judge(shadow_table, "shadow's judge")
+    path = Path(config.data.path).expanduser()
+    if source in READ_PATHS and config.data.path and (source != "hub" or path.exists()):
+        what = f"{config.place('data.path')}: {path} {'cannot be read' if path.exists() else 'does not exist'}"
+        missing = Diagnosis(name="data", status="missing", detail=what, fix="correct the path", needed=True)
+        found.append(replace(missing, status="ok", detail=str(path), fix="") if os.access(path, os.R_OK) else missing)
     return found
 
 
@@ -51,11 +51,6 @@ def _extras(*, judges: bool, source: str, provider: str) -> list[Diagnosis]:
         "openenv": ("environment 'openenv'", provider == "openenv"),
     }
     return [diagnose_extra(NAME, extra, purpose=purpose, needed=needed) for extra, (purpose, needed) in wanted.items()]
-
-
-def _server_url(config: Config, provider: str) -> str:
-    arguments: dict[str, Any] = config.environment.args
-    return str(arguments.get("url", "")) if provider == "openenv" else ""
 
 
 def _sandbox(*, needed: bool, unsafe: bool) -> Diagnosis:
@@ -73,19 +68,9 @@ def _sandbox(*, needed: bool, unsafe: bool) -> Diagnosis:
 def _judge(table: RewardTable, name: str = "judge") -> list[Diagnosis]:
     url, variable = table.judge_base_url, table.judge_api_key_env
     found = [diagnose_server(name, url, needed=True)] if url else []
-    if os.environ.get(variable):
-        return [*found, Diagnosis(name=f"{name}'s key", status="ok", detail=f"{variable} is set", needed=True)]
-    detail = f"{variable} is not set"
-    fix = f"set {variable}, or name another variable in [reward] judge_api_key_env"
-    key = Diagnosis(name=f"{name}'s key", status="missing", detail=detail, fix=fix, needed=True)
-    return [*found, replace(key, status="warn") if url else key]  # a private server may need none
-
-
-def _path(config: Config) -> Diagnosis:
-    place, path = config.place("data.path"), Path(config.data.path).expanduser()
-    readable = path.exists() and os.access(path, os.R_OK)
-    if readable:
-        return Diagnosis(name="data", status="ok", detail=str(path), needed=True)
-    what = "cannot be read" if path.exists() else "does not exist"
-    fix = "correct the path, or make it readable"
-    return Diagnosis(name="data", status="missing", detail=f"{place}: {path} {what}", fix=fix, needed=True)
+    key = Diagnosis(name=f"{name}'s key", status="ok", detail=f"{variable} is set", needed=True)
+    if not os.environ.get(variable):
+        fix = f"set {variable}, or name another variable in [reward] judge_api_key_env"
+        # a private server may need none
+        key = replace(key, status="warn" if url else "missing", detail=f"{variable} is not set", fix=fix)
+    return [*found, key]

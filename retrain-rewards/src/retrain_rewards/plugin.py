@@ -11,21 +11,68 @@ if TYPE_CHECKING:
     from retrain.api import Config, Diagnosis
 
 Register = Callable[[PluginSpec], None]
+REWARDS = (
+    ("match", r"1 when the last \boxed{...} equals the reference as text, else 0", "match:make_match"),
+    (
+        "math",
+        "1 when the last box is an answer, mathematically equal to the reference",
+        "math_reward:make_math",
+    ),
+    ("code", "the program of a completion passes the tests of its example, in a sandbox", "code.reward:make_code"),
+    ("judge", "a model behind an OpenAI-compatible API says how right an answer is", "judge.reward:make_judge"),
+    ("custom", "a function of yours: [reward] custom_module, custom_function", "custom:make_custom"),
+    ("none", "judges nothing, for a run that learns from a [teacher]", "none:make_none"),
+)
 ASK_FOR_PROGRAM = "Put your whole program into one ```python block."
+SOURCES = (
+    ("math", "competition mathematics, from the hub or a local folder", "math:Math", "math:MathOptions"),
+    ("files", "your own JSONL, JSON, CSV or Parquet files", "files:Files", "table_source:TableOptions"),
+    ("hub", "any data set of the Hugging Face hub by id, or a local copy", "files:Hub", "files:HubOptions"),
+    ("gsm8k", "grade-school word problems, from the hub or a local copy", "presets:Gsm8k", "files:HubOptions"),
+    ("dapo-math", "DAPO-Math-17k, from the hub or a local copy", "presets:DapoMath", "files:HubOptions"),
+    ("deepscaler", "DeepScaleR's problems, from the hub or a local copy", "presets:DeepScaler", "files:HubOptions"),
+    (
+        "countdown",
+        "number puzzles with their own verifier",
+        "presets:Countdown",
+        "files:HubOptions",
+    ),
+    (
+        "reasoning_gym",
+        "any data set of reasoning-gym, with its own verifier",
+        "reasoning_gym.source:ReasoningGym",
+        "reasoning_gym.source:GymOptions",
+    ),
+    (
+        "arithmetic",
+        "sums, differences and products, from a seed",
+        "arithmetic:Arithmetic",
+        "arithmetic:ArithmeticOptions",
+    ),
+)
+ENVIRONMENTS = (
+    ("verifiers", "environments of the verifiers library and the Prime Hub, classic and v1", "verifiers_library"),
+    ("mcp", "the tasks of [data], with the tools of MCP servers", "mcp_tools"),
+    ("openenv", "an environment that an OpenEnv server offers, scored by its rewards", "openenv_client"),
+)
+METRICS = (
+    ("judge_calls", "Requests sent to the judge, further tries included.", "requests"),
+    ("judge_tokens_in", "Prompt tokens, as the judge's server counts them.", "tokens"),
+    ("judge_tokens_out", "Tokens that the judge wrote.", "tokens"),
+    ("judge_cost_usd", "What that cost, at [reward] judge_price_in and judge_price_out.", "USD"),
+)
 
 
 @hookimpl
 def retrain_register_config_tables(register: Register) -> None:
     """`[reward]` and `[environment]`."""
-    for name, model in (("reward", "RewardTable"), ("environment", "EnvironmentTable")):
-        register(
-            PluginSpec(
-                name=name,
-                summary={"reward": "How completions are scored.", "environment": "Tasks from an environment."}[name],
-                factory=f"retrain_rewards.tables:{model}",
-                traits=TableTraits(flag_prefix=f"{name}_"),
-            )
-        )
+    tables = (
+        ("reward", "How completions are scored.", "RewardTable"),
+        ("environment", "Tasks from an environment.", "EnvironmentTable"),
+    )
+    for name, summary, model in tables:
+        traits = TableTraits(flag_prefix=f"{name}_")
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain_rewards.tables:{model}", traits=traits))
     default = TableTraits(extends=True, defaults={"source": "math"})
     register(PluginSpec(name="data", summary="The default source.", factory=None, traits=default))
 
@@ -33,19 +80,7 @@ def retrain_register_config_tables(register: Register) -> None:
 @hookimpl
 def retrain_register_rewards(register: Register) -> None:
     """`match`, `math`, `code`, `judge`, `custom`, `none`."""
-    rewards = (
-        ("match", r"1 when the last \boxed{...} equals the reference as text, else 0", "match:make_match"),
-        (
-            "math",
-            "1 when the last box is an answer, mathematically equal to the reference, else 0",
-            "math_reward:make_math",
-        ),
-        ("code", "the program of a completion passes the tests of its example, in a sandbox", "code.reward:make_code"),
-        ("judge", "a model behind an OpenAI-compatible API says how right an answer is", "judge.reward:make_judge"),
-        ("custom", "a function of yours: [reward] custom_module, custom_function", "custom:make_custom"),
-        ("none", "judges nothing, for a run that learns from a [teacher]", "none:make_none"),
-    )
-    for name, summary, factory in rewards:
+    for name, summary, factory in REWARDS:
         traits = {"instruction": ASK_FOR_PROGRAM} if name == "code" else None
         register(PluginSpec(name=name, summary=summary, factory=f"retrain_rewards.verifiers.{factory}", traits=traits))
 
@@ -53,74 +88,25 @@ def retrain_register_rewards(register: Register) -> None:
 @hookimpl
 def retrain_register_data_sources(register: Register) -> None:
     """`math`, `files`, `hub`, the presets, `reasoning_gym`, `arithmetic`."""
-    sources = (
-        ("math", "competition mathematics, from the hub or a local folder", "sources.math", "MathOptions"),
-        ("files", "your own JSONL, JSON, CSV or Parquet files", "sources.files", "FilesOptions"),
-        ("hub", "any data set of the Hugging Face hub by id, or a local copy", "sources.files", "HubOptions"),
-        ("gsm8k", "grade-school word problems, from the hub or a local copy", "sources.presets", "PresetOptions"),
-        ("dapo-math", "DAPO-Math-17k, from the hub or a local copy", "sources.presets", "PresetOptions"),
-        ("deepscaler", "DeepScaleR's problems, from the hub or a local copy", "sources.presets", "PresetOptions"),
-        (
-            "countdown",
-            "number puzzles with their own verifier, from the hub or a local copy",
-            "sources.presets",
-            "PresetOptions",
-        ),
-        (
-            "reasoning_gym",
-            "any data set of reasoning-gym, with its own verifier",
-            "sources.reasoning_gym.source",
-            "GymOptions",
-        ),
-        (
-            "arithmetic",
-            "sums, differences and products, made from a seed",
-            "sources.arithmetic",
-            "ArithmeticOptions",
-        ),
-    )
-    for name, summary, module, options in sources:
-        register(
-            PluginSpec(
-                name=name,
-                summary=summary,
-                factory=f"retrain_rewards.{module}:make_{name.replace('-', '_')}",
-                params=f"retrain_rewards.{module}:{options}",
-            )
-        )
+    folder = "retrain_rewards.sources"
+    for name, summary, factory, options in SOURCES:
+        register(PluginSpec(name=name, summary=summary, factory=f"{folder}.{factory}", params=f"{folder}.{options}"))
 
 
 @hookimpl
 def retrain_register_environments(register: Register) -> None:
     """`verifiers`, `mcp`, `openenv`."""
-    environments = (
-        (
-            "verifiers",
-            "environments of the verifiers library and the Prime Hub, classic and v1",
-            "verifiers_library",
-            None,
-        ),
-        ("mcp", "the tasks of [data], with the tools of MCP servers", "mcp_tools", {"plays_data": True}),
-        ("openenv", "an environment that an OpenEnv server offers, scored by its rewards", "openenv_client", None),
-    )
-    for name, summary, folder, traits in environments:
+    for name, summary, folder in ENVIRONMENTS:
         factory = f"retrain_rewards.environments.{folder}.environment:make_{name}"
+        traits = {"plays_data": True} if name == "mcp" else None
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
 
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
     """The fields of the reward `judge`."""
-    rows = (
-        ("judge_calls", "Requests sent to the judge, further tries included.", "requests"),
-        ("judge_tokens_in", "Prompt tokens, as the judge's server counts them.", "tokens"),
-        ("judge_tokens_out", "Tokens that the judge wrote.", "tokens"),
-        ("judge_cost_usd", "What that cost, at [reward] judge_price_in and judge_price_out.", "USD"),
-    )
-    return [
-        MetricSpec(name=name, meaning=meaning, unit=unit, absent="without the reward judge")
-        for name, meaning, unit in rows
-    ]
+    absent = "without the reward judge"
+    return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit in METRICS]
 
 
 @hookimpl

@@ -183,7 +183,7 @@ def test_missing_places(load: Load, write: Write, tmp_path: Path) -> None:
     for path, message in [
         ("", "no file given"),
         (str(tmp_path / "task.jsonl"), "(?s)no such file or folder.*did you mean .*tasks.jsonl"),
-        (str(tmp_path / "nowhere" / "t.jsonl"), "is not a readable folder"),
+        (str(tmp_path / "nowhere" / "t.jsonl"), "no such file or folder"),
         (str(tmp_path / "*.parquet"), "no such file or folder"),
         (str(tmp_path / "empty"), "holds no data file"),
         ("https://example.org/t.jsonl", "not a local path"),

@@ -209,25 +209,27 @@ def test_what_is_no_data_set(load: Load, tmp_path: Path) -> None:
 
 
 def test_the_first_rows_as_they_stand(plugins: Any, tmp_path: Path) -> None:
-    from retrain.api import Config, Kind, PluginContext, Seeds, resolve
+    from retrain.api import Config, Kind, PluginContext, Seeds
     from retrain.kernel.config.schema import DataTable
+    from retrain.kernel.plugins.build import build_part
 
     path = put(tmp_path, {"t.jsonl": [{"a": n} for n in range(5)]})
     config = Config(tables={"data": DataTable(source="files", path=path)})
     context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
-    source = resolve(plugins, Kind.DATA_SOURCE, "files", where="test").target(context)
+    source = build_part(Kind.DATA_SOURCE, "files", "test", context, config.data.options, "test")
     assert source.preview(3) == [{"a": 0}, {"a": 1}, {"a": 2}]
 
 
 FROM_CACHE = """
-from retrain.api import Config, ConfigError, Kind, PluginContext, Seeds, load_plugins, resolve
+from retrain.api import Config, ConfigError, Kind, PluginContext, Seeds, load_plugins
 from retrain.kernel.config.schema import DataTable
+from retrain.kernel.plugins.build import build_part
 plugins = load_plugins()
 for path, options in (("org/toy", {}), ("org/toy", {"subset": "other"}), ("org/other", {"revision": "abc"})):
     config = Config(tables={"data": DataTable(source="hub", path=path, options=options)})
     context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
     try:
-        loaded = resolve(plugins, Kind.DATA_SOURCE, "hub", where="test").target(context).load()
+        loaded = build_part(Kind.DATA_SOURCE, "hub", "test", context, config.data.options, "test").load()
         print([e.reference for e in loaded.examples])
     except ConfigError as error:
         print(error)

@@ -18,9 +18,9 @@ from retrain.api import (
     Plugins,
     RewardError,
     Seeds,
-    resolve,
 )
 from retrain.kernel.config.schema import DataTable
+from retrain.kernel.plugins.build import build_part
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.code.layouts import CallTest, CodeTest, StdinTest, read_tests
 
@@ -98,7 +98,7 @@ def test_tests_may_stand_in_the_answer_column(plugins: Plugins, tmp_path: Path) 
     def load(reward: str) -> LoadedData:
         config = Config(tables={"data": data, "reward": RewardTable(type=reward)})
         context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
-        loaded: LoadedData = resolve(plugins, Kind.DATA_SOURCE, "files", where="test").target(context).load()
+        loaded: LoadedData = build_part(Kind.DATA_SOURCE, "files", "test", context, config.data.options, "test").load()
         return loaded
 
     (example,) = load("code").examples

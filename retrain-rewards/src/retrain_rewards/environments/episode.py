@@ -18,7 +18,6 @@ from retrain.api import (
     Outcome,
     Score,
     StopReason,
-    ToolCall,
     parse_tool_calls,
 )
 from retrain_rewards.environments.messages import plain_messages
@@ -108,7 +107,14 @@ class Episode:
         message: dict[str, Any] = {"role": "assistant", "content": content}
         reason = "stop"
         if calls:
-            message["tool_calls"] = [self._wire(call, place) for place, call in enumerate(calls)]
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{self.turns}_{place}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for place, call in enumerate(calls)
+            ]
             self._quotes[_mark(plain_messages([message])[0])] = action.text
             reason = "tool_calls"
         if action.stop_reason is StopReason.LENGTH:
@@ -116,10 +122,6 @@ class Episode:
         choice = {"index": 0, "message": message, "finish_reason": reason}
         name = f"{self.number}-{self.turns}"
         return {"id": name, "object": "chat.completion", "created": 0, "model": MODEL, "choices": [choice]}
-
-    def _wire(self, call: ToolCall, place: int) -> dict[str, Any]:
-        function = {"name": call.name, "arguments": call.arguments}
-        return {"id": f"call_{self.turns}_{place}", "type": "function", "function": function}
 
     def _quoted(self, prompt: Sequence[Mapping[str, Any]]) -> list[Message]:
         """The conversation with the policy's own tool calls as it wrote them.

@@ -23,11 +23,13 @@ class EpisodeLoop:
     Episodes continue in the order of their numbers, and `step` returns when all of them wait, so that observations
     depend on the actions alone. An episode that takes longer than `timeout_s` between two turns is cut and fails; the
     others continue. With `at_once` no more than so many are open: the next one starts when another is over. Code that
-    blocks the loop cannot be cut here, only by killing the process around it.
+    blocks the loop cannot be cut here, only by killing the process around it. Without `max_turns` the environment
+    decides how many turns there are.
     """
 
-    def __init__(self, timeout_s: float, *, at_once: int = 0) -> None:
+    def __init__(self, timeout_s: float, *, max_turns: int | None = None, at_once: int = 0) -> None:
         self.timeout_s = timeout_s
+        self.max_turns = max_turns
         self.at_once = at_once
         self.episodes: list[Episode] = []
         self._play: Callable[[Episode], Awaitable[None]] | None = None
@@ -41,13 +43,11 @@ class EpisodeLoop:
         """Run a coroutine in the loop, from another thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def reset(
-        self, examples: Sequence[Example], play: Callable[[Episode], Awaitable[None]], max_turns: int | None
-    ) -> dict[int, Observation]:
+    def reset(self, examples: Sequence[Example], play: Callable[[Episode], Awaitable[None]]) -> dict[int, Observation]:
         """Drop the episodes that are open, and start one per example; returns the first observations by number."""
-        self.run(self._drop())
+        self.run(self._cancel(self.episodes))
         self.episodes = [
-            Episode(number=number, example=example, max_turns=max_turns, changed=self._changed.set)
+            Episode(number=number, example=example, max_turns=self.max_turns, changed=self._changed.set)
             for number, example in enumerate(examples)
         ]
         self._play = play
@@ -61,9 +61,18 @@ class EpisodeLoop:
         """End the episodes that are still open as at a turn limit, within half of `timeout_s`; `each` has the rest."""
         self.run(self._close())
 
-    def each(self, jobs: Sequence[Coroutine[Any, Any, None]]) -> list[str]:
+    async def each(self, jobs: Sequence[Coroutine[Any, Any, None]]) -> list[str]:
         """Run jobs side by side until `timeout_s` after `close`; why each failed, "" where it did not."""
-        return self.run(self._each(jobs))
+        if not jobs:
+            return []
+        tasks = [asyncio.create_task(_caught(job)) for job in jobs]
+        _, late = await asyncio.wait(tasks, timeout=self._score_until - self._loop.time())
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=GRACE_S)
+        too_late = f"scoring took longer than timeout_s = {self.timeout_s:g} s"
+        return [too_late if task in late else task.result() for task in tasks]
 
     async def _step(self, actions: Mapping[int, Action]) -> dict[int, Observation]:
         for number in sorted(actions):
@@ -96,7 +105,10 @@ class EpisodeLoop:
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
             except TimeoutError:
-                await self._cut([episode for episode in self.episodes if _is_at_work(episode)])
+                late = [episode for episode in self.episodes if _is_at_work(episode)]
+                for episode in late:
+                    episode.failure = f"the environment took longer than timeout_s = {self.timeout_s:g} s"
+                await self._cancel(late)
 
     def _start_more(self, deadline: float) -> bool:
         """Start the episodes that there is room and time for; whether there were any."""
@@ -110,15 +122,6 @@ class EpisodeLoop:
             episode.task.add_done_callback(lambda _: self._changed.set())
         return bool(waiting[:room])
 
-    async def _cut(self, episodes: Sequence[Episode]) -> None:
-        for episode in episodes:
-            episode.failure = f"the environment took longer than timeout_s = {self.timeout_s:g} s"
-        await self._cancel(episodes)
-
-    async def _drop(self) -> None:
-        await self._cancel(self.episodes)
-        self.episodes = []
-
     async def _cancel(self, episodes: Sequence[Episode]) -> None:
         tasks = [episode.task for episode in episodes if episode.task is not None and not episode.task.done()]
         for episode in episodes:
@@ -127,18 +130,6 @@ class EpisodeLoop:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=GRACE_S)
-
-    async def _each(self, jobs: Sequence[Coroutine[Any, Any, None]]) -> list[str]:
-        if not jobs:
-            return []
-        tasks = [asyncio.create_task(_caught(job)) for job in jobs]
-        _, late = await asyncio.wait(tasks, timeout=self._score_until - self._loop.time())
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late, timeout=GRACE_S)
-        too_late = f"scoring took longer than timeout_s = {self.timeout_s:g} s"
-        return [too_late if task in late else task.result() for task in tasks]
 
 
 def _is_at_work(episode: Episode) -> bool:
@@ -193,8 +184,6 @@ class PlayedEnvironment(ABC, Generic[Settings]):
     It holds plain data until `load` is called; a pickled copy holds plain data again. Not safe for several threads.
     """
 
-    max_turns: int | None = None
-
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._loop: EpisodeLoop | None = None
@@ -207,7 +196,7 @@ class PlayedEnvironment(ABC, Generic[Settings]):
 
     def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
         """Start one episode per entry; returns within `timeout_s`, as `step` does."""
-        return self._started().reset(examples, self._play, self.max_turns)
+        return self._started().reset(examples, self._play)
 
     def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
         """Continue the episodes; returns within `timeout_s`, plus a second in which episodes that were cut clean up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from retrain.api import Message
@@ -19,22 +20,19 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
     Arguments of tool calls become objects, which is what chat templates expect.
     """
-    return [_plain(message) for message in messages]
+    found: list[Message] = []
+    for message in messages:
+        plain: dict[str, Any] = {"role": str(message.get("role") or "user"), "content": text_of(message.get("content"))}
+        if message.get("tool_calls"):
+            plain["tool_calls"] = [_plain_call(call) for call in message["tool_calls"]]
+        plain |= {name: message[name] for name in ("tool_call_id", "name") if isinstance(message.get(name), str)}
+        found.append(plain)
+    return found
 
 
 def plain_data(value: Any) -> Any:
     """The value as JSON data; parts that JSON does not have become text."""
     return json.loads(json.dumps(value, default=str))
-
-
-def _plain(message: Mapping[str, Any]) -> Message:
-    plain: dict[str, Any] = {"role": str(message.get("role") or "user"), "content": text_of(message.get("content"))}
-    if message.get("tool_calls"):
-        plain["tool_calls"] = [_plain_call(call) for call in message["tool_calls"]]
-    for name in ("tool_call_id", "name"):
-        if isinstance(message.get(name), str):
-            plain[name] = message[name]
-    return plain
 
 
 def text_of(content: Any) -> str:
@@ -45,17 +43,15 @@ def text_of(content: Any) -> str:
         return content
     if not isinstance(content, Sequence):
         raise UnsupportedContentError(f"content of type {type(content).__name__}")
-    return "".join(_part(part) for part in content)
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, Mapping) else getattr(part, "type", type(part).__name__)
-    text = part.get("text") if isinstance(part, Mapping) else getattr(part, "text", None)
-    if kind not in ("text", None) or not isinstance(text, str):
-        raise UnsupportedContentError(f"content of kind {kind!r}")
-    return text
+    texts = []
+    for part in content:
+        fields = {"text": part} if isinstance(part, str) else part
+        read = fields.get if isinstance(fields, Mapping) else partial(getattr, fields)
+        kind, text = read("type", None), read("text", None)
+        if kind not in ("text", None) or not isinstance(text, str):
+            raise UnsupportedContentError(f"content of kind {kind or type(part).__name__!r}")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _plain_call(call: Any) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Seeds, Table, key
-from retrain_rewards.sources.collector import Collector, options_of, refuse_foreign_keys, split_text
+from retrain.api import LoadedData, PluginContext, Seeds, Table, key
+from retrain_rewards.sources.collector import Collector, refuse_foreign_keys, split_text
+from retrain_rewards.sources.rows import refused
 
 QUESTION = "What is {left} {sign} {right}?"  # the wording that the tiny model was taught
 VALUE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -30,12 +31,9 @@ class ArithmeticOptions(Table):
     def _is_a_range(self) -> Self:
         if self.operands and "digits" in self.model_fields_set:
             raise ValueError("digits and operands exclude each other: remove one of the two")
-        if self.operands and not (
-            len(self.operands) == 2 and 0 <= self.operands[0] <= self.operands[1] < 10**MAX_DIGITS
-        ):
-            raise ValueError(
-                f"operands = {self.operands}: give the smallest and the largest, from 0 to {10**MAX_DIGITS - 1}"
-            )
+        bounds, limit = self.operands, 10**MAX_DIGITS
+        if bounds and not (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < limit):
+            raise ValueError(f"operands = {bounds}: give the smallest and the largest, from 0 to {limit - 1}")
         return self
 
 
@@ -48,24 +46,17 @@ class Arithmetic:
 
     def __init__(self, context: PluginContext) -> None:
         refuse_foreign_keys(context, "arithmetic", ("path", "prompt_key", "answer_key"))
-        self.options = options_of(context, ArithmeticOptions)
+        self.options: Any = context.params
         self.where = context.config.place("data.options")
 
     def load(self) -> LoadedData:
         """Draw the problems; ConfigError when fewer than `size` exist."""
         options = self.options
-        counts: dict[str, int] = {
-            sign: count_pairs(sign, options.digits, options.operands) for sign in options.operations
-        }
+        counts = {sign: count_pairs(sign, options.digits, options.operands) for sign in options.operations}
         possible = sum(counts.values())
         if possible < options.size:
-            raise ConfigError(
-                Problem(
-                    where=f"{self.where}.size",
-                    what=f"{options.size} distinct problems wanted, but only {possible} exist",
-                    fix=f"size <= {possible}, or more digits or operations",
-                )
-            )
+            what = f"{options.size} distinct problems wanted, but only {possible} exist"
+            raise refused(f"{self.where}.size", what, f"size <= {possible}, or more digits or operations")
         collector = Collector(source="arithmetic")
         for sign, index in _draw(shares(options.size, counts), counts, options):
             left, right = pair(sign, index, options.digits, options.operands)
@@ -74,18 +65,13 @@ class Arithmetic:
         return collector.finish(where=self.where, read_from=f"seed {options.seed}")
 
 
-def make_arithmetic(context: PluginContext) -> Arithmetic:
-    """The `arithmetic` data source."""
-    return Arithmetic(context)
-
-
 def count_pairs(sign: str, digits: int, operands: Sequence[int] = ()) -> int:
     """Number of distinct ordered pairs of operands."""
     if operands:
         return (1 + operands[1] - operands[0]) ** 2
     if sign != "*":
         return _power_of_ten(2 * digits)
-    return 81 if digits == 1 else 2 * 9 * _wide(digits)
+    return 81 if digits == 1 else 2 * 9 * 9 * _power_of_ten(digits - 1)
 
 
 def pair(sign: str, index: int, digits: int, operands: Sequence[int] = ()) -> tuple[int, int]:
@@ -95,17 +81,10 @@ def pair(sign: str, index: int, digits: int, operands: Sequence[int] = ()) -> tu
         return operands[0] + left, operands[0] + right
     if sign != "*":
         return divmod(index, _power_of_ten(digits))
-    if digits > 1:
-        index, swapped = divmod(index, 2)
-        one, other = pair_of_factors(index, digits)
-        return (other, one) if swapped else (one, other)
-    return pair_of_factors(index, digits)
-
-
-def pair_of_factors(index: int, digits: int) -> tuple[int, int]:
-    """A factor in [1, 9] and one of exactly `digits` digits."""
-    one, other = divmod(index, _wide(digits))
-    return 1 + one, _power_of_ten(digits - 1) + other
+    index, swapped = divmod(index, 2) if digits > 1 else (index, 0)
+    smallest = _power_of_ten(digits - 1)  # of the factor with exactly so many digits; the other is in [1, 9]
+    one, other = divmod(index, 9 * smallest)
+    return (smallest + other, 1 + one) if swapped else (1 + one, smallest + other)
 
 
 def shares(size: int, counts: dict[str, int]) -> dict[str, int]:
@@ -127,10 +106,6 @@ def _draw(wanted: dict[str, int], counts: dict[str, int], options: ArithmeticOpt
     }
     for turn in range(max(wanted.values())):
         yield from ((sign, int(indices[turn])) for sign, indices in drawn.items() if turn < len(indices))
-
-
-def _wide(digits: int) -> int:
-    return 9 * _power_of_ten(digits - 1)
 
 
 def _power_of_ten(exponent: int) -> int:

@@ -1,7 +1,4 @@
-"""What all sources do: read their options of `[data]`, and turn raw tasks into examples.
-
-Ids come of the content; duplicates and empty references are left out, with a note.
-"""
+"""Turns raw tasks into examples: ids come of the content; duplicates and empty references are left out, with a note."""
 
 from __future__ import annotations
 
@@ -9,9 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-from pydantic import BaseModel
 
 from retrain.api import ConfigError, Example, LoadedData, Message, PluginContext, Problem, Reward
 
@@ -64,13 +58,13 @@ class Collector:
         info: Mapping[str, object] | None = None,
     ) -> None:
         """Add one task; for the notes `place` says where it was read, and `absent` why it has no reference."""
-        self.rows += 1
         if not says_something(prompt):
-            self._leave_out("no prompt", place)
+            self.skip("no prompt", place=place)
             return
         if not says_something(reference or "") and not (self.has_verifier and reference is None):
-            self._leave_out(f"no reference answer: {absent}", place)
+            self.skip(f"no reference answer: {absent}", place=place)
             return
+        self.rows += 1
         text = (reference or "").strip()
         name = example_id(self.source, prompt, text)
         if name in self.examples:
@@ -83,11 +77,8 @@ class Collector:
         self.examples[name] = Example(id=name, prompt=prompt, reference=text, task=task, info=info or {})
 
     def skip(self, reason: str, *, place: str) -> None:
-        """Leave out a task that the source itself cannot use."""
+        """Leave out a task."""
         self.rows += 1
-        self._leave_out(reason, place)
-
-    def _leave_out(self, reason: str, place: str) -> None:
         self.left_out.setdefault(reason, []).append(place)
 
     def finish(self, *, where: str, read_from: str, reward: Reward | None = None) -> LoadedData:
@@ -106,24 +97,9 @@ class Collector:
             notes.append(f"{self.source}: the tasks take {self.chars / 2**30:.1f} GB of memory or more")
         if not self.examples:
             what = f"no usable task among {self.rows} rows" if self.rows else "the data set is empty"
-            raise ConfigError(
-                Problem(
-                    where=where,
-                    what=f"{what} ({read_from})",
-                    why="; ".join(notes[1:]),
-                    fix="a task needs a prompt and a reference answer that is not empty",
-                )
-            )
+            why, fix = "; ".join(notes[1:]), "a task needs a prompt and a reference answer that is not empty"
+            raise ConfigError(Problem(where=where, what=f"{what} ({read_from})", why=why, fix=fix))
         return LoadedData(examples=tuple(self.examples.values()), notes=tuple(notes), reward=reward)
-
-
-Options = TypeVar("Options", bound=BaseModel)
-
-
-def options_of(context: PluginContext, model: type[Options]) -> Options:
-    """The validated `[data.options]`; the kernel has validated them already where it has the model."""
-    given = context.params
-    return given if isinstance(given, model) else model.model_validate(context.config.data.options)
 
 
 def refuse_foreign_keys(context: PluginContext, source: str, names: tuple[str, ...]) -> None:

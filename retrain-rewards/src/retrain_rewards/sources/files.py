@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar
 
-from retrain.api import ConfigError, PluginContext, Problem, key
+from retrain.api import ConfigError, Problem, key
 from retrain_rewards.sources.hub import hub_rows, is_saved, saved_rows
-from retrain_rewards.sources.rows import SUFFIXES, Row, read_rows
+from retrain_rewards.sources.rows import SUFFIXES, Row, numbered, read_rows, refused
 from retrain_rewards.sources.table_source import TableOptions, TableSource
 
 TRAIN = "train"
@@ -26,12 +26,8 @@ COPY = "its folder as the hub lays it out, one of save_to_disk, or a file"
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
-class FilesOptions(TableOptions):
-    """`[data.options]` of `files`."""
-
-
 class HubOptions(TableOptions):
-    """`[data.options]` of `hub`."""
+    """`[data.options]` of `hub` and of the presets."""
 
     split: str = key(TRAIN, "Split: train, test, validation, ...", min_length=1)
     revision: str = key("", "Branch, tag or commit of the data set; empty = the newest.")
@@ -42,9 +38,7 @@ class Files(TableSource):
 
     name: ClassVar[str] = "files"
 
-    def __init__(self, context: PluginContext) -> None:
-        super().__init__(context, FilesOptions)
-        self.found: list[Path] = []
+    found: Sequence[Path] = ()
 
     def parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
         """File by file, sorted by name."""
@@ -69,9 +63,6 @@ class Hub(TableSource):
     hub_id: ClassVar[str] = ""
     subset: ClassVar[str] = ""
 
-    def __init__(self, context: PluginContext) -> None:
-        super().__init__(context, HubOptions)
-
     def parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
         """File by file of a local copy, else the whole split."""
         options, name, copy = self.options, self.path or self.hub_id, Path(self.path).expanduser()
@@ -85,16 +76,14 @@ class Hub(TableSource):
         elif self.path and copy.is_file():
             yield str(copy), read_rows(copy)
         elif not HUB_ID.fullmatch(name) or name.lower().endswith(SUFFIXES):
-            what = (
-                f"{name!r} is neither a local folder or file nor the id of a data set" if name else "no data set given"
-            )
+            what = f"{name!r} is neither a local folder or file nor the id of a data set"
             fix = 'set [data] path, for example path = "openai/gsm8k"'
-            raise ConfigError(Problem(where=self.where(), what=what, fix=fix))
+            raise refused(self.where(), what if name else "no data set given", fix)
         else:
             rows = hub_rows(
                 name, self._subset(), options.split, where=self.where(), revision=options.revision, copy=COPY
             )
-            yield name, (Row(place=f"{name} row {n}", values=values) for n, values in enumerate(rows, start=1))
+            yield name, numbered(name, rows)
 
     def read_from(self) -> str:
         """The data set, its subset, split and revision."""
@@ -106,20 +95,9 @@ class Hub(TableSource):
         return str(self.options.subset) or self.subset
 
 
-def make_files(context: PluginContext) -> Files:
-    """The `files` data source."""
-    return Files(context)
-
-
-def make_hub(context: PluginContext) -> Hub:
-    """The `hub` data source."""
-    return Hub(context)
-
-
 def saved_part(folder: Path, split: str, where: str) -> tuple[str, Iterator[Row]]:
     """The rows of a folder that `save_to_disk` wrote."""
-    rows = saved_rows(folder, split or TRAIN, where=where)
-    return str(folder), (Row(place=f"{folder} row {n}", values=values) for n, values in enumerate(rows, start=1))
+    return str(folder), numbered(str(folder), saved_rows(folder, split or TRAIN, where=where))
 
 
 def find_files(path: str, *, where: str, subset: str = "", split: str = "") -> list[Path]:
@@ -128,35 +106,22 @@ def find_files(path: str, *, where: str, subset: str = "", split: str = "") -> l
     A folder gives all the data files in it, or those of `subset` and `split` where one is named or they lie deeper.
     """
     if not path.strip():
-        raise _problem(where, "no file given", 'set [data] path, for example path = "tasks.jsonl"')
+        raise refused(where, "no file given", 'set [data] path, for example path = "tasks.jsonl"')
     if "://" in path:
-        raise _problem(where, f"{path!r} is not a local path", "download the files first")
+        raise refused(where, f"{path!r} is not a local path", "download the files first")
     target = Path(path).expanduser()
     if target.is_file():
         return [target]
     if target.is_dir():
         own = [] if subset or split else data_files(target)
         return own or split_files(target, subset, split, where=where)
-    matched = sorted(Path(name) for name in glob.glob(str(target), recursive=True))
-    matched = [file for file in matched if file.is_file()]
-    if not matched and target.exists():
-        raise _problem(where, f"{path!r} is neither a file nor a folder", "give a file with one task per row")
+    matched = sorted(file for name in glob.glob(str(target), recursive=True) if (file := Path(name)).is_file())
     if not matched:
-        raise _problem(where, f"no such file or folder: {path!r}", _nearest(target))
+        siblings = [entry.name for entry in target.parent.iterdir()] if target.parent.is_dir() else []
+        near = get_close_matches(target.name, siblings, n=1)
+        fix = f"did you mean {str(target.parent / near[0])!r}?" if near else "check the path"
+        raise refused(where, f"no such file or folder: {path!r}", fix)
     return matched
-
-
-def _nearest(target: Path) -> str:
-    try:
-        siblings = [entry.name for entry in target.parent.iterdir()]
-    except OSError:
-        return f"check the path; {str(target.parent)!r} is not a readable folder"
-    near = get_close_matches(target.name, siblings, n=1)
-    return f"did you mean {str(target.parent / near[0])!r}?" if near else "check the path"
-
-
-def _problem(where: str, what: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(where=where, what=what, fix=fix))
 
 
 def data_files(folder: Path) -> list[Path]:
@@ -201,8 +166,7 @@ def _files_below(root: Path, where: str) -> list[Path]:
     filled = {entry: found for place in places for entry in _folders(place) if (found := data_files(entry))}
     of_splits = [file for entry, found in filled.items() if split_of(entry.name) for file in found]
     if not filled:
-        what, fix = f"folder {str(root)!r} holds no data file", f"put one there: {', '.join(SUFFIXES)}"
-        raise ConfigError(Problem(where=where, what=what, fix=fix))
+        raise refused(where, f"folder {str(root)!r} holds no data file", f"put one there: {', '.join(SUFFIXES)}")
     if not of_splits and len(filled) > 1:
         raise _other(where, f"{str(root)!r} has several subsets", [entry.name for entry in filled], "subset")
     return of_splits or next(iter(filled.values()))

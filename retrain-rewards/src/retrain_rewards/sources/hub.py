@@ -32,19 +32,13 @@ def hub_rows(
     except Exception as error:  # network, hub, cache and file errors alike: each its own class
         reason = " ".join(str(error).split())
         which = ", ".join(filter(None, (subset, f"split {split}", revision)))
-        is_offline = datasets.config.HF_HUB_OFFLINE
-        fault = (
-            "offline mode is set (HF_HUB_OFFLINE)" if is_offline else f"no answer from {datasets.config.HF_ENDPOINT}"
-        )
-        silent = f"{fault}, and not in the cache"
-        raise ConfigError(
-            Problem(
-                where=where,
-                what=f"data set {name} ({which}) cannot be loaded",
-                why=f"{type(error).__name__}: {reason}" if reachable else silent,
-                fix=f"connect once, or set [data] path to a local copy: {copy}",
-            )
-        ) from error
+        fault = f"no answer from {datasets.config.HF_ENDPOINT}"
+        if datasets.config.HF_HUB_OFFLINE:
+            fault = "offline mode is set (HF_HUB_OFFLINE)"
+        what = f"data set {name} ({which}) cannot be loaded"
+        why = f"{type(error).__name__}: {reason}" if reachable else f"{fault}, and not in the cache"
+        fix = f"connect once, or set [data] path to a local copy: {copy}"
+        raise ConfigError(Problem(where=where, what=what, why=why, fix=fix)) from error
     yield from data
 
 
@@ -56,10 +50,8 @@ def saved_rows(folder: Path, split: str, *, where: str) -> Iterator[Mapping[str,
         data = datasets.load_from_disk(str(folder))
     except Exception as error:  # pyarrow and datasets each raise their own
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        what = f"{str(folder)!r} cannot be read as a saved data set"
-        raise ConfigError(
-            Problem(where=where, what=what, why=reason, fix="write it again with save_to_disk")
-        ) from error
+        what, fix = f"{str(folder)!r} cannot be read as a saved data set", "write it again with save_to_disk"
+        raise ConfigError(Problem(where=where, what=what, why=reason, fix=fix)) from error
     if isinstance(data, datasets.DatasetDict):
         if split not in data:
             fix = f'[data] options = {{ split = "{next(iter(data), "NAME")}" }}'

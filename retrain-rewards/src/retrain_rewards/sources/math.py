@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table, key
 from retrain_rewards.boxed import last_boxed
-from retrain_rewards.sources.collector import Collector, options_of, refuse_foreign_keys, split_text
+from retrain_rewards.sources.collector import Collector, refuse_foreign_keys, split_text
+from retrain_rewards.sources.files import data_files
 from retrain_rewards.sources.hub import hub_rows
-from retrain_rewards.sources.rows import SUFFIXES, Row, read_rows
+from retrain_rewards.sources.rows import SUFFIXES, Row, numbered, read_rows
 from retrain_rewards.sources.table_source import absence, prompt_of, reference_text, require_columns
 
 HUB_NAME = "EleutherAI/hendrycks_math"
@@ -44,7 +45,7 @@ class Math:
 
     def __init__(self, context: PluginContext) -> None:
         refuse_foreign_keys(context, "math", ("prompt_key", "answer_key"))
-        self.options = options_of(context, MathOptions)
+        self.options: Any = context.params
         self.path = context.config.data.path
         self.where = context.config.place("data.path" if self.path else "data.source")
 
@@ -68,18 +69,12 @@ class Math:
 
     def _rows(self, subject: str) -> Iterator[Row]:
         if not self.path:
-            hub = hub_rows(HUB_NAME, subject, self.options.split, where=self.where)
-            for number, values in enumerate(hub, start=1):
-                yield Row(place=f"{HUB_NAME} {subject} row {number}", values=values)
+            rows = hub_rows(HUB_NAME, subject, self.options.split, where=self.where)
+            yield from numbered(f"{HUB_NAME} {subject}", rows)
             return
         columns = dict.fromkeys(("problem", "solution"), "source 'math'")
         for file in subject_files(self.path, subject, self.options.split, where=self.where):
             yield from require_columns(read_rows(file), columns, file=str(file))
-
-
-def make_math(context: PluginContext) -> Math:
-    """The `math` data source."""
-    return Math(context)
 
 
 def subject_files(path: str, subject: str, split: str, *, where: str) -> list[Path]:
@@ -90,41 +85,18 @@ def subject_files(path: str, subject: str, split: str, *, where: str) -> list[Pa
     """
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise ConfigError(
-            Problem(
-                where=where,
-                what=f"no such folder: {path!r}",
-                why="a local copy of the MATH problems is a folder with one sub-folder or file per subject",
-                fix="check the path, or remove it to load from the hub",
-            )
-        )
+        why = "a local copy of the MATH problems is a folder with one sub-folder or file per subject"
+        fix = "check the path, or remove it to load from the hub"
+        raise ConfigError(Problem(where=where, what=f"no such folder: {path!r}", why=why, fix=fix))
     for parent in (root / split, root):
-        found = _in_folder(parent / subject, split) or _named(parent, subject, split)
-        if found:
+        files = data_files(parent / subject) if (parent / subject).is_dir() else []
+        named = [file for file in files if file.stem.split("-")[0] in ("train", "test", "validation", split)]
+        if found := [file for file in named if file.stem.split("-")[0] == split] if named else files:
             return found
-    names = ", ".join(sorted(entry.name for entry in root.iterdir())[:10]) or "nothing"
-    raise ConfigError(
-        Problem(
-            where=where,
-            what=f"no files of subject {subject!r}, split {split!r}, in {path!r}",
-            why=f"found there: {names}",
-            fix=f"add {subject}/{split}.jsonl, or leave the subject out of [data.options] subjects",
-        )
-    )
-
-
-def _in_folder(folder: Path, split: str) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
-    splits = [file for file in files if file.stem.split("-")[0] in ("train", "test", "validation", split)]
-    return [file for file in splits if file.stem.split("-")[0] == split] if splits else files
-
-
-def _named(folder: Path, subject: str, split: str) -> list[Path]:
-    stems = (f"{subject}-{split}", f"{subject}_{split}", subject)
-    for stem in stems:
-        found = [folder / f"{stem}{suffix}" for suffix in SUFFIXES if (folder / f"{stem}{suffix}").is_file()]
-        if found:
-            return found
-    return []
+        for stem in (f"{subject}-{split}", f"{subject}_{split}", subject):
+            if found := [file for suffix in SUFFIXES if (file := parent / f"{stem}{suffix}").is_file()]:
+                return found
+    what = f"no files of subject {subject!r}, split {split!r}, in {path!r}"
+    why = f"found there: {', '.join(sorted(entry.name for entry in root.iterdir())[:10]) or 'nothing'}"
+    fix = f"add {subject}/{split}.jsonl, or leave the subject out of [data.options] subjects"
+    raise ConfigError(Problem(where=where, what=what, why=why, fix=fix))

@@ -7,11 +7,12 @@ and `[data] prompt_key`, `answer_key` and `path` (a local copy, or another data 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import ClassVar
 
-from retrain.api import ConfigError, Problem, Reward
-from retrain_rewards.sources.files import Hub, HubOptions
-from retrain_rewards.sources.rows import Row
+from retrain.api import Reward
+from retrain_rewards.sources.files import Hub
+from retrain_rewards.sources.rows import Row, refused
 from retrain_rewards.sources.table_source import Extract, Task
 from retrain_rewards.verifiers.countdown import CountdownReward, question
 
@@ -21,10 +22,6 @@ _DAPO_HEAD = re.compile(
     r"\ASolve the following math problem step by step\..*?is the answer to the problem\.\s*", re.DOTALL
 )
 _DAPO_TAIL = re.compile(r"\s*Remember to put your answer on its own line after \"Answer:\"\.\s*\Z")
-
-
-class PresetOptions(HubOptions):
-    """`[data.options]` of the presets; `[data] path` is a local copy, `prompt_key` and `answer_key` other columns."""
 
 
 class Gsm8k(Hub):
@@ -64,7 +61,7 @@ class DapoMath(Hub):
             prompt = str(prompt[0]["content"])
         if isinstance(prompt, str):
             prompt = _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", prompt))
-        return Task(prompt=prompt, reference=task.reference, used=task.used, absent=task.absent)
+        return replace(task, prompt=prompt)
 
 
 class Countdown(Hub):
@@ -86,10 +83,6 @@ class Countdown(Hub):
         if not 1 < len(given) <= MOST_NUMBERS + 1 or not all(type(each) is int for each in given):
             what = f"not a puzzle: {numbers!r:.60} and {target!r:.60}"
             fix = f"give a list of 1 to {MOST_NUMBERS} whole numbers and a whole number as the target"
-            raise ConfigError(Problem(where=row.place, what=what, fix=fix))
+            raise refused(row.place, what, fix)
         # numbers and target stay in `info`, where the verifier finds them
         return Task(prompt=question(given[:-1], given[-1]), reference=None, used=frozenset())
-
-
-# a class is the factory of its own source
-make_gsm8k, make_deepscaler, make_dapo_math, make_countdown = Gsm8k, DeepScaler, DapoMath, Countdown

@@ -12,7 +12,7 @@ import csv
 import glob
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,22 +37,26 @@ def read_rows(file: Path) -> Iterator[Row]:
     """Every row of a file, in order; ConfigError names file and line of the first that cannot be read."""
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
-        known = ", ".join(SUFFIXES)
-        raise _problem(str(file), f"the suffix {suffix!r} is not a known format", f"use one of: {known}")
+        raise refused(str(file), f"the suffix {suffix!r} is not a known format", f"use one of: {', '.join(SUFFIXES)}")
     try:
-        empty = file.stat().st_size == 0
+        if file.stat().st_size == 0:
+            return
     except OSError as error:
-        raise _problem(str(file), f"cannot be read: {error.strerror}", "check the path") from None
-    if empty:
-        return
-    if suffix == ".parquet":
-        yield from _numbered(file, _stream("parquet", file))
-    elif suffix == ".csv":
-        yield from _numbered(file, _csv(file))
-    elif suffix == ".json":
-        yield from _json_document(file)
+        raise refused(str(file), f"cannot be read: {error.strerror}", "check the path") from None
+    if suffix in (".parquet", ".csv"):
+        yield from numbered(str(file), _csv(file) if suffix == ".csv" else _stream("parquet", file))
     else:
-        yield from _json_lines(file)
+        yield from _json_document(file) if suffix == ".json" else _json_lines(file)
+
+
+def numbered(name: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """Rows of a file or data set without lines, by their numbers."""
+    return (Row(place=f"{name} row {number}", values=values) for number, values in enumerate(rows, start=1))
+
+
+def refused(where: str, what: str, fix: str) -> ConfigError:
+    """The error for data that cannot be used."""
+    return ConfigError(Problem(where=where, what=what, fix=fix))
 
 
 def _stream(builder: str, file: Path, **settings: Any) -> Iterator[dict[str, Any]]:
@@ -67,9 +71,8 @@ def _stream(builder: str, file: Path, **settings: Any) -> Iterator[dict[str, Any
             settings |= {"cache_dir": locks, "streaming": True}
             yield from datasets.load_dataset(builder, data_files=files, split="train", **settings)
     except Exception as error:  # pyarrow, pandas, datasets and the codecs each raise their own
-        reason = " ".join(str(error).split())
-        what = f"cannot be read as {builder}: {type(error).__name__}: {reason}"
-        raise _problem(str(file), what, "repair the file, or write it again") from error
+        what = f"cannot be read as {builder}: {type(error).__name__}: {' '.join(str(error).split())}"
+        raise refused(str(file), what, "repair the file, or write it again") from error
     finally:
         logging.set_verbosity(verbosity)
 
@@ -80,41 +83,33 @@ def _as_text(file: Path) -> Iterator[None]:
         yield
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot be read as text: {type(error).__name__}: {error}"
-        raise _problem(str(file), what, "repair the file, or write it again as UTF-8") from None
-
-
-def _numbered(file: Path, rows: Iterator[dict[str, Any]]) -> Iterator[Row]:
-    for number, values in enumerate(rows, start=1):
-        yield Row(place=f"{file} row {number}", values=values)
+        raise refused(str(file), what, "repair the file, or write it again as UTF-8") from None
 
 
 def _csv(file: Path) -> Iterator[dict[str, Any]]:
     import datasets
 
-    header = _csv_header(file)
+    try:
+        with file.open(encoding=ENCODING, newline="") as lines:
+            header = next((record for record in csv.reader(lines, strict=True) if any(record)), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise refused(f"{file}:1", f"the header cannot be read: {error}", "write the file as UTF-8 CSV") from None
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise _problem(f"{file}:1", f"there are two columns {twice[0]!r}", "give every column a name of its own")
+        raise refused(f"{file}:1", f"there are two columns {twice[0]!r}", "give every column a name of its own")
     if len(header) == 1 and (found := next((mark for mark in ";\t|" if mark in header[0]), "")):
-        raise _problem(f"{file}:1", f"columns are separated by {found!r}", "separate them by commas")
+        raise refused(f"{file}:1", f"columns are separated by {found!r}", "separate them by commas")
     if header:
         features = datasets.Features({name: datasets.Value("string") for name in header})
         yield from _stream("csv", file, features=features, encoding=ENCODING, keep_default_na=False, index_col=False)
-
-
-def _csv_header(file: Path) -> list[str]:
-    try:
-        with file.open(encoding=ENCODING, newline="") as lines:
-            return next((record for record in csv.reader(lines, strict=True) if any(record)), [])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise _problem(f"{file}:1", f"the header cannot be read: {error}", "write the file as UTF-8 CSV") from None
 
 
 def _json_lines(file: Path) -> Iterator[Row]:
     with _as_text(file), file.open(encoding=ENCODING) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield Row(place=f"{file}:{number}", values=_object(line.rstrip("\n"), f"{file}:{number}"))
+                place = f"{file}:{number}"
+                yield Row(place=place, values=_object(_parsed(line.rstrip("\n"), place), place))
 
 
 def _json_document(file: Path) -> Iterator[Row]:
@@ -122,37 +117,29 @@ def _json_document(file: Path) -> Iterator[Row]:
     with _as_text(file):
         document = file.read_text(encoding=ENCODING)
     try:
-        content = json.loads(document)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
-            yield from _json_lines(file)
-            return
-        raise _problem(f"{file}:{error.lineno}", f"not JSON: {error.msg}", "correct that line") from None
-    except (ValueError, RecursionError) as error:
-        raise _problem(str(file), f"not usable JSON: {error}", "correct the file") from None
-    rows = content if isinstance(content, list) else [content]
-    for number, values in enumerate(rows, start=1):
-        place = f"{file} row {number}"
-        yield Row(place=place, values=_checked(values, place))
-
-
-def _object(line: str, place: str) -> Mapping[str, Any]:
-    try:
-        return _checked(json.loads(line), place)
-    except json.JSONDecodeError as error:
-        raise _problem(place, f"not JSON: {error.msg} at column {error.colno}", "correct that line") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
+        content = _parsed(document, str(file), is_document=True)
+    except ConfigError as error:
+        if not (isinstance(error.__cause__, json.JSONDecodeError) and error.__cause__.msg == "Extra data"):
             raise
-        raise _problem(place, f"not usable JSON: {error}", "correct that line") from None
+        yield from _json_lines(file)
+        return
+    for number, values in enumerate(content if isinstance(content, list) else [content], start=1):
+        place = f"{file} row {number}"
+        yield Row(place=place, values=_object(values, place))
 
 
-def _checked(values: Any, place: str) -> Mapping[str, Any]:
+def _parsed(text: str, place: str, *, is_document: bool = False) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"{place}:{error.lineno}" if is_document else place
+        raise refused(where, f"not JSON: {error.msg} at column {error.colno}", "correct that line") from error
+    except (ValueError, RecursionError) as error:
+        raise refused(place, f"not usable JSON: {error}", "correct it") from error
+
+
+def _object(values: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(values, dict):
         what = f"must be a JSON object, not {type(values).__name__}"
-        raise _problem(place, what, 'write {"prompt": ..., "answer": ...}')
+        raise refused(place, what, 'write {"prompt": ..., "answer": ...}')
     return values
-
-
-def _problem(where: str, what: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(where=where, what=what, fix=fix))

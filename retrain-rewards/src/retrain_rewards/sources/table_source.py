@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain, islice
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from retrain.api import (
     ConfigError,
@@ -25,8 +25,8 @@ from retrain.api import (
     value_at,
 )
 from retrain_rewards.boxed import last_boxed
-from retrain_rewards.sources.collector import Collector, options_of
-from retrain_rewards.sources.rows import Row
+from retrain_rewards.sources.collector import Collector
+from retrain_rewards.sources.rows import Row, refused
 from retrain_rewards.tables import RewardTable, reward_names
 
 HASHES = "####"
@@ -70,9 +70,9 @@ class TableSource:
     extract: ClassVar[Extract] = "whole"
     reward: ClassVar[Reward | None] = None
 
-    def __init__(self, context: PluginContext, options: type[TableOptions]) -> None:
+    def __init__(self, context: PluginContext) -> None:
         data, self.place = context.config.data, context.config.place
-        self.options: Any = options_of(context, options)
+        self.options = cast("Any", context.params)  # a TableOptions
         self.path = data.path
         fields = type(data).model_fields
         self.keys = {
@@ -82,11 +82,14 @@ class TableSource:
         self.is_default = {name for name in self.keys if getattr(data, name) == fields[name].default}
         self.messages = data.messages_key
         if self.messages:
-            self._refuse_two_prompts()
+            if "prompt_key" not in self.is_default:
+                what = f"the prompt is both {self.messages!r} and {self.keys['prompt_key']!r}"
+                raise refused(self.place("data.messages_key"), what, "leave prompt_key or messages_key out")
             self.keys["prompt_key"] = self.messages
         tests = context.config.table("reward", RewardTable).tests if "code" in reward_names(context.config) else ""
         self.holds_tests = self.keys["answer_key"] == tests
-        self.how: Extract = self.options.extract if "extract" in self.options.model_fields_set else self.extract
+        is_given = "extract" in self.options.model_fields_set
+        self.how: Extract = self.options.extract if is_given else self.extract
 
     def parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
         """The rows of every file, with its name, in a fixed order; ConfigError when they cannot be read."""
@@ -118,7 +121,7 @@ class TableSource:
         if self.keys["prompt_key"] == self.keys["answer_key"] and not self.options.answer_in_chat:
             what = f"{self.keys['answer_key']!r} is also the column of the prompt"
             fix = "name the column that holds the answer, or set options = { answer_in_chat = true } for whole chats"
-            raise ConfigError(Problem(where=self.place("data.answer_key"), what=what, fix=fix))
+            raise refused(self.place("data.answer_key"), what, fix)
         collector = Collector(source=self.name, has_verifier=self.reward is not None)
         for row in self._complete_rows():
             if not self._is_wanted(row):
@@ -126,9 +129,8 @@ class TableSource:
                 continue
             task = self.task(row)
             others = {name: value for name, value in row.values.items() if name not in task.used}
-            collector.add(
-                task.prompt, task.reference, place=row.place, absent=task.absent, task=self.name, info=plain(others)
-            )
+            info = json.loads(json.dumps(others, default=str))  # values that JSON does not have become text
+            collector.add(task.prompt, task.reference, place=row.place, absent=task.absent, task=self.name, info=info)
         return collector.finish(where=self.where(), read_from=self.read_from(), reward=self.reward)
 
     def task(self, row: Row) -> Task:
@@ -143,15 +145,12 @@ class TableSource:
             answer = last if answer is None else answer
         elif self.how == "whole":  # a worked solution stays in `info`, for a warm start on it
             used.add(column_of(answer_key, row.values))
-        reference = extracted(reference_text(answer, row.place, holds_tests=self.holds_tests), self.how)
-        prompt, absent = prompt_of(value, row.place), absence(answer, self.how)
-        return Task(prompt=prompt, reference=reference, used=frozenset(used), absent=absent)
-
-    def _refuse_two_prompts(self) -> None:
-        if "prompt_key" not in self.is_default:
-            what = f"the prompt is both {self.messages!r} and {self.keys['prompt_key']!r}"
-            fix = "leave prompt_key or messages_key out"
-            raise ConfigError(Problem(where=self.place("data.messages_key"), what=what, fix=fix))
+        return Task(
+            prompt=prompt_of(value, row.place),
+            reference=extracted(reference_text(answer, row.place, holds_tests=self.holds_tests), self.how),
+            used=frozenset(used),
+            absent=absence(answer, self.how),
+        )
 
     def _complete_rows(self) -> Iterator[Row]:
         """Every row; ConfigError on a file that lacks a column, and where another has it, on the two together."""
@@ -195,8 +194,7 @@ def without_answer(chat: Any, place: str) -> tuple[Any, Any]:
     """A chat up to its last message, and that message's content; ConfigError when it is not the assistant's."""
     if not ends_with_answer(chat):
         what = "the chat does not end with a message of the assistant"
-        fix = "leave answer_in_chat out, and name the column of the answer in [data] answer_key"
-        raise ConfigError(Problem(where=place, what=what, fix=fix))
+        raise refused(place, what, "leave answer_in_chat out, and name the column of the answer in [data] answer_key")
     return chat[:-1], chat[-1].get("content")
 
 
@@ -240,7 +238,7 @@ def reference_text(value: Any, place: str, *, holds_tests: bool = False) -> str:
         return _encodable(value, place)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
         what = f"a reference answer must be text or a number, not {type(value).__name__} {value!r:.60}"
-        raise ConfigError(Problem(where=place, what=what, fix="write it as text"))
+        raise refused(place, what, "write it as text")
     return str(value)
 
 
@@ -263,11 +261,11 @@ def prompt_of(value: Any, place: str) -> str | tuple[Message, ...]:
         return _encodable(value, place)
     if not isinstance(value, list):
         what = f"a prompt must be text or a list of chat messages, not {type(value).__name__}"
-        raise ConfigError(Problem(where=place, what=what, fix="write it as text"))
+        raise refused(place, what, "write it as text")
     messages = tuple(_message(message, place) for message in value)
     if messages and messages[-1]["role"] not in ("user", "tool"):
         what = f"the chat ends with a message of the {messages[-1]['role']}"
-        raise ConfigError(Problem(where=place, what=what, fix="end it with the user's message"))
+        raise refused(place, what, "end it with the user's message")
     return messages
 
 
@@ -275,16 +273,10 @@ def _message(message: Any, place: str) -> Message:
     fields = {k: v for k, v in message.items() if v is not None} if isinstance(message, dict) else {}
     if not {"role", "content"} <= fields.keys() or not all(isinstance(v, str) for v in fields.values()):
         what = "a chat message must be an object of texts with role and content"
-        raise ConfigError(Problem(where=place, what=what, fix='write {"role": "user", "content": "..."}'))
+        raise refused(place, what, 'write {"role": "user", "content": "..."}')
     if fields["role"] not in ROLES:
-        fix = f"use one of: {', '.join(ROLES)}"
-        raise ConfigError(Problem(where=place, what=f"unknown role {fields['role']!r}", fix=fix))
+        raise refused(place, f"unknown role {fields['role']!r}", f"use one of: {', '.join(ROLES)}")
     return {name: _encodable(text, place) for name, text in fields.items()}
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, object]:
-    """Other columns as plain data (JSON); values that JSON does not have become text."""
-    return dict(json.loads(json.dumps(values, default=str)))
 
 
 def _encodable(text: str, place: str) -> str:
@@ -292,5 +284,5 @@ def _encodable(text: str, place: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         what = "the text holds half a surrogate pair, which no tokenizer can read"
-        raise ConfigError(Problem(where=place, what=what, fix="repair the escape sequence")) from None
+        raise refused(place, what, "repair the escape sequence") from None
     return text

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from retrain.api import (
-    ConfigError,
-    EpisodeResult,
-    Example,
-    LoadedData,
-    Message,
-    PluginContext,
-    Problem,
-    Score,
-)
+from retrain.api import ConfigError, EpisodeResult, Example, LoadedData, Message, PluginContext, Problem, Score
 from retrain_rewards.environments.arguments import require_library
 from retrain_rewards.environments.episode import Episode, TurnLimitError
 from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment
@@ -30,26 +21,23 @@ NO_CALL = 'error: what stands between <tool_call> and </tool_call> must be JSON 
 class McpEnvironment(PlayedEnvironment[McpSettings]):
     """Episodes over the tasks of `[data]` with the tools of MCP servers; a shared one that has died starts again."""
 
-    def __init__(self, settings: McpSettings) -> None:
-        super().__init__(settings)
-        self.max_turns = settings.limits.max_turns
-        self._shared: Any = None  # SharedServers, whose module imports the library
+    _shared: Any = None  # SharedServers, whose module imports the library
 
     def load(self) -> LoadedData:
         """No examples, but a note of the tools; ConfigError when a server cannot be used."""
         from retrain_rewards.environments.mcp_tools.servers import ServerDiedError, SharedServers
 
-        table = self.settings.table
-        self._loop = EpisodeLoop(self.settings.limits.timeout_s, at_once=table.max_isolated if table.isolate else 0)
+        table, limits = self.settings.table, self.settings.limits
+        at_once = table.max_isolated if table.isolate else 0
+        self._loop = EpisodeLoop(limits.timeout_s, max_turns=limits.max_turns, at_once=at_once)
         self._shared = SharedServers(self.settings)
         try:
             names = self._loop.run(self._tool_names())
         except ServerDiedError as error:
             fix = "start the server by hand to see what it says, or correct args"
             raise ConfigError(Problem(where=self.settings.place, what=str(error), fix=fix)) from error
-        return LoadedData(
-            examples=(), notes=tuple(f"MCP server {s!r}: {', '.join(tools)}" for s, tools in names.items())
-        )
+        notes = tuple(f"MCP server {server!r}: {', '.join(tools)}" for server, tools in names.items())
+        return LoadedData(examples=(), notes=notes)
 
     async def _tool_names(self) -> dict[str, list[str]]:
         async with self._toolbox() as toolbox:
@@ -75,15 +63,16 @@ class McpEnvironment(PlayedEnvironment[McpSettings]):
         """A message for every call of a turn, all made at once; none when the policy called nothing."""
         calls, limit = said.get("tool_calls", ()), self.settings.table.max_calls
         made = [toolbox.call(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls[:limit]]
-        texts = [*await _all(made), *[f"error: more than {limit} calls in one turn"] * len(calls[limit:])]
+        results = await asyncio.gather(*made, return_exceptions=True)  # the first exception once every call has ended
+        if errors := [result for result in results if isinstance(result, BaseException)]:
+            raise errors[0]
+        texts = [*map(str, results), *[f"error: more than {limit} calls in one turn"] * len(calls[limit:])]
+        clean = self.settings.clean
         messages = [
-            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": self._clean(text)}
+            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": clean(text)}
             for call, text in zip(calls, texts, strict=True)
         ]
         return [*messages, {"role": "tool", "content": NO_CALL}] if CALL_MARK in said["content"] else messages
-
-    def _clean(self, text: str) -> str:
-        return self.settings.clean(text)
 
     def _opening(self, example: Example) -> list[Message]:
         """The messages of a task as a run without tools would show them."""
@@ -116,12 +105,3 @@ def make_mcp(context: PluginContext) -> McpEnvironment:
     """The environment that `[environment] args` describes; ConfigError on faults found without starting a server."""
     require_library(context, "mcp", "mcp")
     return McpEnvironment(McpSettings.of(context))
-
-
-async def _all(calls: Sequence[Any]) -> list[str]:
-    """The results of all calls, made side by side; the first exception once every call has ended."""
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-    return [str(each) for each in found]

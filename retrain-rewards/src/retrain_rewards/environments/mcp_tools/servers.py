@@ -9,10 +9,10 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import anyio
 import httpx
@@ -25,6 +25,7 @@ from retrain_rewards.environments.mcp_tools.settings import McpSettings, ServerT
 
 PING_TIMEOUT_S = 5.0  # a server that takes longer to answer a ping does not answer at all
 MAX_PAGES = 100  # of a list of tools
+GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 LOG_TAIL = 3  # lines of what a server wrote to stderr, in the message of its failure
 
 
@@ -79,24 +80,21 @@ class Toolbox:
             with anyio.fail_after(limit_s):
                 result: CallToolResult = await server.session.call_tool(name, dict(arguments))
         except TimeoutError:
-            await self._expect_alive(server)
+            try:
+                with anyio.fail_after(PING_TIMEOUT_S):
+                    await server.session.send_ping()
+            except (TimeoutError, mcp.McpError, *GONE) as error:
+                raise _died(server.name, server.log, "no longer answers") from error
             return f"error: {name} took longer than {limit_s:g} s"
         except mcp.McpError as error:
             if error.error.code == CONNECTION_CLOSED:
                 raise _died(server.name, server.log) from error
             return f"error: {error.error.message}"
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+        except GONE as error:
             raise _died(server.name, server.log) from error
         except (RuntimeError, ValueError) as error:  # of the client: the result breaks the tool's own schema
             return f"error: {error}"
         return text_of_result(result)
-
-    async def _expect_alive(self, server: _Server) -> None:
-        try:
-            with anyio.fail_after(PING_TIMEOUT_S):
-                await server.session.send_ping()
-        except (TimeoutError, mcp.McpError, anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
-            raise _died(server.name, server.log, "no longer answers") from error
 
 
 @asynccontextmanager
@@ -109,7 +107,8 @@ async def open_toolbox(settings: McpSettings) -> AsyncIterator[Toolbox]:
     try:
         async with AsyncExitStack() as stack:
             for name, table in settings.table.servers.items():
-                log = stack.enter_context(_log())
+                written = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - to stderr
+                log: Any = stack.enter_context(written)
                 try:
                     session = await _connected(table, log, stack)
                     with anyio.fail_after(settings.limits.timeout_s):
@@ -121,7 +120,9 @@ async def open_toolbox(settings: McpSettings) -> AsyncIterator[Toolbox]:
                     raise _died(name, log, f"cannot be used: {error}") from error
             yield toolbox
     except BaseExceptionGroup as group:  # the tasks that read and write wrap what went wrong
-        first = _first(group)
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
         if isinstance(first, ServerDiedError):
             raise first from group
         names = " or ".join(repr(name) for name in settings.table.servers)
@@ -159,13 +160,6 @@ async def _tools_of(session: mcp.ClientSession) -> list[mcp.Tool]:
     return tools
 
 
-@contextmanager
-def _log() -> Iterator[TextIO]:
-    """A file for what a server writes to stderr."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
-        yield cast("TextIO", file)
-
-
 def _died(name: str, log: TextIO, what: str = "has ended") -> ServerDiedError:
     """The failure of a server, with the last lines that it wrote to stderr."""
     tail = ""
@@ -175,33 +169,21 @@ def _died(name: str, log: TextIO, what: str = "has ended") -> ServerDiedError:
     return ServerDiedError(f"server {name!r} {what}" + (f"; it said: {tail}" if tail else ""))
 
 
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 def text_of_result(result: CallToolResult) -> str:
     """The texts of a result, one per line; what is no text is named with its kind and size, and not shown."""
-    text = "\n".join(_text_of(block) for block in result.content)
+    texts = []
+    for block in result.content:
+        shown: Any = getattr(block, "resource", block)
+        if (text := getattr(shown, "text", None)) is None and block.type == "resource_link":
+            text = f"[link to {block.name}: {block.uri}]"
+        if text is None:
+            base64 = shown.blob if block.type == "resource" else shown.data
+            text = f"[{shown.mimeType or 'data'}, {len(base64) * 3 // 4} bytes, not shown]"
+        texts.append(str(text))
+    text = "\n".join(texts)
     if not result.content and result.structuredContent is not None:
         text = json.dumps(result.structuredContent)
     return f"error: {text}" if result.isError else text
-
-
-def _text_of(block: Any) -> str:
-    if block.type == "text":
-        return str(block.text)
-    if block.type == "resource_link":
-        return f"[link to {block.name}: {block.uri}]"
-    if block.type == "resource":
-        text = getattr(block.resource, "text", None)
-        return text if text is not None else _unseen(block.resource.mimeType, block.resource.blob)
-    return _unseen(block.mimeType, block.data)
-
-
-def _unseen(kind: str | None, base64: str) -> str:
-    return f"[{kind or 'data'}, {len(base64) * 3 // 4} bytes, not shown]"
 
 
 class SharedServers:

@@ -13,18 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import field_validator
 
-from retrain.api import (
-    ConfigError,
-    EpisodeResult,
-    Example,
-    LoadedData,
-    Message,
-    PluginContext,
-    Problem,
-    Score,
-    Table,
-    key,
-)
+from retrain.api import ConfigError, EpisodeResult, Example, LoadedData, PluginContext, Problem, Score, Table, key
 from retrain_rewards.environments.arguments import Limits, arguments_of, require_library
 from retrain_rewards.environments.episode import Episode, TurnLimitError
 from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment
@@ -80,10 +69,7 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
     A text that holds no action that the server takes is answered with what is wrong, and earns 0.
     """
 
-    def __init__(self, settings: OpenEnvSettings) -> None:
-        super().__init__(settings)
-        self.max_turns = settings.limits.max_turns
-        self._mapping = ActionMapping()
+    _mapping: ActionMapping  # as the server's schema suggests, from `load` on
 
     def load(self) -> LoadedData:
         """One task per seed; ConfigError when the server does not answer or its actions cannot be written as text."""
@@ -94,7 +80,8 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
         except ValueError as error:
             fix = "name another field in args.action, or leave it out"
             raise ConfigError(Problem(where=self.settings.places["args"], what=str(error), fix=fix)) from error
-        self._loop = EpisodeLoop(self.settings.limits.timeout_s, at_once=table.max_sessions)
+        limits = self.settings.limits
+        self._loop = EpisodeLoop(limits.timeout_s, max_turns=limits.max_turns, at_once=table.max_sessions)
         how = f"its {self._mapping.field!r}" if self._mapping.field else "a JSON object"
         note = f"OpenEnv server {_shown(table.url)}: an action is {how}"
         return LoadedData(examples=tuple(map(self._example, range(table.tasks))), notes=(note,))
@@ -108,7 +95,8 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
         async with open_session(table.url, table.call_timeout_s) as session:
             turn = await session.reset({"seed": int(episode.example.reference), **table.reset})
             rewards += turn.rewards
-            messages = self._opening(observation_text(turn.observation, table.observation))
+            seen = self.settings.clean(observation_text(turn.observation, table.observation))
+            messages = [{"role": "user", "content": "\n\n".join(part for part in (table.prompt, seen) if part)}]
             while not turn.done:
                 try:
                     said = (await episode.complete(messages, None))["choices"][0]["message"]["content"]
@@ -121,22 +109,16 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
                 except (NoActionError, RefusedActionError) as error:
                     rewards.append(0.0)
                     seen = str(error)
-                messages += [
-                    {"role": "assistant", "content": said},
-                    {"role": "user", "content": self.settings.clean(seen)},
-                ]
-
-    def _opening(self, seen: str) -> list[dict[str, Any]]:
-        parts = (self.settings.table.prompt, self.settings.clean(seen))
-        return [{"role": "user", "content": "\n\n".join(part for part in parts if part)}]
+                messages.append({"role": "assistant", "content": said})
+                messages.append({"role": "user", "content": self.settings.clean(seen)})
 
     def _example(self, seed: int) -> Example:
         """The prompt in the records; what the policy sees first is the server's own observation."""
         table = self.settings.table
         arguments = json.dumps([table.url, table.reset, seed], sort_keys=True)
-        prompt: tuple[Message, ...] = ({"role": "user", "content": table.prompt or f"(seed {seed})"},)
+        prompt = {"role": "user", "content": table.prompt or f"(seed {seed})"}
         name = hashlib.blake2b(arguments.encode(), digest_size=8).hexdigest()
-        return Example(id=f"openenv-{seed}-{name}", prompt=prompt, reference=str(seed), task="openenv")
+        return Example(id=f"openenv-{seed}-{name}", prompt=(prompt,), reference=str(seed), task="openenv")
 
     def _action_schema(self) -> dict[str, Any]:
         url, limit_s = self.settings.table.url, self.settings.table.call_timeout_s

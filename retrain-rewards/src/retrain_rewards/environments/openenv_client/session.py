@@ -96,7 +96,9 @@ def _turn(answer: Any) -> Turn:
     if answer.get("type") == "error":
         said, code = str(data.get("message", ""))[:500], data.get("code", "")
         if code == "VALIDATION_ERROR":
-            raise RefusedActionError(f"error: {_faults(data) or said}")
+            faults = [fault for fault in data.get("errors") or () if isinstance(fault, dict)]
+            named = "; ".join(f"{'.'.join(map(str, f.get('loc', ())))}: {f.get('msg', '')}" for f in faults)[:500]
+            raise RefusedActionError(f"error: {named or said}")
         if code == "CAPACITY_REACHED":
             said += " Set args.max_sessions to what it accepts, or raise its max_concurrent_envs."
         raise ServerError(f"the server says: {said} ({code})")
@@ -105,13 +107,5 @@ def _turn(answer: Any) -> Turn:
         raise ServerError(f"the reward is {str(reward)[:100]}, not a finite number")
     if not isinstance(observation, dict):
         raise ServerError(f"the observation is {str(observation)[:100]}, not an object")
-    return Turn(
-        observation=observation, rewards=() if reward is None else (float(reward),), done=bool(data.get("done"))
-    )
-
-
-def _faults(data: Mapping[str, Any]) -> str:
-    """The server's validation errors in one line: `field: what is wrong`."""
-    faults = data.get("errors")
-    known = [fault for fault in faults if isinstance(fault, dict)] if isinstance(faults, list) else []
-    return "; ".join(f"{'.'.join(map(str, f.get('loc', ())))}: {f.get('msg', '')}" for f in known)[:500]
+    rewards = () if reward is None else (float(reward),)
+    return Turn(observation=observation, rewards=rewards, done=bool(data.get("done")))

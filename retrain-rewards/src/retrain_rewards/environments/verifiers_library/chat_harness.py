@@ -42,7 +42,10 @@ class ChatHarness(NullHarness):  # type: ignore[misc]  # the library has no stub
         async with AsyncExitStack() as stack:
             tools = await _Tools.connect(mcp_urls, self.config.tool_timeout, stack)
             client = await stack.enter_async_context(httpx.AsyncClient(timeout=None, trust_env=False))
-            messages = self._opening(data)
+            system, prompt = self.resolve_prompt(data)
+            messages = [{"role": "system", "content": system}] if system else []
+            is_text = isinstance(prompt, str)
+            messages += [{"role": "user", "content": prompt}] if is_text else map(message_to_wire, prompt or [])
             while True:
                 body = {"model": ctx.model, "messages": messages, **({"tools": tools.schemas} if tools.schemas else {})}
                 headers = {"Authorization": f"Bearer {secret}"}
@@ -54,13 +57,6 @@ class ChatHarness(NullHarness):  # type: ignore[misc]  # the library has no stub
                 if not message.get("tool_calls"):
                     return ProgramResult(exit_code=0, stdout="", stderr="")
                 messages += [await tools.answer(call) for call in message["tool_calls"]]
-
-    def _opening(self, data: Any) -> list[dict[str, Any]]:
-        system, prompt = self.resolve_prompt(data)
-        messages = [{"role": "system", "content": system}] if system else []
-        if isinstance(prompt, str):
-            return [*messages, {"role": "user", "content": prompt}]
-        return [*messages, *(message_to_wire(message) for message in prompt or [])]
 
 
 class _Tools:

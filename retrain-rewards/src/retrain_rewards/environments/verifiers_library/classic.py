@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 import os
 import signal
 import threading
@@ -14,10 +13,9 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
-from retrain.api import LoadedData, Score
+from retrain.api import LoadedData, Score, installed_version
 from retrain_rewards.environments.episode import MODEL, Episode, score_of
 from retrain_rewards.environments.loop import reason_of
-from retrain_rewards.environments.verifiers_library.locate import library_version
 from retrain_rewards.environments.verifiers_library.settings import Settings
 from retrain_rewards.environments.verifiers_library.tasks import Tasks
 
@@ -38,22 +36,25 @@ class Classic:
     def __init__(self, settings: Settings, module: ModuleType) -> None:
         self.settings = settings
         self.module = module
-        self._env: Any = None
-        self._data: Any = None
+        self._env: Any = None  # from `load` on, as its rows
+        self._rows: Any = None
         self._tasks = Tasks(settings=settings)
 
     def load(self) -> LoadedData:
         """Make the environment and read its training data set."""
         self._check_args()
-        env = self._made()
-        self._refuse_foreign(env)
-        for part in _family(env):
+        self._env = self._made()
+        for part in _family(self._env):
+            for base in type(part).__mro__:
+                if base.__name__ in FOREIGN:
+                    what = f"{self.settings.id!r} is a {base.__name__}, which needs {FOREIGN[base.__name__]}"
+                    fix = "choose an environment of text and tools that run in this process"
+                    raise self.settings.problem("id", what, fix=fix)
             part.timeout_seconds = None  # it would count the time of the policy; ours is timeout_s
-            part.logger.addFilter(_not_a_turn_limit)
-        self._env = env
-        rows = self._rows(env)
-        for place in range(len(rows)):
-            row = rows[place]
+            part.logger.addFilter(lambda record: "TurnLimitError" not in record.getMessage())
+        self._rows = self._read()
+        for place in range(len(self._rows)):
+            row = self._rows[place]
             self._tasks.add(
                 place,
                 prompt=row["prompt"],
@@ -62,8 +63,7 @@ class Classic:
                 info=row,
                 identity={name: value for name, value in row.items() if name != "example_id"},
             )
-        self._data = rows
-        return self._tasks.loaded(f"classic, verifiers {library_version()}")
+        return self._tasks.loaded(f"classic, verifiers {installed_version('verifiers')}")
 
     async def play(self, episode: Episode) -> None:
         """Run the environment's own rollout; an error in its state is a failure, our turn limit is not."""
@@ -72,7 +72,7 @@ class Classic:
         if episode.example.id not in self._tasks.handles:
             episode.failure = f"{self.settings.id} has no task {episode.example.id}"
             return
-        row = dict(self._data[self._tasks.handles[episode.example.id]])
+        row = dict(self._rows[self._tasks.handles[episode.example.id]])
         if isinstance(row.get("task"), str):
             del row["task"]  # a name in older data sets, where the library expects an encoded table
         state = await self._env.rollout(row, PolicyClient(episode), MODEL, {})
@@ -88,9 +88,9 @@ class Classic:
     async def score(self, group: Sequence[Episode]) -> None:
         """Apply the environment's rubric to the whole group; an exception of a function that counts is a failure."""
         from retrain_rewards.environments.verifiers_library.classic_hooks import (
-            known_metrics,
+            FAILURES,
+            MISSING,
             watch_reward_functions,
-            watched_failures,
         )
 
         watch_reward_functions()
@@ -98,8 +98,10 @@ class Classic:
         rubric = self._env.rubric
         await rubric.score_group(states)
         for episode, state in zip(group, states, strict=True):
-            failures = watched_failures(state)
-            scored = score_of(state.get("reward"), known_metrics(state))
+            missing = state.get(MISSING) or ()
+            metrics = {name: value for name, value in (state.get("metrics") or {}).items() if name not in missing}
+            failures = state.get(FAILURES)
+            scored = score_of(state.get("reward"), metrics)
             episode.score = Score.failed("; ".join(failures)) if failures else scored
             await rubric.cleanup(state)
 
@@ -121,31 +123,20 @@ class Classic:
             raise self.settings.problem("id", what, fix="use an environment of the verifiers library")
         return env
 
-    def _rows(self, env: Any) -> Any:
+    def _read(self) -> Any:
         try:
-            rows = env.build_dataset()
+            rows = self._env.build_dataset()
         except Exception as error:
             what = f"the data of {self.settings.id!r} could not be loaded: {reason_of(error)}"
             raise self.settings.problem("id", what, fix="check [environment] args and the connection") from error
         if rows is None:
-            raise self.settings.problem(
-                "id",
-                f"{self.settings.id!r} is for evaluation only: it has no training data set",
-                why="some environments of the hub have only an evaluation set",
-                fix=f"choose one that can be trained on, for example {TRAINABLE}",
-            )
-        if not getattr(env, "score_rollouts", True):
+            what = f"{self.settings.id!r} is for evaluation only: it has no training data set"
+            fix = f"choose one that can be trained on, for example {TRAINABLE}"
+            raise self.settings.problem("id", what, fix=fix)
+        if not getattr(self._env, "score_rollouts", True):
             what = f"{self.settings.id!r} does not score its rollouts"
             raise self.settings.problem("id", what, fix="set score_rollouts = true in [environment] args")
         return rows
-
-    def _refuse_foreign(self, env: Any) -> None:
-        for part in _family(env):
-            for base in type(part).__mro__:
-                if base.__name__ in FOREIGN:
-                    what = f"{self.settings.id!r} is a {base.__name__}, which needs {FOREIGN[base.__name__]}"
-                    fix = "choose an environment of text and tools that run in this process"
-                    raise self.settings.problem("id", what, fix=fix)
 
     def _check_args(self) -> None:
         parameters = inspect.signature(self.module.load_environment).parameters
@@ -162,10 +153,6 @@ class Classic:
 def _family(env: Any) -> list[Any]:
     """An environment and, when it is a mixture, its parts."""
     return [env, *(one for part in getattr(env, "envs", None) or () for one in _family(part))]
-
-
-def _not_a_turn_limit(record: logging.LogRecord) -> bool:
-    return "TurnLimitError" not in record.getMessage()
 
 
 @contextmanager

@@ -22,74 +22,71 @@ from retrain_rewards.environments.loop import reason_of
 from retrain_rewards.environments.messages import text_of
 
 # In the library's state of an episode: failures that make its score one, and names of metrics without a value
-KEY, MISSING = "retrain_failures", "retrain_missing"
+FAILURES, MISSING = "retrain_failures", "retrain_missing"
 # Log messages of the library's mathematical rubric when its verifier, not the answer, is at fault; it then scores 0.0.
 BROKEN = ("Math verification failed", "Math verification hit hard timeout")
-_scored: ContextVar[tuple[MutableMapping[str, Any], ...]] = ContextVar("_scored", default=())
-
-
-def watched_failures(state: MutableMapping[str, Any]) -> list[str]:
-    """The failures while this episode was scored."""
-    return list(state.get(KEY) or ())
-
-
-def known_metrics(state: MutableMapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of this episode, without those of weight 0 whose function failed."""
-    missing = state.get(MISSING) or ()
-    return {name: value for name, value in (state.get("metrics") or {}).items() if name not in missing}
+State = MutableMapping[str, Any]  # the library's, of one episode
+_scored: ContextVar[tuple[State, ...]] = ContextVar("_scored", default=())
 
 
 def watch_reward_functions() -> None:
     """From now on, record failures of reward functions in the states that are scored."""
     if hasattr(Rubric, "_retrain_watched"):
         return
-    Rubric._call_individual_reward_func = _individual(Rubric._call_individual_reward_func)
-    Rubric._call_group_reward_func = _group(Rubric._call_group_reward_func)
-    Rubric._retrain_watched = True
-    logging.getLogger("verifiers.legacy.rubrics").addHandler(_BrokenVerifier())
+    of_one, of_group = Rubric._call_individual_reward_func, Rubric._call_group_reward_func
 
-
-def _individual(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def call(self: Any, func: Callable[..., Any], state: MutableMapping[str, Any]) -> Any:
-        value = await _called(original, self, _Kept(func, float), [state], state)
+    async def call_one(self: Any, func: Callable[..., Any], state: State) -> Any:
+        value = await _called(of_one, self, func, float, [state], state)
         return _finite(self, func, state, value)
 
-    return call
-
-
-def _group(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def call(self: Any, func: Callable[..., Any], states: Sequence[MutableMapping[str, Any]]) -> Any:
-        values = await _called(original, self, _Kept(func, list), states, states)
+    async def call_group(self: Any, func: Callable[..., Any], states: Sequence[State]) -> Any:
+        values = await _called(of_group, self, func, list, states, states)
         if len(values) != len(states):
             raise ValueError(f"{_name(func)} returned {len(values)} values for {len(states)} episodes")
         return [_finite(self, func, state, value) for state, value in zip(states, values, strict=True)]
 
-    return call
+    Rubric._call_individual_reward_func, Rubric._call_group_reward_func = call_one, call_group
+    Rubric._retrain_watched = True
+    logging.getLogger("verifiers.legacy.rubrics").addHandler(_BrokenVerifier())
 
 
 async def _called(
-    original: Callable[..., Any], rubric: Any, kept: _Kept, states: Sequence[MutableMapping[str, Any]], argument: Any
+    original: Callable[..., Any],
+    rubric: Any,
+    func: Callable[..., Any],
+    convert: Callable[[Any], Any],
+    states: Sequence[State],
+    argument: Any,
 ) -> Any:
+    """The library's own call of a reward function, with exceptions of the function and of `convert` recorded.
+
+    `convert` is the library's conversion of the result.
+    """
+
+    @functools.wraps(func)  # the library looks at its name and signature
+    async def kept(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = func(*args, **kwargs)
+            return convert(await result if inspect.isawaitable(result) else result)
+        except Exception as error:
+            _fail(rubric, func, states, f"raised {reason_of(error)}")
+            raise
+
     token = _scored.set(tuple(states))
     try:
-        value = await original(rubric, kept.wrapped(), argument)
+        return await original(rubric, kept, argument)
     finally:
         _scored.reset(token)
-    for error in kept.raised:
-        _fail(rubric, kept.func, states, f"raised {reason_of(error)}")
-    return value
 
 
-def _finite(rubric: Any, func: Callable[..., Any], state: MutableMapping[str, Any], value: float) -> float:
+def _finite(rubric: Any, func: Callable[..., Any], state: State, value: float) -> float:
     if math.isfinite(value):
         return value
     _fail(rubric, func, [state], f"returned {value}")
     return 0.0  # the library multiplies with the weight, and 0 * nan would spoil the sum
 
 
-def _fail(rubric: Any, func: Callable[..., Any], states: Sequence[MutableMapping[str, Any]], failure: str) -> None:
+def _fail(rubric: Any, func: Callable[..., Any], states: Sequence[State], failure: str) -> None:
     """Record a failure; a function of weight 0 only measures, so it costs its metric and not the score."""
     weights = [weight for each, weight in zip(rubric.funcs, rubric.weights, strict=True) if each is func]
     for state in states:
@@ -99,42 +96,9 @@ def _fail(rubric: Any, func: Callable[..., Any], states: Sequence[MutableMapping
             state.setdefault(MISSING, []).append(_name(func))
 
 
-class _Kept:
-    """A reward function, with the same name and signature, whose exceptions are kept and raised again.
-
-    `convert` is the library's own conversion of the result; exceptions of that are kept too.
-    """
-
-    def __init__(self, func: Callable[..., Any], convert: Callable[[Any], Any]) -> None:
-        self.func = func
-        self.convert = convert
-        self.raised: list[Exception] = []
-
-    def wrapped(self) -> Callable[..., Any]:
-        """The function to call instead of the original; the caller awaits a coroutine as before."""
-
-        @functools.wraps(self.func)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                result = self.func(*args, **kwargs)
-                return self._awaited(result) if inspect.isawaitable(result) else self.convert(result)
-            except Exception as error:
-                self.raised.append(error)
-                raise
-
-        return call
-
-    async def _awaited(self, result: Any) -> Any:
-        try:
-            return self.convert(await result)
-        except Exception as error:
-            self.raised.append(error)
-            raise
-
-
-def _note(states: Sequence[MutableMapping[str, Any]], failure: str) -> None:
+def _note(states: Sequence[State], failure: str) -> None:
     for state in states:
-        state.setdefault(KEY, []).append(failure)
+        state.setdefault(FAILURES, []).append(failure)
 
 
 def _name(func: Callable[..., Any]) -> str:

@@ -8,7 +8,7 @@ import itertools
 import json
 import random
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,20 +18,11 @@ from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment, re
 from retrain_rewards.environments.verifiers_library.locate import check_library, find_module
 from retrain_rewards.environments.verifiers_library.settings import Settings
 
+if TYPE_CHECKING:
+    from retrain_rewards.environments.verifiers_library.classic import Classic
+    from retrain_rewards.environments.verifiers_library.tasksets import Tasksets
+
 LOAD_SEED = 0  # of the global generators while tasks are made, so that they are the same in every run
-
-
-class Generation(Protocol):
-    """One generation of the library, classic or v1."""
-
-    def load(self) -> LoadedData:
-        """Make the environment and its tasks; ConfigError when it cannot be trained on."""
-
-    async def play(self, episode: Episode) -> None:
-        """Play one episode to its end by the environment's own loop."""
-
-    async def score(self, group: Sequence[Episode]) -> None:
-        """Score the episodes of one example that did not fail, together."""
 
 
 class VerifiersEnvironment(PlayedEnvironment[Settings]):
@@ -40,14 +31,10 @@ class VerifiersEnvironment(PlayedEnvironment[Settings]):
     Its own rollout code runs, with a client in place of a server, and each call of that client is an observation.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.max_turns = settings.max_turns if settings.max_turns > 0 else None
-        self._generation: Generation | None = None
+    _generation: Classic | Tasksets | None = None  # from `load` on
 
     def load(self) -> LoadedData:
         """All tasks, the same in every run; ConfigError when the environment is missing, foreign, or has no tasks."""
-        check_library(self.settings)
         _seed_generators(LOAD_SEED)
         generation = _generation(self.settings)
         data = generation.load()
@@ -61,7 +48,8 @@ class VerifiersEnvironment(PlayedEnvironment[Settings]):
         """
         self._loaded()
         if self._loop is None:
-            self._loop = EpisodeLoop(self.settings.timeout_s)
+            max_turns = self.settings.max_turns if self.settings.max_turns > 0 else None
+            self._loop = EpisodeLoop(self.settings.timeout_s, max_turns=max_turns)
         names = json.dumps([self.settings.seed, *(example.id for example in examples)])
         _seed_generators(int.from_bytes(hashlib.blake2b(names.encode(), digest_size=4).digest(), "little"))
         return super().reset(examples)
@@ -76,7 +64,7 @@ class VerifiersEnvironment(PlayedEnvironment[Settings]):
         by_example = [list(group) for _, group in itertools.groupby(loop.episodes, lambda one: one.example.id)]
         groups = [[episode for episode in group if not episode.failure] for group in by_example]
         groups = [group for group in groups if group]
-        failures = loop.each([_score(generation, group) for group in groups])
+        failures = loop.run(loop.each([generation.score(group) for group in groups]))
         for group, failure in zip(groups, failures, strict=True):
             for episode in group:
                 episode.failure = failure
@@ -91,7 +79,7 @@ class VerifiersEnvironment(PlayedEnvironment[Settings]):
             score = Score.failed(episode.failure or "the environment gave no score")
         return EpisodeResult(score=score, hit_turn_limit=episode.hit_turn_limit)
 
-    def _loaded(self) -> Generation:
+    def _loaded(self) -> Classic | Tasksets:
         if self._generation is None:
             raise RuntimeError("load() comes first")
         return self._generation
@@ -104,16 +92,12 @@ def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
     return VerifiersEnvironment(settings)
 
 
-async def _score(generation: Generation, group: Sequence[Episode]) -> None:
-    await generation.score(group)
-
-
 def _seed_generators(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)  # environments draw from the global generators, not from ours
 
 
-def _generation(settings: Settings) -> Generation:
+def _generation(settings: Settings) -> Classic | Tasksets:
     """Classic when the environment offers `load_environment` and the library still knows that; v1 otherwise."""
     module = find_module(settings)
     has_classic = importlib.util.find_spec("verifiers.legacy") is not None

@@ -11,7 +11,7 @@ import sys
 from difflib import get_close_matches
 from types import ModuleType
 
-from retrain.api import install_line, installed_dependents, installed_version
+from retrain.api import install_line, installed_dependents
 from retrain_rewards.environments.verifiers_library.settings import Settings
 
 BUILT_IN = "verifiers.v1.tasksets"
@@ -22,11 +22,6 @@ def check_library(settings: Settings) -> None:
     if importlib.util.find_spec("verifiers") is None:
         what = f"{settings.id!r} needs the library verifiers, which is not installed"
         raise settings.problem("id", what, fix=install_line("retrain-rewards", "verifiers"))
-
-
-def library_version() -> str:
-    """The installed version of the library."""
-    return installed_version("verifiers")
 
 
 def find_module(settings: Settings) -> ModuleType:
@@ -50,11 +45,6 @@ def find_module(settings: Settings) -> ModuleType:
         raise settings.problem("id", what, fix=f"make `python -c 'import {module}'` work") from error
 
 
-def installed_environments() -> list[str]:
-    """Names of the distributions that require the library, and so may be environments."""
-    return [name for name in installed_dependents("verifiers") if "retrain" not in name]
-
-
 def _candidates(settings: Settings) -> tuple[str, ...]:
     module = settings.name.replace("-", "_")
     return (f"{BUILT_IN}.{module.lower()}", module, module.lower())
@@ -71,17 +61,14 @@ def _module_name(settings: Settings) -> str | None:
 
 
 def _not_installed(settings: Settings) -> Exception:
-    installed = installed_environments()
+    installed = [name for name in installed_dependents("verifiers") if "retrain" not in name]
     near = get_close_matches(settings.name.replace("_", "-"), installed, n=3)
-    why = f"near names among the installed ones: {', '.join(near)}" if near else ""
-    if not near:
-        why = f"installed environments: {', '.join(installed[:20]) or 'none'}"
-    if settings.hub_id and not settings.auto_install:
+    why = f"installed environments: {', '.join(installed[:20]) or 'none'}"
+    if near:
+        why = f"near names among the installed ones: {', '.join(near)}"
+    fix = 'install its package, or write the id with its owner ("owner/name") and set auto_install = true'
+    if settings.hub_id:
         fix = f"set auto_install = true, or run: {manual_command(settings)}"
-    elif settings.hub_id:
-        fix = manual_command(settings)
-    else:
-        fix = 'install its package, or write the id with its owner ("owner/name") and set auto_install = true'
     return settings.problem("id", f"environment {settings.id!r} is not installed", why=why, fix=fix)
 
 
@@ -96,10 +83,9 @@ def manual_command(settings: Settings) -> str:
 
 def install(settings: Settings) -> None:
     """Install `owner/name[@version]` into this interpreter's environment; ConfigError with the reason when it fails."""
-    command = _command(settings.hub_id)
-    if command is None:
-        what = f"{settings.id!r} cannot be installed: neither the command prime nor the library's installer exists"
-        raise settings.problem("auto_install", what, fix=manual_command(settings))
+    command = [sys.executable, "-m", LIBRARY_INSTALLER, settings.hub_id]
+    if prime := shutil.which("prime"):
+        command = [prime, "env", "install", settings.hub_id]
     environ = {**os.environ, "VIRTUAL_ENV": sys.prefix, "PYTHONIOENCODING": "utf-8"}
     try:
         done = subprocess.run(
@@ -112,32 +98,19 @@ def install(settings: Settings) -> None:
             timeout=INSTALL_TIMEOUT_S,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        raise _failed(settings, f"took longer than {INSTALL_TIMEOUT_S:g} s") from None
-    except OSError as error:
-        raise _failed(settings, str(error)) from error
-    if done.returncode:
-        raise _failed(settings, _reason(done.stderr) or _reason(done.stdout) or f"ended with code {done.returncode}")
-
-
-def _command(hub_id: str) -> list[str] | None:
-    prime = shutil.which("prime")
-    if prime is not None:
-        return [prime, "env", "install", hub_id]
-    try:
-        found = importlib.util.find_spec(LIBRARY_INSTALLER) is not None
-    except ImportError:
-        found = False
-    return [sys.executable, "-m", LIBRARY_INSTALLER, hub_id] if found else None
+        reason = _reason(done.stderr) or _reason(done.stdout) or f"ended with code {done.returncode}"
+    except (subprocess.TimeoutExpired, OSError) as error:
+        is_late = isinstance(error, subprocess.TimeoutExpired)
+        reason = f"took longer than {INSTALL_TIMEOUT_S:g} s" if is_late else str(error)
+    else:
+        if not done.returncode:
+            return
+    what = f"installing {settings.hub_id!r} from the Prime Hub failed"
+    fix = f"check the name and the connection, or install it by hand: {manual_command(settings)}"
+    raise settings.problem("auto_install", what, why=reason, fix=fix)
 
 
 def _reason(output: str) -> str:
     """The lines that say what went wrong: the last three, without a traceback's code."""
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("  ")]
     return "\n    ".join(line[:300] for line in lines[-3:])
-
-
-def _failed(settings: Settings, reason: str) -> Exception:
-    what = f"installing {settings.hub_id!r} from the Prime Hub failed"
-    fix = f"check the name and the connection, or install it by hand: {manual_command(settings)}"
-    return settings.problem("auto_install", what, why=reason, fix=fix)

@@ -16,10 +16,9 @@ from typing import Any
 from verifiers.v1 import Task
 from verifiers.v1.clients import Client
 
-from retrain.api import LoadedData, Score
+from retrain.api import LoadedData, Score, installed_version
 from retrain_rewards.environments.episode import MODEL, Episode, TurnLimitError, score_of
 from retrain_rewards.environments.loop import reason_of
-from retrain_rewards.environments.verifiers_library.locate import library_version
 from retrain_rewards.environments.verifiers_library.settings import Settings
 from retrain_rewards.environments.verifiers_library.tasks import Tasks
 
@@ -67,7 +66,7 @@ class Tasksets:
                 identity=data,
             )
         endless = ", the first of an endless taskset" if self._env.taskset.INFINITE else ""
-        return self._tasks.loaded(f"v1, verifiers {library_version()}{endless}")
+        return self._tasks.loaded(f"v1, verifiers {installed_version('verifiers')}{endless}")
 
     async def play(self, episode: Episode) -> None:
         """Run one episode of the library, which also scores it."""
@@ -77,7 +76,10 @@ class Tasksets:
         if task is None:
             episode.failure = f"{self.settings.id} has no task {episode.example.id}"
             return
-        await self._served()
+        if self._open is None:
+            self._open = asyncio.get_running_loop().create_future()
+            self._serving = asyncio.create_task(self._serve(self._open))
+        await asyncio.shield(self._open)
         nowhere = EvalClientConfig(base_url="http://127.0.0.1:9", api_key_var="RETRAIN_NO_KEY")
 
         def remember(trace: Any) -> None:
@@ -113,15 +115,8 @@ class Tasksets:
         parts = {name: getattr(reward, "score", reward) for name, reward in trace.rewards.items()}
         episode.score = score_of(trace.reward, {**trace.metrics, **parts})
 
-    async def _served(self) -> None:
-        """Open the tool servers and the library's own loopback endpoint, once for all episodes."""
-        if self._open is None:
-            self._open = asyncio.get_running_loop().create_future()
-            self._serving = asyncio.create_task(self._serve(self._open))
-        await asyncio.shield(self._open)
-
     async def _serve(self, ready: asyncio.Future[None]) -> None:
-
+        """Keep the tool servers and the library's own loopback endpoint open, once for all episodes."""
         try:
             async with self._env.serving():
                 client = PolicyClient(lambda trace_id: self._playing[trace_id])
@@ -139,7 +134,8 @@ class Tasksets:
         if any(isinstance(one, type) and issubclass(one, Taskset) for one in exported):
             return
         if self.is_classic:
-            what = f"{self.settings.id!r} is a classic environment, which verifiers {library_version()} no longer knows"
+            version = installed_version("verifiers")
+            what = f"{self.settings.id!r} is a classic environment, which verifiers {version} no longer knows"
             raise self.settings.problem("id", what, fix="pip install 'verifiers==0.3.1'")
         what = f"the module {self.module.__name__!r} is not an environment"
         why = "it has neither load_environment nor a Taskset in __all__"
@@ -151,7 +147,16 @@ class Tasksets:
 
         try:
             role = self._role(environment_class(self.settings.library_id))
-            return load_environment(resolve_env_config(self._config(role)))
+            harness = importlib.import_module("retrain_rewards.environments.verifiers_library.chat_harness")
+            sys.modules["verifiers.v1.harnesses.retrain_chat"] = harness  # where the library's loader looks
+            agent = {"harness": {"id": CHAT}, "runtime": {"type": "subprocess"}, "timeout": {"rollout": UNLIMITED_S}}
+            config = {
+                "taskset": {**self.settings.args, "id": self.settings.library_id},
+                role: agent,
+                "interception": {"type": "server"},
+                "timeout": {"episode": None},
+            }
+            return load_environment(resolve_env_config(config))
         except ValidationError as error:
             found = [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()]
             what = f"{self.settings.id!r} does not take these arguments: {'; '.join(found)}"
@@ -178,17 +183,6 @@ class Tasksets:
             what = f"{self.settings.id!r} brings the harness {harness!r}, and only plain chats can be trained"
             raise self.settings.problem("id", what, fix="choose an environment that is played in a chat")
         return str(name)
-
-    def _config(self, role: str) -> dict[str, Any]:
-        harness = importlib.import_module("retrain_rewards.environments.verifiers_library.chat_harness")
-        sys.modules["verifiers.v1.harnesses.retrain_chat"] = harness  # where the library's loader looks
-        agent = {
-            "harness": {"id": CHAT},
-            "runtime": {"type": "subprocess"},
-            "timeout": {"rollout": UNLIMITED_S},
-        }
-        taskset = {**self.settings.args, "id": self.settings.library_id}
-        return {"taskset": taskset, role: agent, "interception": {"type": "server"}, "timeout": {"episode": None}}
 
     def _check_tools(self) -> None:
         """Start and end each kind of tool server; ConfigError where one does not serve, or not on this machine."""
@@ -261,32 +255,24 @@ class PolicyClient(Client):  # type: ignore[misc]  # the library has no stubs
 
 def record_only_metrics_that_work() -> None:
     """From now on, what only measures costs its own value when it raises or is not finite, and not the score."""
-    if not hasattr(Task, "_retrain_watched"):
-        Task._retrain_watched = True
-        Task.hooks, Task.plugged_judges = _hooks(Task.hooks), _judges(Task.plugged_judges)
+    if hasattr(Task, "_retrain_watched"):
+        return
+    hooks_of, judges_of = Task.hooks, Task.plugged_judges
 
-
-def _hooks(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def hooks(self: Any, attr: str) -> list[Callable[..., Any]]:
         def measures(fn: Any) -> bool:
             return attr == "metric" or (attr == "reward" and getattr(fn, "_vf_weight", 1.0) == 0)
 
-        return [_tried(fn, fn.__name__) if measures(fn) else fn for fn in original(self, attr)]
+        return [_tried(fn, fn.__name__) if measures(fn) else fn for fn in hooks_of(self, attr)]
 
-    return hooks
-
-
-def _judges(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def judges(self: Any) -> list[Any]:
-        found = original(self)
+        found = list(judges_of(self))
         for judge in found:
             if judge.config.weight == 0:
                 judge.score = _tried(judge.score, judge.reward_name)
-        return list(found)
+        return found
 
-    return judges
+    Task.hooks, Task.plugged_judges, Task._retrain_watched = hooks, judges, True
 
 
 def _tried(measure: Callable[..., Any], name: str) -> Callable[..., Any]:

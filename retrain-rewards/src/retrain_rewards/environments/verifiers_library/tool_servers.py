@@ -44,11 +44,10 @@ async def check_tool_servers(toolsets: Sequence[Any], timeout_s: float) -> None:
 
 
 class _Server:
-    """A forked server, with what the library uses of a process of asyncio."""
+    """A forked server, with the attributes that the library uses of a process of asyncio."""
 
     def __init__(self, process: BaseProcess) -> None:
-        self._process = process
-        self.pid = process.pid
+        self._process, self.pid = process, process.pid
 
     @property
     def returncode(self) -> int | None:

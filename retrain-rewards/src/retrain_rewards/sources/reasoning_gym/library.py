@@ -34,15 +34,24 @@ def check(name: str, config: Mapping[str, Any], level: int = -1, *, where: str) 
         fix = f"use {near[0]!r}" if near else f"use one of: {', '.join(sorted(known))}"
         raise ConfigError(Problem(where=f"{where}.name", what=f"reasoning-gym has no data set {name!r}", fix=fix))
     own = [field.name for field in fields(known[name][1]) if field.name not in RESERVED]
-    problems = [_unknown(option, name, own, where) for option in config if option not in own]
+    problems = []
+    for option in config:
+        if option not in own:
+            what, why = f"data set {name!r} has no option {option!r}", f"its options: {', '.join(own) or 'none'}"
+            near = get_close_matches(option, own, n=1)
+            fix = f"use {near[0]!r}" if near else "correct the name"
+            if option in RESERVED:
+                what, fix = "is an option of the source", f"set it as {where}.{option}"
+            problems.append(Problem(where=f"{where}.config.{option}", what=what, why=why, fix=fix))
     if problems:
         raise ConfigError(*problems)
-    if level >= 0 and not has_levels(name):
+    from reasoning_gym.factory import CURRICULA
+
+    if level >= 0 and name not in CURRICULA:
         what, fix = f"data set {name!r} has no levels of difficulty", "remove it, and set its own options in config"
         raise ConfigError(Problem(where=f"{where}.level", what=what, fix=fix))
-    graded = {LEVEL: level} if level >= 0 else {}
     try:
-        built = _configuration(name, known[name][1], {**config, **graded, "seed": 0, "size": 1})
+        built = _configuration(name, known[name][1], {**config, LEVEL: level, "seed": 0, "size": 1})
         if hasattr(built, "validate"):
             built.validate()
     except Exception as error:  # the library validates by assertions, and a wrong type raises anything
@@ -56,13 +65,6 @@ def make_data_set(name: str, config: Mapping[str, Any]) -> Any:
     """The library's data set; `config` includes `seed` and `size`."""
     data_set, configuration = data_sets(where="[data.options]")[name]
     return data_set(config=_configuration(name, configuration, config))
-
-
-def has_levels(name: str) -> bool:
-    """Whether a data set has a curriculum."""
-    from reasoning_gym.factory import CURRICULA
-
-    return name in CURRICULA
 
 
 def _configuration(name: str, configuration: type, config: Mapping[str, Any]) -> Any:
@@ -87,16 +89,6 @@ def _configuration(name: str, configuration: type, config: Mapping[str, Any]) ->
     curriculum = CURRICULA[name]()
     curriculum.set_global_level(level)
     return replace(curriculum.generate_configuration(), **values)
-
-
-def _unknown(option: str, name: str, own: list[str], where: str) -> Problem:
-    if option in RESERVED:
-        fix = f"set it as {where}.{option}"
-        return Problem(where=f"{where}.config.{option}", what="is an option of the source", fix=fix)
-    near = get_close_matches(option, own, n=1)
-    fix = f"use {near[0]!r}" if near else "correct the name"
-    what = f"data set {name!r} has no option {option!r}"
-    return Problem(where=f"{where}.config.{option}", what=what, why=f"its options: {', '.join(own) or 'none'}", fix=fix)
 
 
 TUPLE, SET, PAIRS, FRACTION = "__tuple__", "__set__", "__pairs__", "__fraction__"

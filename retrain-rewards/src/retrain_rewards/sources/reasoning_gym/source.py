@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table, key
-from retrain_rewards.sources.collector import Collector, options_of, refuse_foreign_keys
+from retrain_rewards.sources.collector import Collector, refuse_foreign_keys
 from retrain_rewards.sources.reasoning_gym.entries import EntriesError, make_entries
 from retrain_rewards.sources.reasoning_gym.library import LEVEL, check, from_plain
-from retrain_rewards.sources.reasoning_gym.verifier import GymReward, harmless
+from retrain_rewards.sources.reasoning_gym.verifier import GymReward, data_set_of, harmless
 
 
 class GymOptions(Table):
@@ -32,7 +31,7 @@ class ReasoningGym:
 
     def __init__(self, context: PluginContext) -> None:
         refuse_foreign_keys(context, "reasoning_gym", ("path", "prompt_key", "answer_key"))
-        self.options = options_of(context, GymOptions)
+        self.options: Any = context.params
         self.where = context.config.place("data.options")
 
     def load(self) -> LoadedData:
@@ -46,29 +45,14 @@ class ReasoningGym:
         try:
             for index, entry in enumerate(make_entries(options.name, config)):
                 place = f"{options.name} entry {index}"
-                if entry["answer"] is not None and not harmless(source_of(entry, options.name), entry["answer"]):
+                question, answer = entry["question"], entry["answer"]
+                if answer is not None and not harmless(data_set_of(from_plain(entry), options.name), answer):
                     collector.skip("no answer that may be verified", place=place)
-                    continue
-                collector.add(
-                    entry["question"],
-                    entry["answer"],
-                    place=place,
-                    task=options.name,
-                    info={"entry": entry},
-                )
+                else:
+                    collector.add(question, answer, place=place, task=options.name, info={"entry": entry})
         except EntriesError as error:
             what = f"reasoning-gym cannot make data set {options.name!r}: {error}"
             fix = "change its options or choose another"
             raise ConfigError(Problem(where=self.where, what=what, fix=fix)) from error
         read_from = f"{options.name}, seed {options.seed}"
         return collector.finish(where=self.where, read_from=read_from, reward=GymReward.of(options.name, config))
-
-
-def source_of(entry: Mapping[str, Any], name: str) -> str:
-    """The data set of an entry: its own where `composite` mixes several."""
-    return str(from_plain(entry["metadata"]).get("source_dataset", name))
-
-
-def make_reasoning_gym(context: PluginContext) -> ReasoningGym:
-    """The `reasoning_gym` data source."""
-    return ReasoningGym(context)

@@ -44,8 +44,7 @@ class GymReward:
             return Score.of(0.0)
         entry = from_plain(example.info["entry"])
         right = entry["answer"] if isinstance(entry["answer"], str) else ""
-        data_set = entry["metadata"].get("source_dataset", self.name)
-        if not harmless(data_set, answer) or (right and not affirms_one(answer, right)):
+        if not harmless(data_set_of(entry, self.name), answer) or (right and not affirms_one(answer, right)):
             answer = ""
         return Score.of(_data_set(self.name, self.config).score_answer(answer, entry))
 
@@ -59,6 +58,11 @@ class GymReward:
         if not isinstance(answer, str) or not answer.strip():
             return None
         return boxed(answer) if last_boxed(boxed(answer)) == answer.strip() else None
+
+
+def data_set_of(entry: Mapping[str, Any], name: str) -> str:
+    """The data set of an entry: its own where `composite` mixes several."""
+    return str(entry["metadata"].get("source_dataset", name))
 
 
 @lru_cache(maxsize=8)
@@ -81,8 +85,6 @@ _AS_LATEX = re.compile(
 )
 _AS_WORD = re.compile(rf"\b(?:{_TURNING})\b", re.IGNORECASE)
 _LETTERS = re.compile(r"[A-Za-z]{2,}")
-_PRODUCT = re.compile(r"\s*\d{1,30}(?:\s*×\s*\d{1,30})*\s*", re.ASCII)
-_NUMBER = re.compile(r"[\s\d,./+-]{1,100}(e[+-]?\d{1,3})?", re.IGNORECASE)
 
 
 def is_literal(answer: str) -> bool:
@@ -114,17 +116,9 @@ def is_formula(answer: str, *, symbols: bool) -> bool:
         return False
 
 
-def is_product(answer: str) -> bool:
-    """Whether it is one number, or several with `×` between them."""
-    return _PRODUCT.fullmatch(answer) is not None
-
-
-def is_number(answer: str) -> bool:
-    """Whether it is a decimal number or a fraction, with at most three digits of exponent, so that it stays small."""
-    return _NUMBER.fullmatch(answer) is not None
-
-
-GUARDS: dict[str, Callable[[str], bool]] = {
+_is_product = re.compile(r"\s*\d{1,30}(?:\s*×\s*\d{1,30})*\s*", re.ASCII).fullmatch
+_is_number = re.compile(r"[\s\d,./+-]{1,100}(e[+-]?\d{1,3})?", re.IGNORECASE).fullmatch
+GUARDS: dict[str, Callable[[str], object]] = {
     "binary_matrix": is_literal,
     "n_queens": is_literal,
     "spiral_matrix": is_literal,
@@ -134,18 +128,18 @@ GUARDS: dict[str, Callable[[str], bool]] = {
     "intermediate_integration": partial(is_formula, symbols=True),
     "polynomial_multiplication": partial(is_formula, symbols=True),
     "simple_integration": partial(is_formula, symbols=True),
-    "coin_flip": is_number,
-    "decimal_arithmetic": is_number,
-    "decimal_chain_sum": is_number,
-    "power_function": is_number,
-    "prime_factorization": is_product,  # its verifier raises on anything else
+    "coin_flip": _is_number,
+    "decimal_arithmetic": _is_number,
+    "decimal_chain_sum": _is_number,
+    "power_function": _is_number,
+    "prime_factorization": _is_product,  # its verifier raises on anything else
 }
 
 
 def harmless(data_set: str, answer: str) -> bool:
     """Whether the verifier of this data set may get this answer."""
     guard = GUARDS.get(data_set)
-    return guard is None or guard(answer)
+    return guard is None or bool(guard(answer))
 
 
 def affirms_one(answer: str, right: str) -> bool:
