@@ -17,7 +17,7 @@ from retrain.kernel.config.load import load_config
 from retrain.kernel.types import Sample
 from retrain.run.check import registered_tables
 from retrain.text.chat import encode
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.model import qlora

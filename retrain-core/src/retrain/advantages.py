@@ -36,7 +36,7 @@ from retrain.credit.specs import (
     UncertaintySpec,
 )
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
-from retrain.kernel.informative import GroupStatus
+from retrain.kernel.types import GroupStatus
 
 __all__ = [
     "AdvantageContext",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from retrain.kernel.config.plugin_tables import EnvironmentTable, PlanningTable, RewardTable
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Shaper
-    from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine, Measuring, Publishing
+    from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine, Measuring, Publishing, Teacher
     from retrain.kernel.contracts.context import PhaseProgress, PluginContext
     from retrain.kernel.contracts.diagnosis import Diagnosis
     from retrain.kernel.contracts.export import ExportedModel, ModelExport
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
     from retrain.kernel.contracts.pacing import Pacer, PaceView
     from retrain.kernel.contracts.report import ReportPlot, ReportSection
-    from retrain.kernel.contracts.teacher import Teacher
     from retrain.kernel.contracts.verifier import (
         Action,
         Ask,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
         Reply,
         Reward,
     )
-    from retrain.kernel.contracts.watcher import Watcher
+    from retrain.kernel.contracts.views import Watcher
     from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
@@ -280,9 +279,8 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.credit.logprob_gap",
     "retrain.run.steps.overlapped",
     "retrain.kernel.contracts.report",
-    "retrain.kernel.contracts.watcher",
+    "retrain.kernel.contracts.views",
     "retrain.engines.policy",
-    "retrain.kernel.contracts.teacher",
     "retrain.text.tool_calls",
     "retrain.kernel.contracts.export",
     "retrain.engines.throttle",

@@ -15,8 +15,7 @@ from retrain.credit.parts import ControllerView
 from retrain.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
 from retrain.kernel.contracts.algorithm import Needs
 from retrain.kernel.errors import PluginError
-from retrain.kernel.informative import GroupStatus
-from retrain.kernel.types import Completion, Group
+from retrain.kernel.types import Completion, Group, GroupStatus
 
 MakeGroup = Callable[..., Group]
 MakeCompletion = Callable[..., Completion]

@@ -18,10 +18,10 @@ from retrain.credit.forms import as_advantage
 from retrain.credit.overlong import MaskedOverlong
 from retrain.credit.pipeline import CreditGroup, assign_credit
 from retrain.kernel.config.load import load_config
-from retrain.kernel.informative import GroupStatus
 from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import Found
+from retrain.kernel.types import GroupStatus
 from retrain.testing.toys import scored_groups
 
 MakeFlow = Callable[..., CreditFlow]

@@ -22,11 +22,10 @@ from retrain.credit.pipeline import CreditGroup, assign_credit
 from retrain.credit.specs import AdvantageSpec, StepAdvantageContext
 from retrain.kernel.config.load import load_config
 from retrain.kernel.errors import CreditError, PluginError
-from retrain.kernel.informative import GroupStatus
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import Found
 from retrain.kernel.registry import Owner
-from retrain.kernel.types import Group, Score
+from retrain.kernel.types import Group, GroupStatus, Score
 from retrain.records.completions import generation_records
 from retrain.run.check import registered_tables
 from retrain.testing.toys import scored_groups

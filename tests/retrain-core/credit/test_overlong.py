@@ -19,10 +19,9 @@ from retrain.credit.group_status import group_status
 from retrain.credit.overlong import MaskedOverlong, SoftPunishment, longest_turn, soft_punishment
 from retrain.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
 from retrain.kernel.contracts.algorithm import Algorithm
-from retrain.kernel.informative import GroupStatus, verdicts
 from retrain.kernel.overlap import Planned, Sampled
 from retrain.kernel.progress import Clock
-from retrain.kernel.types import Completion, Group, StopReason
+from retrain.kernel.types import Completion, Group, GroupStatus, StopReason, verdicts
 from retrain.records.run import Run
 from retrain.run.steps.selection import joined_fields, selection
 from tests.overlapped import GENERATIONS, lines, steps

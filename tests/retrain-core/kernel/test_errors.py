@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.kernel.errors import ConfigError, Problem
-from retrain.text.raised_at import raised_at
+from retrain.kernel.errors import ConfigError, Problem, raised_at
 
 MakeModule = Callable[[str, str], types.ModuleType]
 

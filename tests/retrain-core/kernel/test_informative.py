@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrain.credit.group_status import group_status
-from retrain.kernel.informative import GroupStatus, num_correct, verdicts
-from retrain.kernel.types import Group
+from retrain.kernel.types import Group, GroupStatus, num_correct, verdicts
 
 MakeGroup = Callable[..., Group]
 

@@ -11,9 +11,8 @@ import pytest
 
 from retrain.credit.group_status import group_status
 from retrain.kernel.errors import PluginError
-from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.step_fields import merge_fields
-from retrain.kernel.types import Score
+from retrain.kernel.types import GroupStatus, Score, num_correct, verdicts
 from retrain.run.assemble import NamedShaper
 from tests.overlapped import GENERATIONS, lines, steps
 

@@ -17,7 +17,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.text import hub
 from retrain.text.context import context_length
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 NAME = "nobody/nothing"
 Ask = Callable[[], dict[str, Any]]

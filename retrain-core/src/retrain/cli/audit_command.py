@@ -23,7 +23,7 @@ from retrain.tasks.tasks import load_tasks
 from retrain.text.amounts import duration
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.terminal_text import printable
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 COLOURS = {"error": "red", "warning": "yellow"}
 EPILOG = """\b

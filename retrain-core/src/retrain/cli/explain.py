@@ -12,8 +12,8 @@ from retrain.credit.check_loss import applicable_losses, capability_fields
 from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.config.toml_text import toml_text
-from retrain.kernel.plugins.capabilities import declared_capabilities
+from retrain.kernel.config.toml_file import toml_text
+from retrain.kernel.plugins.build import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.observe.trackers.table import TrackerKeys
 from retrain.run.check import registered_tables, with_plugin_rows

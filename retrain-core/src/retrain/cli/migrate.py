@@ -22,15 +22,14 @@ from tomlkit.items import AbstractTable, Comment, InlineTable, Null, Whitespace
 
 from retrain.cli.legacy import LEGACY_KEYS, legacy_names, merged_options
 from retrain.kernel.config.load import all_keys
-from retrain.kernel.config.positions import key_lines
-from retrain.kernel.config.toml_file import parse_toml
+from retrain.kernel.config.toml_file import key_lines, parse_toml
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.records.files import write_bytes
 from retrain.run.check import registered_tables
 from retrain.run.public_package import names_in
 from retrain.text.command_options import json_option
 from retrain.text.terminal_text import printable
-from retrain.text.whole_file import write_bytes
 
 STDIN = "<stdin>"
 EPILOG = """\b

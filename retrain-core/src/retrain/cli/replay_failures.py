@@ -19,7 +19,7 @@ from retrain.tasks.scoring.dispatcher import NamedReward
 from retrain.tasks.scoring.failures import FailureRecord, read_failures
 from retrain.tasks.scoring.service import ScoringService
 from retrain.text.secrets import hide_text
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,21 @@ from retrain.credit.pipeline import CreditResult, assign_credit
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import PluginError, Problem
-from retrain.kernel.informative import GroupStatus, num_correct
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.step_fields import merge_fields
-from retrain.kernel.types import Completion, Floats, Group, Kind, Mask, Outcome, Score, StopReason, TrainRow
+from retrain.kernel.types import (
+    Completion,
+    Floats,
+    Group,
+    GroupStatus,
+    Kind,
+    Mask,
+    Outcome,
+    Score,
+    StopReason,
+    TrainRow,
+    num_correct,
+)
 from retrain.text.token_text import token_texts
 
 

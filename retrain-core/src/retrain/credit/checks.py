@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.errors import CreditError, Problem, RetrainError
+from retrain.kernel.errors import CreditError, Problem, RetrainError, raised_at
 from retrain.kernel.types import Floats
-from retrain.text.raised_at import raised_at
 
 
 def refusal(what: str) -> CreditError:

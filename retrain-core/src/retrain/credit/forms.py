@@ -10,11 +10,10 @@ from retrain.credit.specs import AdvantageContext, AdvantageSpec, AlgorithmSpec,
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.losses import AGGREGATIONS, LossSpec
 from retrain.kernel.declared import Kind
-from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
+from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError, raised_at
 from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.resolve import Found, resolve
 from retrain.kernel.registry import Plugins
-from retrain.text.raised_at import raised_at
 
 COMPUTE = ("compute", "compute_step", "compute_tokens")
 

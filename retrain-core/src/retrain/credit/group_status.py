@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retrain.kernel.informative import GroupStatus, values_of
-from retrain.kernel.types import Group, Outcome
+from retrain.kernel.types import Group, GroupStatus, Outcome, values_of
 
 
 def group_status(group: Group) -> GroupStatus:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from retrain.kernel.config.toml_text import toml_text
+from retrain.kernel.config.toml_file import toml_text
 from retrain.kernel.errors import RetrainError
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable

@@ -16,7 +16,7 @@ from retrain.facade.data import data_file
 from retrain.facade.hosting import arguments_of, briefly_told, held_interrupts, plain, restored_imports
 from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
-from retrain.kernel.errors import ConfigError, HookError, Problem, StopRequested
+from retrain.kernel.errors import ConfigError, HookError, Problem, StopRequested, raised_at
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
@@ -24,7 +24,6 @@ from retrain.kernel.registry import Plugins
 from retrain.run.configure import Checked, claim_of, load_file, split_arguments
 from retrain.run.interrupts import Interrupts
 from retrain.text.process import prepare_process
-from retrain.text.raised_at import raised_at
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView

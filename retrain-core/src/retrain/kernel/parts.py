@@ -13,8 +13,7 @@ from retrain.kernel.contracts.algorithm import Algorithm, Credit, Shaper
 from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.pacing import Pacer
 from retrain.kernel.contracts.tasks import Evaluation, Prompt, Prompts, Rollouts
-from retrain.kernel.contracts.views import RunView
-from retrain.kernel.contracts.watcher import Watcher
+from retrain.kernel.contracts.views import RunView, Watcher
 from retrain.kernel.overlap import Sample, Serial, Train
 from retrain.kernel.progress import Progress
 from retrain.kernel.registry import Plugins, call

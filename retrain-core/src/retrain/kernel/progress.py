@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from retrain.kernel.informative import num_correct
-from retrain.kernel.types import Group
+from retrain.kernel.types import Group, num_correct
 
 UNKNOWN = -1  # of checkpoints that only say whether the next step was sampled with an earlier version
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.informative import num_correct
-from retrain.kernel.types import Completion, Example, Floats, Group, Outcome, Score
+from retrain.kernel.types import Completion, Example, Floats, Group, Outcome, Score, num_correct
 from retrain.records.reading import number
 from retrain.records.tokens import RowRecord, TokenRecord
 from retrain.text.secrets import hide_text

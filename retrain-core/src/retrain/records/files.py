@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +16,6 @@ from typing import Any, BinaryIO
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import Problem, RecordError
 from retrain.text.secrets import redacted, redacted_json
-from retrain.text.whole_file import write_bytes
 
 REPLACED = ".old"
 CHUNK = 2**20
@@ -185,3 +185,18 @@ def seal_of(content: Mapping[str, Any]) -> str:
     hashed = {name: value for name, value in content.items() if name != SEAL}
     text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file by `content`; a reader sees the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()  # on a full disk every byte counts
+        raise

@@ -22,9 +22,8 @@ import numpy as np
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats, Mask, Tokens
-from retrain.records.files import new_digest
+from retrain.records.files import new_digest, write_bytes
 from retrain.records.record_names import token_file
-from retrain.text.whole_file import write_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -20,10 +20,9 @@ from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.pacing import Pacer, PaceView
 from retrain.kernel.contracts.tasks import Rollouts
-from retrain.kernel.errors import HookError, Problem, RetrainError
+from retrain.kernel.errors import HookError, Problem, RetrainError, raised_at
 from retrain.kernel.parts import Parts
-from retrain.kernel.plugins.build import build_part
-from retrain.kernel.plugins.capabilities import declared_capabilities
+from retrain.kernel.plugins.build import build_part, declared_capabilities
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins, has_hooks
 from retrain.kernel.seeding import Seeds
@@ -41,8 +40,7 @@ from retrain.run.steps.updates import Updates
 from retrain.tasks.child.process_copy import in_copy
 from retrain.tasks.scoring.trial import refuse_broken_rewards
 from retrain.tasks.tasks import Tasks, closed_on_error, load_tasks
-from retrain.text.raised_at import raised_at
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 LOG = logging.getLogger("retrain")
 TRIAL_S = 5.0  # for a trial of milliseconds: a part may load a library first

@@ -21,7 +21,7 @@ from retrain.run.devices import settle_devices
 from retrain.run.seed_sources import run_seeds
 from retrain.run.subject import Subject, SubjectKind, adapter_shape
 from retrain.text.progress import progress_bar
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # using a policy is not part of its run
 SMALLEST_RANK = 1  # of the adapter beside a model that is only used: its B is 0

@@ -13,8 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.contracts.views import RunView
-from retrain.kernel.contracts.watcher import Watcher
+from retrain.kernel.contracts.views import RunView, Watcher
 from retrain.kernel.errors import PluginError, Problem, RecordError, ResumeError, RetrainError, StopRequested
 from retrain.kernel.parts import Parts, Run
 from retrain.kernel.progress import Progress

@@ -16,8 +16,7 @@ from retrain.credit.group_status import group_status
 from retrain.credit.pipeline import CreditGroup, assign_credit, measure_uncertainty
 from retrain.kernel.contracts.algorithm import Algorithm, Credit
 from retrain.kernel.errors import PluginError
-from retrain.kernel.informative import GroupStatus
-from retrain.kernel.types import Floats, Group, Kind
+from retrain.kernel.types import Floats, Group, GroupStatus, Kind
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.state import expect_plain_metrics, expect_plain_state, expect_same

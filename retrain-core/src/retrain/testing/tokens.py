@@ -7,7 +7,7 @@ from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.registry import Plugins
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 BUILTIN = "builtin:tiny"
 TOY_MODEL = "conformance:toy"  # no folder and no hub id: `tokenizer_of` makes its tokenizer

@@ -11,7 +11,6 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example, Message
 from retrain.text.terminal_text import printable
-from retrain.text.tool_calls import plain_tool_calls
 
 BATCH = 1000  # texts in one call of the tokenizer
 # Arguments of `apply_chat_template` itself, in any version; all others are passed to the template.
@@ -137,6 +136,8 @@ def _with_plain_calls(message: Message) -> dict[str, Any]:
     """A copy of a message; one that calls tools has a content, and calls in the form that templates expect."""
     if not message.get("tool_calls"):
         return dict(message)
+    from retrain.text.tool_calls import plain_tool_calls
+
     calls = plain_tool_calls(message["tool_calls"])
     return {**message, "content": message.get("content") or "", "tool_calls": calls}
 

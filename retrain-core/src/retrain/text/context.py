@@ -9,7 +9,6 @@ from pathlib import Path
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.text.hub import hub_options
 
 PLAIN_ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # one text model, no nested configuration
 
@@ -25,6 +24,8 @@ def context_length(config: Config, plugins: Plugins) -> int | None:
     if (length := _plain_length(folder / "config.json")) is not None:
         return length
     from transformers import AutoConfig  # heavy
+
+    from retrain.text.hub import hub_options
 
     source = str(folder) if folder.is_dir() else located
     try:

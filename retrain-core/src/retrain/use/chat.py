@@ -14,11 +14,11 @@ from retrain.credit.algorithm import build_algorithm
 from retrain.credit.flow import build_flow
 from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
-from retrain.kernel.informative import GroupStatus
 from retrain.kernel.types import (
     Example,
     Floats,
     Group,
+    GroupStatus,
     Message,
     Sample,
     SampleRequest,

@@ -19,7 +19,7 @@ from retrain.kernel.config.plugin_tables import KlTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.contracts.views import GroupsView
-from retrain.kernel.informative import GroupStatus, num_correct
+from retrain.kernel.types import GroupStatus, num_correct
 
 LOGPROBS, REFERENCE = np.array([-1.0, -0.5, -2.0]), np.array([-0.8, -0.9, -2.0])
 REPORT: Any = SimpleNamespace()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.config.positions import key_lines
+from retrain.kernel.config.toml_file import key_lines
 
 BARE = st.text("abcXYZ019_-", min_size=1, max_size=6)
 HARD = st.text(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.kernel.config.toml_file import MAX_CHARS, MAX_DEPTH, MAX_WORD, parse_toml, read_toml
-from retrain.kernel.config.toml_text import parse_free, unquoted
+from retrain.kernel.config.toml_file import MAX_CHARS, MAX_DEPTH, MAX_WORD, parse_free, parse_toml, read_toml, unquoted
 from retrain.kernel.errors import ConfigError
 
 

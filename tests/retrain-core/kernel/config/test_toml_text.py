@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.config.toml_text import parse_free, toml_text, unquoted
+from retrain.kernel.config.toml_file import parse_free, toml_text, unquoted
 
 NAMES = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x7f"), max_size=20)

@@ -11,8 +11,7 @@ import pytest
 
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import write_inputs
-from retrain.records.identity.hashing import Budget, hash_file
-from retrain.records.identity.plugin_files import PluginFiles
+from retrain.records.identity.hashing import Budget, PluginFiles, hash_file
 
 EFFECTS = {"grpo+none": 0.0, "maxrl+none": 0.1}
 SEEDS = [1, 2]

@@ -15,7 +15,7 @@ from pathlib import Path
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import provider
-from retrain.kernel.plugins.module_files import candidate_files
+from retrain.kernel.plugins.resolve import candidate_files
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 

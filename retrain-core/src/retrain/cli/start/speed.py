@@ -28,7 +28,7 @@ from retrain.run.backend import build_backend
 from retrain.run.configure import load_checked
 from retrain.run.devices import settle_devices
 from retrain.run.seed_sources import run_seeds
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 LIMIT_S = 120.0
 PROBE_S = 1.0  # of sampling with the narrow batch; the wide one and training take a few times as long

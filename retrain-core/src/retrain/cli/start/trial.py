@@ -22,7 +22,7 @@ from retrain.run.seed_sources import run_seeds
 from retrain.tasks.scoring.build import judges
 from retrain.tasks.tasks import Tasks, load_tasks
 from retrain.text.hub import hub_options
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 SHOWN, MEASURED = 3, 4
 LONG_CHARS = 100  # a reference that is longer, in the middle of all, is not what a model writes word for word

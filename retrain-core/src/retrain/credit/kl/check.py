@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from retrain.kernel.config.plugin_tables import EntropyTable, KlTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.capabilities import declared_capabilities
+from retrain.kernel.plugins.build import declared_capabilities
 from retrain.kernel.registry import Plugins
 
 SWITCHES = {"entropy": "entropy.coef", "kl_cov": "entropy.kl_cov", "clip_cov": "entropy.clip_cov"}

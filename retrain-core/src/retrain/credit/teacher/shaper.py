@@ -10,14 +10,14 @@ from typing import Any
 from retrain.credit.divergence import difference, given_logprobs, means, with_token_rewards
 from retrain.credit.logprob_gap import LogprobRow
 from retrain.kernel.config.plugin_tables import HERE
+from retrain.kernel.contracts.backend import Teacher
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.teacher import Teacher
 from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import BackendError, ConfigError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.registry import call
 from retrain.kernel.types import Floats, Group
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 STATE = "teacher"
 

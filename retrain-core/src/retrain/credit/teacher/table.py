@@ -10,7 +10,7 @@ from retrain.kernel.config.plugin_tables import HERE
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import Problem, RetrainError
-from retrain.kernel.plugins.capabilities import declared_capabilities
+from retrain.kernel.plugins.build import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.tasks.scoring.build import has_verifier
 

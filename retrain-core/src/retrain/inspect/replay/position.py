@@ -32,7 +32,7 @@ from retrain.run.seed_sources import run_seeds
 from retrain.run.steps.controls import controlled_algorithm
 from retrain.run.steps.updates import Updates
 from retrain.text.terminal_text import printable
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 # Whether a step that was trained again is the step on record.
 

@@ -13,10 +13,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from retrain.kernel.config.keys import Key, TableTraits, keys_of
 from retrain.kernel.config.legacy import legacy_problem
 from retrain.kernel.config.overrides import Override, from_arguments, from_environment
-from retrain.kernel.config.positions import key_lines
 from retrain.kernel.config.resolved import Config, Layer, Origin
-from retrain.kernel.config.toml_file import read_toml
-from retrain.kernel.config.toml_text import parse_free, toml_text, unquoted
+from retrain.kernel.config.toml_file import key_lines, parse_free, read_toml, toml_text, unquoted
 from retrain.kernel.errors import Problem
 
 

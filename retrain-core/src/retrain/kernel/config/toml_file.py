@@ -1,18 +1,19 @@
-"""Reads TOML files within limits of size and shape; an error shows the line that is wrong."""
+"""TOML: files read within limits of size and shape, the line of each key in them, and values as text."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 import tomllib
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.config.positions import tokens
 from retrain.kernel.errors import ConfigError, Problem
 
 MAX_CHARS, MAX_DEPTH, MAX_PARTS, MAX_WORD = 1_000_000, 50, 50, 1000
@@ -79,3 +80,102 @@ def _excerpt(line: str, column: int) -> str:
     start = max(0, column - SHOWN_CHARS)
     shown = line[start : start + 2 * SHOWN_CHARS].replace("\t", " ").rstrip()
     return f"{shown}\n    {' ' * (column - 1 - start)}^" if column else shown
+
+
+# A closing run of quotes may contain one or two that belong to the text. Only \n ends a line in TOML.
+_TOKEN = re.compile(
+    r'''(?P<comment>\#[^\n]*)
+      | (?P<string>"""(?:\\[\s\S]|[^\\])*?(?:"""(?:"{0,2})|\\?\Z) | \'\'\'[\s\S]*?(?:\'\'\'(?:'{0,2})|\Z)
+                 | "(?:\\.|[^"\\\n])*"? | '[^'\n]*'?)
+      | (?P<bare>[A-Za-z0-9_-]+)
+      | (?P<sign>[\[\]{}=,.\n])
+      | (?P<other>[\s\S])''',
+    re.VERBOSE,
+)
+
+
+@lru_cache(maxsize=1)  # a campaign reads its file once for each condition
+def key_lines(text: str) -> Mapping[str, int]:
+    """Line (from 1) of every table header and key, by dotted path; the first occurrence counts.
+
+    The text must already be known to parse as TOML. Keys inside inline tables are found too, keys of tables inside an
+    array are not.
+    """
+    lines: dict[str, int] = {}
+    table: tuple[str, ...] = ()
+    parts: list[tuple[str, int]] = []  # of the key that is being read, with their lines
+    enclosing: list[tuple[str, tuple[str, ...]]] = []  # opening brackets of values, with the path of the value
+    is_key = True
+    for kind, token, line in tokens(text):
+        if kind in ("bare", "string"):
+            parts += [(token, line)] if is_key else []
+        elif token == "=" or (token == "]" and parts and not enclosing):  # the end of a key, or of a table's header
+            base = enclosing[-1][1] if enclosing else table if token == "=" else ()
+            path = (*base, *(_name(part) for part, _ in parts))
+            if all(bracket == "{" for bracket, _ in enclosing):
+                for end in range(len(base) + 1, len(path) + 1):
+                    lines.setdefault(".".join(path[:end]), parts[0][1])
+            table, is_key, parts = (table, False, []) if token == "=" else (path, True, [])
+        elif token in ("[", "{") and not is_key:
+            enclosing.append((token, path))
+            is_key = token == "{"
+        elif token in ("]", "}") and enclosing:
+            enclosing.pop()
+            is_key = False
+        elif token in (",", "\n"):
+            is_key = not enclosing or enclosing[-1][0] == "{"
+    return lines
+
+
+def tokens(text: str) -> Iterator[tuple[str, str, int]]:
+    """Kind, text and line of each token of any text, TOML or not; one that is never closed reaches to its end."""
+    line = 1
+    for match in _TOKEN.finditer(text):
+        kind, content = str(match.lastgroup), match.group()
+        if kind != "comment" and not (kind == "other" and content.isspace()):
+            yield kind, content, line
+        line += content.count("\n")
+
+
+def _name(part: str) -> str:
+    return str(tomllib.loads(f"text = {part}")["text"]) if part[0] in "\"'" else part
+
+
+def toml_text(value: Any) -> str:
+    """A value as TOML: `true`, `"grpo"`, `[1, 2]`, `{ scale = "std" }`; None, which TOML lacks, is `(unset)`."""
+    if value is None:
+        return "(unset)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {toml_text(one)}" for name, one in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_text, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+
+
+def unquoted(value: Any, default: Any) -> str:
+    """The number or boolean, as TOML, that was put in quotes where `default` is one; empty when there is none."""
+    if not isinstance(value, str) or not isinstance(default, int | float):
+        return ""
+    try:
+        meant = tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):  # also of thousands of digits, or brackets
+        return ""
+    is_kind = isinstance(meant, bool) == isinstance(default, bool) and isinstance(meant, int | float)
+    return value.strip() if is_kind else ""
+
+
+def parse_free(text: str) -> Any:
+    """A value for a free table: JSON if the text parses as JSON (number, true, list, object), else the text itself."""
+    lowered = text.strip().lower()
+    if lowered in ("nan", "inf", "-inf", "infinity", "-infinity"):
+        return text
+    try:
+        return json.loads(lowered if lowered in ("true", "false") else text)
+    except (ValueError, RecursionError):  # also of thousands of digits, or brackets
+        pass
+    try:
+        return float(text) if any(c in text for c in ".eE") else text
+    except ValueError:
+        return text

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from retrain.kernel.declared import Needs as Needs
-from retrain.kernel.informative import GroupStatus
-from retrain.kernel.types import Floats, Group, Mask, TrainRow
+from retrain.kernel.types import Floats, Group, GroupStatus, Mask, TrainRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

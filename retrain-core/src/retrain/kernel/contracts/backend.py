@@ -1,4 +1,4 @@
-"""The contracts of the engine, which samples, of the backend, which trains, and of training before the first step."""
+"""The contracts of the engine, which samples, of the backend, which trains, of a warm-up, and of a teacher."""
 
 from __future__ import annotations
 
@@ -106,3 +106,22 @@ class Measuring(Protocol):
 
     def metrics(self) -> Mapping[str, float]:
         """Finite numbers about the work since the previous call; called once per step."""
+
+
+class Teacher(Protocol):
+    """A model that gives log-probabilities of given tokens."""
+
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """Those of the rows' action tokens under softmax(logits / temperature), 0 elsewhere.
+
+        `[T]` per row, in nats. BackendError when it cannot give one of them.
+        """
+
+    def state(self) -> Mapping[str, Any]:
+        """What a resumed run needs to get the same numbers, to the bit, as JSON; {} when there is nothing to keep."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue with what `state` returned."""
+
+    def close(self) -> None:
+        """Release memory and connections; safe to call twice."""

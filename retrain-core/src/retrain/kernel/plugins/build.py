@@ -1,4 +1,4 @@
-"""Resolves the name of a part, validates its parameters against its declared model, and calls its factory."""
+"""Builds the part that a name denotes, with its parameters as their model; what a backend promises, by its spec."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.declared import Capabilities, EngineTraits, Kind
 from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
 from retrain.kernel.plugins.resolve import resolve
-from retrain.kernel.types import Kind
+from retrain.kernel.registry import Plugins
 
 
 def build_part(
@@ -64,3 +66,14 @@ def _problem(detail: Any, model: type[BaseModel], where: str) -> Problem:
     near = get_close_matches(name, model.model_fields, n=1)
     known = ", ".join(model.model_fields) or "none"
     return Problem(where=where, what=f"unknown option {name!r}", fix=f"use {near[0]!r}" if near else f"known: {known}")
+
+
+def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | None:
+    """What the configured backend promises with the configured engine, without importing either; None = unknown."""
+    entries = plugins.find(Kind.BACKEND, config.backend.backend)
+    capabilities = entries[0].spec.traits if entries else None
+    if not isinstance(capabilities, Capabilities):
+        return None
+    engines = plugins.find(Kind.INFERENCE_ENGINE, config.inference.engine)
+    traits = engines[0].spec.traits if engines else None
+    return traits.limit(capabilities) if isinstance(traits, EngineTraits) else capabilities

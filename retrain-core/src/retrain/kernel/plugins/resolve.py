@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.plugin_spec import Owner, PluginSpec, Registered
 from retrain.kernel.plugins.first_party import install_line, left_out, promised_default, promised_names, provider
-from retrain.kernel.plugins.module_files import candidate_files, candidate_modules
 from retrain.kernel.registry import Plugins
 
 if TYPE_CHECKING:
@@ -174,3 +176,38 @@ def _is_dotted(name: str) -> bool:
 def _split(name: str) -> tuple[str, str]:
     module, _, attribute = name.replace(":", ".").rpartition(".")
     return module, attribute if module else ""
+
+
+INSTALLED = ("site-packages", "dist-packages")
+
+
+def candidate_modules(module: str, search_paths: Sequence[str]) -> list[str]:
+    """The names under which a module is looked for: below each search path, then as given."""
+    prefixes = [path.strip("./").replace("/", ".") for path in search_paths]
+    return [*(f"{prefix}.{module}" for prefix in dict.fromkeys(prefixes) if prefix), module]
+
+
+def candidate_files(module: str, search_paths: Sequence[str]) -> list[Path]:
+    """The distinct files that could be `module`: all in the user's folders, and the first one that is installed.
+
+    A module and a package of one name in one folder are two; one file that several paths reach is one. Folders behind
+    the installed packages, where a resumed run finds copies of its code, only serve names that are nowhere else.
+    """
+    ends = [place for place, folder in enumerate(sys.path) if folder.endswith(INSTALLED)]
+    library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    starts = [place for place, folder in enumerate(sys.path) if folder in library or folder.endswith(INSTALLED)]
+    start, end = starts[0] if starts else len(sys.path), ends[-1] + 1 if ends else len(sys.path)
+    here = [""] if str(Path.cwd()) not in sys.path[end:] else []
+    found: dict[Path, Path] = {}
+    for name in candidate_modules(module, search_paths):
+        installed = next(_files(name, sys.path[start:end]), None)
+        for file in [*_files(name, [*here, *sys.path[:start]]), *([installed] if installed else [])]:
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
+
+
+def _files(module: str, folders: Iterable[str]) -> Iterator[Path]:
+    *packages, name = module.split(".")
+    for folder in folders:
+        below = Path(folder, *packages)
+        yield from (file for file in (below / name / "__init__.py", below / f"{name}.py") if file.is_file())

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.contracts.watcher import Watcher
+from retrain.kernel.contracts.views import Watcher
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.types import Kind

@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.views import GroupsView, RunView
-from retrain.kernel.contracts.watcher import Watcher
+from retrain.kernel.contracts.views import GroupsView, RunView, Watcher
 from retrain.kernel.hooks import hookimpl
 from retrain.observe.console.step_lines import dropped_text, graded_texts, shadow_text
 from retrain.text.amounts import ABSENT, duration

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.contracts.watcher import Watcher
+from retrain.kernel.contracts.views import Watcher
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.build import build_part

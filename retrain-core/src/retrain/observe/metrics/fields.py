@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.contracts.algorithm import Credit
-from retrain.kernel.informative import GroupStatus, num_correct, verdicts
-from retrain.kernel.types import Group, Outcome, StopReason
+from retrain.kernel.types import Group, GroupStatus, Outcome, StopReason, num_correct, verdicts
 
 Fields = dict[str, Any]
 PERCENTILES = (10, 50, 90)

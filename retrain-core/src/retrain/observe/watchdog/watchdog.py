@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.contracts.watcher import Watcher
+from retrain.kernel.contracts.views import Watcher
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.observe.watchdog.table import DeadlinesTable

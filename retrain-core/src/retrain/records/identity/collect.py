@@ -16,11 +16,22 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
-from retrain.records.identity.files import OWN_MODEL, code_name, named_files, weights_below
-from retrain.records.identity.hashing import BLOCKS, DIGEST_BYTES, Budget, HashedFile, hash_file
+from retrain.records.identity.hashing import (
+    BLOCKS,
+    DIGEST_BYTES,
+    OWN_MODEL,
+    Budget,
+    HashedFile,
+    PluginFiles,
+    code_name,
+    hash_file,
+    named_files,
+    plugin_files,
+    plugin_modules,
+    weights_below,
+)
 from retrain.records.identity.imports import ImportGraph, is_installed
 from retrain.records.identity.inputs import NamedInput, named_inputs
-from retrain.records.identity.plugin_files import PluginFiles, plugin_files, plugin_modules
 from retrain.records.identity.variables import variables_read
 from retrain.records.locate import module_file
 from retrain.records.reading import read_regular

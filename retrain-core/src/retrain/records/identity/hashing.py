@@ -1,14 +1,26 @@
-"""Hashes files within bounds, whatever is found under their names: links, FIFOs, unreadable and vanishing files."""
+"""Hashes the files of inputs and plugins within bounds, under names that are the same wherever they lie.
+
+Whatever is found there: links, FIFOs, unreadable and vanishing files.
+"""
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import importlib.util
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from retrain.kernel.plugins.first_party import own_distributions
+from retrain.kernel.plugins.installed import normal_name, versions_of
+from retrain.kernel.registry import Plugins
+from retrain.records.identity.inputs import DATA_SUFFIXES
 
 CHUNK = 2**20
 SAMPLED_ABOVE = 2**30  # larger files, and those beyond this total, are sampled
@@ -131,3 +143,124 @@ def files_below(folder: str | Path, *, without: frozenset[str] = frozenset()) ->
         for name in sorted(files):
             if not name.startswith(".") and not name.endswith((".pyc", ".pyo")):
                 yield os.path.join(parent, name)
+
+
+OWN_MODEL = ("model", "model")
+MODEL_WHOLE_BYTES = 2**24  # larger files of a model folder, its weights, are sampled
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
+
+
+def code_name(written: str) -> str:
+    """The name in an identity of a module, or of a `.py` file, that a configuration names."""
+    return Path(written).as_posix() if written.endswith(".py") else f"{written.replace('.', '/')}.py"
+
+
+def named_files(value: str, written: str, without: frozenset[str], budget: Budget) -> Iterator[HashedFile]:
+    """The file of a path, those of a folder, or those that a pattern matches; none when it is no local path.
+
+    Their names begin with `written`, the value as the run wrote it down. `without` are folders that are left out.
+    """
+    path = Path(value).expanduser()
+    if not is_local(value):
+        return  # what it gives is compared example by example: see `ExampleCheck`
+    if path.is_dir():
+        yield from _folder_files(written, path, without, budget)
+    elif path.exists() or not glob.has_magic(value):
+        yield hash_file(written, path, budget)
+    else:
+        head, head_written = fixed_part(str(path)), fixed_part(written)
+        for each in sorted(glob.glob(str(path), recursive=True)):
+            if not os.path.isdir(each):
+                name = each if value == written else os.path.join(head_written, os.path.relpath(each, head or "."))
+                yield hash_file(name, Path(each), budget)
+
+
+def is_local(value: str) -> bool:
+    """Whether a value of data is a path here, not a URL or the id of a data set."""
+    is_id = HUB_ID.fullmatch(value) and not value.lower().endswith(DATA_SUFFIXES)
+    return "://" not in value and not (is_id and not Path(value).expanduser().exists())
+
+
+def fixed_part(pattern: str) -> str:
+    """The folders of a pattern before its first wildcard."""
+    parts = pattern.split(os.sep)
+    first = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    return os.sep.join(parts[:first]) or os.sep * pattern.startswith(os.sep)
+
+
+def _folder_files(written: str, folder: Path, without: frozenset[str], budget: Budget) -> Iterator[HashedFile]:
+    files = list(islice(files_below(folder, without=without), MAX_FILES + 1))
+    for file in files[:MAX_FILES]:
+        yield hash_file(f"{written.rstrip('/')}/{os.path.relpath(file, folder)}", file, budget)
+    if len(files) > MAX_FILES:
+        yield HashedFile(name=written, path=str(folder), problem=f"only the first {MAX_FILES} files are hashed")
+
+
+def weights_below(folder: Path, budget: Budget, *, prefix: str) -> Iterator[HashedFile]:
+    """The files of a model or an adapter, large ones by size and blocks."""
+    for file in files_below(folder) if folder.is_dir() else ():
+        name = f"{prefix}{os.path.relpath(file, folder)}"
+        yield hash_file(name, file, budget, sampled_above=MODEL_WHOLE_BYTES, with_time=False, is_kept=False)
+
+
+MAX_FILE_BYTES = 2**24  # larger files of a distribution are sampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginFiles:
+    """A plugin distribution: its version, the folder of its modules, and their files by path below that folder.
+
+    `is_ours`: one of the distributions that retrain itself consists of, of which only sources are hashed.
+    """
+
+    version: str
+    is_ours: bool
+    root: str
+    files: tuple[HashedFile, ...]
+
+
+def plugin_modules(plugins: Plugins) -> dict[str, set[str]]:
+    """Top-level modules of every distribution whose plugin is loaded.
+
+    Those that RETRAIN_PLUGINS or RETRAIN_BLOCK leave out are not loaded.
+    """
+    modules: dict[str, set[str]] = {}
+    for name, _ in plugins.pluggy.list_name_plugin():
+        distribution, separator, source = name.partition(":")
+        if separator and source:
+            modules.setdefault(distribution, set()).add(source.partition(":")[0].partition(".")[0])
+    return modules
+
+
+def plugin_files(modules: Mapping[str, set[str]], budget: Budget) -> dict[str, PluginFiles]:
+    """Version and files of these distributions."""
+    versions, found = versions_of(modules), {}
+    for distribution, tops in sorted(modules.items()):
+        is_ours = normal_name(distribution) in own_distributions()
+        places = [located(top) for top in sorted(tops)]
+        root = next((str(Path(place).parent) for place, _ in places if place), "")
+        files = [
+            hash_file(
+                _name(path, root), path, budget, sampled_above=MAX_FILE_BYTES, with_time=False, is_kept=not is_ours
+            )
+            for place, is_folder in places
+            for path in (islice(files_below(place), MAX_FILES) if is_folder else [place] if place else [])
+            if not is_ours or path.endswith(".py")
+        ]
+        version = versions.get(distribution, "")
+        found[distribution] = PluginFiles(version=version, is_ours=is_ours, root=root, files=tuple(files))
+    return found
+
+
+def located(top: str) -> tuple[str, bool]:
+    """The folder of a package, or the file of a module; empty for none."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return "", False
+    folder = next(iter(spec.submodule_search_locations or ()), "") if spec else ""
+    return folder or (spec.origin or "" if spec else ""), bool(folder)
+
+
+def _name(path: str, root: str) -> str:
+    return path[len(root) + 1 :] if path.startswith(f"{root}{os.sep}") else path

@@ -29,8 +29,18 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
 from retrain.records.identity.copies import stored_identity
-from retrain.records.identity.files import OWN_MODEL, code_name, fixed_part, is_local, named_files, weights_below
-from retrain.records.identity.hashing import DIGEST_BYTES, Budget, HashedFile, hash_file
+from retrain.records.identity.hashing import (
+    DIGEST_BYTES,
+    OWN_MODEL,
+    Budget,
+    HashedFile,
+    code_name,
+    fixed_part,
+    hash_file,
+    is_local,
+    named_files,
+    weights_below,
+)
 from retrain.records.identity.inputs import (
     CODE,
     COMMAND,

@@ -22,10 +22,9 @@ from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.errors import PluginError, Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.plugin_spec import MetricSpec
 from retrain.kernel.plugins.build import build_part
-from retrain.kernel.types import Group, Kind
+from retrain.kernel.types import Group, GroupStatus, Kind, num_correct, verdicts
 from retrain.tasks.prompts import PromptPool
 from retrain.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest, Sampler
 

@@ -22,7 +22,7 @@ from retrain.kernel.types import Example, SampleRequest, SamplingParams
 from retrain.tasks.audit.contamination import Contamination, HeldOutIndex, Match, contamination, task_text, words_of
 from retrain.tasks.tasks import Tasks, load_tasks
 from retrain.text.terminal_text import printable
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 # Whether a model knows the held-out prompts by heart: it completes what the first 60 % of each begin.
 #

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from retrain.kernel import errors
+from retrain.kernel.errors import raised_at
 from retrain.tasks.child import wire
 from retrain.tasks.child.system import descendants, has_children, kill_descendants
-from retrain.text.raised_at import raised_at
 
 MAX_TEXT = 2000  # characters of an exception's text
 MAX_FRAMES = 8  # of a traceback: user code may have recursed

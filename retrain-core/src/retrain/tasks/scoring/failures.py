@@ -14,9 +14,9 @@ from typing import Any
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example
+from retrain.records.files import write_bytes
 from retrain.tasks.child import wire
 from retrain.text.secrets import hide_text, redacted
-from retrain.text.whole_file import write_bytes
 
 LOG = logging.getLogger("retrain")
 FOLDER = "failures"

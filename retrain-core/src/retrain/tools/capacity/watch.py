@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.contracts.watcher import Watcher
+from retrain.kernel.contracts.views import Watcher
 from retrain.kernel.hooks import hookimpl
 
 if TYPE_CHECKING:

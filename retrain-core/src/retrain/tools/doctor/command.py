@@ -30,7 +30,7 @@ from retrain.tasks.prompts import encode_prompts
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide, hide_text
 from retrain.text.terminal_text import printable
-from retrain.text.tokenizer.load import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer
 
 MAX_MEAN_GAP = 0.05  # nats; bf16 stays below half of it, a temperature applied on one side only gives several tenths
 EPILOG = """\b

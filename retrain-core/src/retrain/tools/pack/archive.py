@@ -24,9 +24,9 @@ from typing import Any, BinaryIO
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import own_distributions
+from retrain.records.files import write_bytes
 from retrain.records.reading import parse_record
 from retrain.text.terminal_text import printable
-from retrain.text.whole_file import write_bytes
 
 MANIFEST, FORMAT = "pack.json", 1
 MAX_FILES, MAX_NAME, MAX_DEPTH = 50_000, 240, 30

@@ -10,8 +10,7 @@ from typing import Any
 import tomli_w
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.identity.files import MODEL_WHOLE_BYTES
-from retrain.records.identity.hashing import SAMPLED_ABOVE, Budget, hash_file
+from retrain.records.identity.hashing import MODEL_WHOLE_BYTES, SAMPLED_ABOVE, Budget, hash_file
 from retrain.records.manifest import THREADS
 from retrain.records.record_names import CONFIG_FILE
 from retrain.text.secrets import is_secret_variable

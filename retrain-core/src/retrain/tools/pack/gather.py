@@ -17,8 +17,7 @@ from retrain.kernel.version import __version__
 from retrain.records.checkpoints import SUMS, checkpoint_folders
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import FOLDER
-from retrain.records.identity.hashing import Budget
-from retrain.records.identity.plugin_files import plugin_files
+from retrain.records.identity.hashing import Budget, plugin_files
 from retrain.records.identity.recorded import with_places
 from retrain.records.reading import read_object, read_regular
 from retrain.records.record_names import (

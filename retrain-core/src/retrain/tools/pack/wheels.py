@@ -26,8 +26,7 @@ from packaging.version import InvalidVersion, Version
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import own_distributions
 from retrain.kernel.plugins.installed import files_of, normal_name, source_folder, versions_of
-from retrain.records.identity.hashing import files_below
-from retrain.records.identity.plugin_files import located
+from retrain.records.identity.hashing import files_below, located
 from retrain.records.reading import read_regular
 from retrain.tools.pack.archive import (
     BYTE_CODE,

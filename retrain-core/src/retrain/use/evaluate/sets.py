@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.plugin_tables import SetsKeys
-from retrain.kernel.config.positions import key_lines
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer, Origin
+from retrain.kernel.config.toml_file import key_lines
 from retrain.kernel.errors import Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import SamplingParams

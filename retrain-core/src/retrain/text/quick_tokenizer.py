@@ -1,8 +1,8 @@
-"""A tokenizer of a folder that saves the seconds of importing `transformers`.
+"""A tokenizer of a shipped model that saves the seconds of importing `transformers`.
 
-A run needs little of its tokenizer: ids of texts, texts of ids, and chats rendered one at a time. For a folder that
-holds nothing but a plain `tokenizer.json`, `tokenizers` and Jinja do that exactly as `transformers` does. Any other
-call, or any other option, goes to the real tokenizer, which is loaded then.
+A run needs little of its tokenizer: ids of texts, texts of ids, and chats rendered one at a time. Where a model is no
+more than a plain `tokenizer.json`, `tokenizers` and Jinja do that exactly as `transformers` does. Any other call, or
+any other option, goes to the real tokenizer, which is loaded then.
 """
 
 from __future__ import annotations
@@ -10,14 +10,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retrain.text.tokenizer.folder import PlainParts
-
 if TYPE_CHECKING:
     from jinja2 import Template
+    from tokenizers import Tokenizer
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+PLAIN_KEYS = frozenset(  # of `tokenizer_config.json`: with others, `transformers` changes ids or texts
+    {"chat_template", "clean_up_tokenization_spaces", "model_max_length", "tokenizer_class", *SPECIAL_NAMES}
+)
+
+
+def quick_tokenizer(folder: Path, load: Callable[[], Any]) -> QuickTokenizer | None:
+    """The tokenizer in `folder`, with `load` for the real one; None where only `transformers` knows what it means."""
+    from tokenizers import Tokenizer  # only sampling needs it
+
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    is_plain = settings.keys() <= PLAIN_KEYS and settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
+    if not is_plain or settings.get("clean_up_tokenization_spaces") or (folder / "chat_template.jinja").exists():
+        return None
+    special = {name: settings[name] for name in SPECIAL_NAMES if name in settings}
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return QuickTokenizer(backend, special, settings.get("chat_template"), load)
 
 
 class QuickTokenizer:
@@ -26,11 +44,12 @@ class QuickTokenizer:
     Once the real tokenizer is loaded, it handles every call, so that changes made to it apply here too.
     """
 
-    def __init__(self, parts: PlainParts, load: Callable[[], Any]) -> None:
+    def __init__(
+        self, backend: Tokenizer, special: Mapping[str, str], template: str | None, load: Callable[[], Any]
+    ) -> None:
         # not through `__setattr__`, which sets attributes of the real tokenizer
-        self.__dict__.update(_backend=parts.backend, _special=parts.special, _template=parts.template)
-        self.__dict__.update(_load=load, _loaded=None)
-        self.__dict__.update(_compiled=compiled(parts.template, parts.special) if parts.template else None)
+        self.__dict__.update(_backend=backend, _special=special, _template=template, _load=load, _loaded=None)
+        self.__dict__.update(_compiled=compiled(template, special) if template else None)
 
     def real(self) -> Any:
         """The tokenizer of `transformers`; loads it if that has not happened yet."""
@@ -148,9 +167,6 @@ class _Encoded(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
-
-
-# Chat templates that need nothing but the chat, compiled as `transformers` compiles them.
 
 
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "range"})

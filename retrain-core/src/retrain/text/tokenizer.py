@@ -10,9 +10,6 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.text.hub import hub_options
-from retrain.text.tokenizer.folder import plain_parts
-from retrain.text.tokenizer.quick import QuickTokenizer
 
 LOG = logging.getLogger("retrain")
 
@@ -22,19 +19,26 @@ def load_tokenizer(config: Config, plugins: Plugins) -> Any:
     config.refuse_lost("model.model")
     model = config.model.model
     LOG.info("Loading tokenizer for %s ...", model)
-    located = plugins.locate_model(model) or model
-    folder = Path(located).expanduser()
-    if ("/" not in located or located.startswith((".", "/", "~"))) and not folder.is_dir():
+    shipped = plugins.locate_model(model)
+    folder = Path(shipped or model).expanduser()
+    if ("/" not in model or model.startswith((".", "/", "~"))) and not folder.is_dir():
         fix = "give a folder that holds a model, a hub id such as Qwen/Qwen3-4B-Instruct-2507, or builtin:tiny"
-        raise ConfigError(Problem(where=config.place("model.model"), what=f"no model folder {located!r}", fix=fix))
+        raise ConfigError(Problem(where=config.place("model.model"), what=f"no model folder {model!r}", fix=fix))
+    options = {}
+    if not folder.is_dir():
+        from retrain.text.hub import hub_options  # only a model that may have to be downloaded needs it
 
-    options = {} if folder.is_dir() else hub_options(located, where=config.place("model.model"))
+        options = hub_options(model, where=config.place("model.model"))
 
     def load() -> Any:
-        return _from_transformers(located, config, options)
+        return _from_transformers(shipped or model, config, options)
 
-    parts = plain_parts(folder) if folder.is_dir() else None
-    tokenizer = load() if parts is None else QuickTokenizer(parts, load)
+    tokenizer = None
+    if shipped:
+        from retrain.text.quick_tokenizer import quick_tokenizer
+
+        tokenizer = quick_tokenizer(folder, load)
+    tokenizer = tokenizer or load()
     LOG.info("Loading vocabulary table...")
     LOG.info("Vocabulary table: %d entries", len(tokenizer))
     return tokenizer

@@ -1,1 +1,0 @@
-"""Tokenizers of a run: ours for plain folders, those of `transformers` for the others."""
