@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -85,13 +85,15 @@ def _as_score(value: Any) -> Score:
 def _called(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         value = function(*arguments)
-        return _loop().run(_awaited(value)) if inspect.isawaitable(value) else value
+        if not inspect.isawaitable(value):
+            return value
+
+        async def awaited() -> Any:
+            return await value
+
+        return _loop().run(awaited())
     except SystemExit as error:
         raise RewardError(f"the function called sys.exit({error.code!r})") from error
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
 
 
 @lru_cache(maxsize=1)
@@ -172,7 +174,19 @@ def load_function(location: Location) -> Callable[..., Any]:
 
 def style_of(function: Callable[..., Any], name: str) -> Style:
     """How to call it; FunctionError shows the expected signature and the one that was found."""
-    parameters = _two_parameters(function, name)
+    try:
+        signature: Any = "(...)"
+        signature = inspect.signature(function)
+        signature.bind(object(), object())
+    except (ValueError, TypeError) as error:
+        what = f"{name}{signature} cannot be called with two arguments: {error}"
+        fix = f"take two arguments, or give the others defaults: def {name}(response, reference): ..."
+        raise FunctionError(what, why=EXPECTED, fix=fix) from error
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [p for p in signature.parameters.values() if p.kind in by_position][:2]
+    if len(parameters) < 2:
+        what = f"{name}{signature} does not say what its two arguments are"
+        raise FunctionError(what, why=EXPECTED, fix="name them")
     is_example = [p.name == "example" or _annotation(p) == "Example" for p in parameters]
     found = f"found {name}({', '.join(str(p) for p in parameters)})"
     if is_example == [False, True]:
@@ -198,25 +212,6 @@ def gold_of(module: ModuleType) -> Callable[..., Any] | None:
     return gold
 
 
-def _two_parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
-    try:
-        signature = inspect.signature(function)
-    except (ValueError, TypeError) as error:
-        fix = f"wrap it: def {name}(response, reference): ..."
-        raise FunctionError(f"the signature of {name!r} cannot be read: {error}", why=EXPECTED, fix=fix) from error
-    try:
-        signature.bind(object(), object())
-    except TypeError as error:
-        what = f"{name}{signature} cannot be called with two arguments: {error}"
-        raise FunctionError(what, why=EXPECTED, fix="take two arguments, or give the others defaults") from error
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [p for p in signature.parameters.values() if p.kind in by_position][:2]
-    if len(parameters) < 2:
-        what = f"{name}{signature} does not say what its two arguments are"
-        raise FunctionError(what, why=EXPECTED, fix="name them")
-    return parameters
-
-
 def _annotation(parameter: inspect.Parameter) -> str:
     annotation = parameter.annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
@@ -230,14 +225,11 @@ def _by_name(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        what = f"there is no module {name!r}"
-        raise FunctionError(
-            what,
-            why="it is looked for in this folder and among what is installed",
-            fix="correct the name, or give the path of the .py file",
-        ) from error
+        why = "it is looked for in this folder and among what is installed"
+        fix = "correct the name, or give the path of the .py file"
+        raise FunctionError(f"there is no module {name!r}", why=why, fix=fix) from error
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -40,11 +40,12 @@ class JudgeClient:
     def __init__(self, settings: JudgeSettings, on_request: Callable[[], None]) -> None:
         import openai
 
-        self._settings = settings
+        table = settings.table
+        self._settings, self._table = settings, table
         self._key = settings.key()
-        self._limiter = Limiter(settings.requests_per_minute, settings.tokens_per_minute)
+        self._limiter = Limiter(table.judge_requests_per_minute, table.judge_tokens_per_minute)
         self._on_request = on_request
-        self._http = openai.DefaultAsyncHttpxClient(
+        http = openai.DefaultAsyncHttpxClient(
             event_hooks={"request": [self._before_request]},
             timeout=settings.time_limit_s,
             trust_env=not settings.is_local,  # no proxy between two programs of one machine
@@ -52,23 +53,24 @@ class JudgeClient:
         self._openai = openai.AsyncOpenAI(
             api_key=self._key,
             base_url=settings.base_url,
-            max_retries=settings.retries,
+            max_retries=table.judge_retries,
             timeout=settings.time_limit_s,
-            http_client=self._http,
+            http_client=http,
         )
 
     async def ask(self, prompt: str) -> Reply:
         """The judge's reply; JudgeError when there is none after all tries."""
         import openai
 
-        settings = self._settings
-        limit = "max_completion_tokens" if settings.is_openai else "max_tokens"  # every other server knows the old name
-        options: dict[str, Any] = {limit: settings.max_tokens}
-        if settings.temperature >= 0.0:
-            options["temperature"] = settings.temperature
+        table = self._table
+        # every server but OpenAI's knows the old name
+        limit = "max_completion_tokens" if self._settings.is_openai else "max_tokens"
+        options: dict[str, Any] = {limit: table.judge_max_tokens}
+        if table.judge_temperature >= 0.0:
+            options["temperature"] = table.judge_temperature
         messages: Any = [{"role": "user", "content": prompt}]
         try:
-            raw = await self._openai.chat.completions.create(model=settings.model, messages=messages, **options)
+            raw = await self._openai.chat.completions.create(model=table.judge_model, messages=messages, **options)
         except openai.APIError as error:
             raise JudgeError(self._without_key(self._reason(error))) from None
         except NOT_A_COMPLETION as error:
@@ -92,7 +94,7 @@ class JudgeClient:
         return urlsplit(self._settings.base_url).netloc
 
     def _expected(self, num_bytes: int) -> int:
-        return num_bytes // BYTES_PER_TOKEN + self._settings.max_tokens
+        return num_bytes // BYTES_PER_TOKEN + self._table.judge_max_tokens
 
     async def _before_request(self, request: Any) -> None:
         await self._limiter.wait(self._expected(len(request.content)))
@@ -116,14 +118,13 @@ class JudgeClient:
         )
 
     def _reason(self, error: Any) -> str:
-        settings, status = self._settings, getattr(error, "status_code", None)
+        table, status = self._table, getattr(error, "status_code", None)
         who = f"the judge at {self._host}"
         if status in (401, 403):  # without the server's words: some repeat the key
-            return f"{who} refuses the key in {settings.key_variable} (HTTP {status}): check the key and its rights"
+            return f"{who} refuses the key in {table.judge_api_key_env} (HTTP {status}): check the key and its rights"
         if status == 404:
-            return (
-                f"{who} has no model {settings.model!r} (HTTP 404), or judge_base_url is not its API, usually up to /v1"
-            )
+            other = "or judge_base_url is not its API, usually up to /v1"
+            return f"{who} has no model {table.judge_model!r} (HTTP 404), {other}"
         if status == 429:
             fix = "lower judge_requests_per_minute, judge_tokens_per_minute or judge_concurrency"
             return f"{who} gets too many requests, or its quota is used up (HTTP 429): {fix}"
@@ -134,7 +135,7 @@ class JudgeClient:
 
 
 def _count(tokens: object) -> int:
-    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0 else 0
+    return tokens if type(tokens) is int and tokens > 0 else 0
 
 
 MINUTE_S = 60.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,13 +14,6 @@ from retrain_rewards.verifiers.judge.prompt import judge_prompt
 from retrain_rewards.verifiers.judge.settings import JudgeSettings, settings_from
 
 MILLION = 1e6
-
-
-@dataclass(slots=True)
-class _Spent:
-    calls: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
 
 
 class JudgeReward:
@@ -34,7 +27,7 @@ class JudgeReward:
         self.settings = settings
         self.concurrency = settings.concurrency
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, JudgeClient] = WeakKeyDictionary()
-        self._spent = _Spent()
+        self._spent: Counter[str] = Counter()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JudgeReward, (self.settings,)
@@ -46,8 +39,7 @@ class JudgeReward:
             reply = await self._client().ask(prompt)
         except JudgeError as error:
             return Score.failed(str(error))
-        self._spent.tokens_in += reply.tokens_in
-        self._spent.tokens_out += reply.tokens_out
+        self._spent.update(judge_tokens_in=reply.tokens_in, judge_tokens_out=reply.tokens_out)
         return read_verdict(reply.text, was_cut=reply.was_cut)
 
     def gold(self, example: Example) -> str | None:
@@ -56,14 +48,10 @@ class JudgeReward:
 
     def metrics(self) -> Mapping[str, float]:
         """Requests sent (retries included), tokens as the server counts them, and dollars, since the last call."""
-        spent, self._spent = self._spent, _Spent()
-        cost = spent.tokens_in * self.settings.price_in + spent.tokens_out * self.settings.price_out
-        return {
-            "judge_calls": spent.calls,
-            "judge_tokens_in": spent.tokens_in,
-            "judge_tokens_out": spent.tokens_out,
-            "judge_cost_usd": cost / MILLION,
-        }
+        spent, self._spent, table = self._spent, Counter(), self.settings.table
+        counts = {name: spent[name] for name in ("judge_calls", "judge_tokens_in", "judge_tokens_out")}
+        cost = spent["judge_tokens_in"] * table.judge_price_in + spent["judge_tokens_out"] * table.judge_price_out
+        return {**counts, "judge_cost_usd": cost / MILLION}
 
     async def close(self) -> None:
         """Close the connections of this event loop; a later score opens new ones."""
@@ -75,11 +63,8 @@ class JudgeReward:
         """Connections belong to an event loop, so each has its own client."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients[loop] = JudgeClient(self.settings, self._count_request)
+            self._clients[loop] = JudgeClient(self.settings, lambda: self._spent.update(judge_calls=1))
         return self._clients[loop]
-
-    def _count_request(self) -> None:
-        self._spent.calls += 1
 
 
 def make_judge(context: PluginContext) -> JudgeReward:

@@ -18,94 +18,74 @@ NO_KEY = "none-needed"  # sent to a server on this machine when there is no key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSettings:
-    """Plain data, without the key, which is in the environment variable `key_variable` and nowhere else."""
+    """The judge's keys of `[reward]`; its API key is in the environment variable that they name and nowhere else."""
 
-    model: str
-    base_url: str
-    key_variable: str
-    rubric: str
+    table: RewardTable
     marker_key: int  # of the hash that marks where an answer begins and ends
     time_limit_s: float
-    max_tokens: int
-    temperature: float
-    concurrency: int
-    requests_per_minute: int
-    tokens_per_minute: int
-    retries: int
-    price_in: float
-    price_out: float
+
+    @property
+    def base_url(self) -> str:
+        """The root of the API."""
+        return self.table.judge_base_url.rstrip("/") or OPENAI_URL
+
+    @property
+    def rubric(self) -> str:
+        """The template of the prompt."""
+        return self.table.judge_prompt or DEFAULT_RUBRIC
+
+    @property
+    def concurrency(self) -> int:
+        """At most as many calls as the rate allows in half of the time limit, which includes the time they wait."""
+        rate = self.table.judge_requests_per_minute * self.time_limit_s / 120.0
+        return max(1, min(self.table.judge_concurrency, int(rate))) if rate else self.table.judge_concurrency
 
     @property
     def is_openai(self) -> bool:
-        """Whether this is OpenAI's own API, which has another name for the token limit."""
+        """True for OpenAI's own API, which has another name for the token limit."""
         return self.base_url == OPENAI_URL
 
     @property
     def is_local(self) -> bool:
-        """Whether the judge runs on this machine."""
+        """True if the judge runs on this machine."""
         return (urlsplit(self.base_url).hostname or "") in LOOPBACK
 
     def key(self) -> str:
         """The key, read now."""
-        return os.environ.get(self.key_variable, "").strip() or (NO_KEY if self.is_local else "")
+        return os.environ.get(self.table.judge_api_key_env, "").strip() or (NO_KEY if self.is_local else "")
 
 
 def settings_from(config: Config, marker_key: int) -> JudgeSettings:
     """The settings; ConfigError lists every fault, a missing key or library included."""
-    table = config.table("reward", RewardTable)
-    time_limit_s = time_limit_of(config, "judge")
-    settings = JudgeSettings(
-        model=table.judge_model,
-        base_url=table.judge_base_url.rstrip("/") or OPENAI_URL,
-        key_variable=table.judge_api_key_env,
-        rubric=table.judge_prompt or DEFAULT_RUBRIC,
-        marker_key=marker_key,
-        time_limit_s=time_limit_s,
-        max_tokens=table.judge_max_tokens,
-        temperature=table.judge_temperature,
-        concurrency=_useful_concurrency(table, time_limit_s),
-        requests_per_minute=table.judge_requests_per_minute,
-        tokens_per_minute=table.judge_tokens_per_minute,
-        retries=table.judge_retries,
-        price_in=table.judge_price_in,
-        price_out=table.judge_price_out,
-    )
-    problems = _problems(settings, config)
-    if problems:
-        raise ConfigError(*problems)
-    return settings
-
-
-def _useful_concurrency(table: RewardTable, time_limit_s: float) -> int:
-    """At most as many calls as the rate allows in half of the time limit, which includes the time they wait."""
-    if not table.judge_requests_per_minute:
-        return table.judge_concurrency
-    return max(1, min(table.judge_concurrency, int(table.judge_requests_per_minute * time_limit_s / 120.0)))
-
-
-def _problems(settings: JudgeSettings, config: Config) -> list[Problem]:
+    table, time_limit_s = config.table("reward", RewardTable), time_limit_of(config, "judge")
+    own = {name: getattr(table, name) for name in RewardTable.model_fields if name.startswith("judge_")}
+    plain = RewardTable(type="judge", **own)  # a model that can be pickled, whatever other plugins add to the table
+    settings = JudgeSettings(table=plain, marker_key=marker_key, time_limit_s=time_limit_s)
     found = []
-    if not settings.model.strip():
-        where, what = config.place("reward.judge_model"), "reward 'judge' needs a model"
-        found.append(Problem(where=where, what=what, fix='set [reward] judge_model, for example "gpt-4o-mini"'))
+
+    def refuse(key: str, what: str, fix: str, why: str = "") -> None:
+        found.append(Problem(where=config.place(f"reward.{key}"), what=what, why=why, fix=fix))
+
+    if not table.judge_model.strip():
+        refuse("judge_model", "reward 'judge' needs a model", 'set [reward] judge_model, for example "gpt-4o-mini"')
     if reason := problem_with_rubric(settings.rubric):
-        where, fix = config.place("reward.judge_prompt"), "write literal braces twice: {{ and }}"
-        found.append(Problem(where=where, what=reason, why="it is filled in for every completion", fix=fix))
-    url_problem = _problem_with_url(settings.base_url)
-    if url_problem:
-        where = config.place("reward.judge_base_url")
-        found.append(Problem(where=where, what=url_problem, fix="give something like http://localhost:8000/v1"))
+        why = "it is filled in for every completion"
+        refuse("judge_prompt", reason, "write literal braces twice: {{ and }}", why)
+    if reason := _problem_with_url(settings.base_url):
+        refuse("judge_base_url", reason, "give something like http://localhost:8000/v1")
     elif not settings.key():
-        where, name = config.place("reward.judge_api_key_env"), settings.key_variable
-        what = f"the environment variable {name} holds no key for the judge at {urlsplit(settings.base_url).hostname}"
+        name, host = table.judge_api_key_env, urlsplit(settings.base_url).hostname
+        what = f"the environment variable {name} holds no key for the judge at {host}"
         fix = f"export {name}, put it into .env, or name another variable; a server on this machine needs none"
-        found.append(Problem(where=where, what=what, fix=fix))
+        refuse("judge_api_key_env", what, fix)
     try:
         import openai  # noqa: F401  (now, because importing it in the first call would block the event loop)
     except ImportError as error:
-        where, what = config.place("reward.judge_model"), "reward 'judge' needs the library openai"
-        found.append(Problem(where=where, what=what, why=str(error), fix=install_line("retrain-rewards", "judge")))
-    return found
+        what, fix = "reward 'judge' needs the library openai", install_line("retrain-rewards", "judge")
+        refuse("judge_model", what, fix, str(error))
+    if found:
+        raise ConfigError(*found)
+    return settings
 
 
 def _problem_with_url(url: str) -> str:
