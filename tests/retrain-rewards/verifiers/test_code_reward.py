@@ -240,7 +240,7 @@ def alone() -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds a program which never ends; it prints the id of the program's own process."""
     code = (
         "import sys, time\nfrom retrain_rewards.verifiers.code.reward import *\n"
-        "s = find_sandbox()[0] or NO_SANDBOX\np = Process(s.command, interpreter(), Limits(), calls=s.calls)\n"
+        "s = find_sandbox()[0] or NO_SANDBOX\np = s.process(Limits())\n"
         "p.send(('script', 'while True: pass'), time.monotonic() + 9); p.send('', time.monotonic() + 9)\n"
         "print(p._process.pid, flush=True); time.sleep(60)"
     )

@@ -20,12 +20,10 @@ def pair_as_column(text: str) -> str:
 
 
 def _array(match: re.Match[str]) -> str:
+    if not match[1] and not re.search(r"&|\\\\", match[2]):
+        return match[2]
     name = "cases" if match[1] == r"\{" else "pmatrix"
     return rf"\begin{{{name}}}{match[2]}\end{{{name}}}"
-
-
-def _bare_array(match: re.Match[str]) -> str:
-    return rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}" if re.search(r"&|\\\\", match[1]) else match[1]
 
 
 _NAMES: tuple[Rewrite, ...] = (
@@ -63,8 +61,8 @@ _ROWS: tuple[Rewrite, ...] = (
         *(r"\left[\begin{array}{c}1\\2\end{array}\right]", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ),
     rewrite(
-        r"^\\begin\s*\{array\}\s*\{[^{}]*\}(.*?)\\end\s*\{array\}$",
-        _bare_array,
+        r"^()\\begin\s*\{array\}\s*\{[^{}]*\}(.*?)\\end\s*\{array\}$",
+        _array,
         *(r"\begin{array}{c}1\\2\end{array}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ),
     rewrite(

@@ -90,7 +90,7 @@ def notation_of(text: str) -> Notation | None:
         return Notation("words", ("no solution",))
     if r"\begin{cases}" in text:
         return _cases(text)
-    flat = " ".join(_WORD_GROUP.sub(r" \1 ", text).replace("$", "").split())
+    flat = _flat(text.replace("$", ""))
     for read in (_numeral, _choice, _time, _date, _words):
         if found := read(flat, text):
             return found
@@ -98,6 +98,10 @@ def notation_of(text: str) -> Notation | None:
         parts = [Fraction(part.strip()) for part in text.split(":")]
         return Notation("ratio", tuple(part / parts[0] if parts[0] else part for part in parts))
     return None
+
+
+def _flat(text: str) -> str:
+    return " ".join(_WORD_GROUP.sub(r" \1 ", text).split())
 
 
 def _words(flat: str, text: str) -> Notation | None:
@@ -139,15 +143,10 @@ def _date(flat: str, text: str) -> Notation | None:
     found = re.findall(r"[A-Za-z]+|\d+|[^\w\s,.]", re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", flat.casefold()))
     parts = [next((month for month in _MONTHS if len(part) > 2 and month.startswith(part)), part) for part in found]
     months = [part for part in parts if part in _MONTHS]
-    numbers = [int(part) for part in parts if part.isdigit()]
-    if (
-        len(months) != 1
-        or not numbers
-        or len(numbers) > 2
-        or set(parts) - _DAYS - set(months) - {p for p in parts if p.isdigit()}
-    ):
+    numbers = [part for part in parts if part.isdigit()]
+    if len(months) != 1 or not 1 <= len(numbers) <= 2 or {*parts} - _DAYS - {*months, *numbers}:
         return None
-    return Notation("date", (months[0], *sorted(numbers)))
+    return Notation("date", (months[0], *sorted(map(int, numbers))))
 
 
 def _numeral(flat: str, text: str) -> Notation | None:
@@ -179,8 +178,11 @@ def verdict_without_mathematics(reference: str, answer: str) -> bool | tuple[str
     if found and found.form in _NAMED_SETS:
         answer, found = _NAMED_SETS[found.form], None
     if "time" in kinds:
-        times = [_TIME.fullmatch(" ".join(_WORD_GROUP.sub(r" \1 ", side).split())) for side in (reference, answer)]
-        return all(times) and _same_time(*(match.groups("") for match in times if match))
+        found_times = [_TIME.fullmatch(_flat(side)) for side in (reference, answer)]
+        times = [match.groups("") for match in found_times if match]
+        clocks = {tuple(int(part or 0) for part in time[:3]) for time in times}
+        halves = {time[3].lower() for time in times} - {""}
+        return len(times) == 2 and len(clocks) == 1 and len(halves) < 2
     if "numeral" in kinds and wanted and not found:  # the base may be left out, and not added
         return answer.upper().lstrip("0") == wanted.form[0]
     if wanted and found and wanted.kind == found.kind:
@@ -192,30 +194,20 @@ def verdict_without_mathematics(reference: str, answer: str) -> bool | tuple[str
     if (match := _TWO_PARTS.fullmatch(answer)) and ":" not in reference:  # `3:4` for a fraction, but not `6:8`
         above, below = int(match[1]), int(match[2])
         answer = rf"\frac{{{above}}}{{{below}}}" if below > 1 and gcd(above, below) == 1 else answer
-    return _spelled_out(reference), _spelled_out(answer)
-
-
-def _spelled_out(text: str) -> str:
-    return r"(-\infty,\infty)" if _REALS.fullmatch(text) else text
-
-
-def _same_time(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    halves = {one[3].lower(), other[3].lower()} - {""}
-    return len(halves) < 2 and [int(part or 0) for part in one[:3]] == [int(part or 0) for part in other[:3]]
+    reals = r"(-\infty,\infty)"
+    return reals if _REALS.fullmatch(reference) else reference, reals if _REALS.fullmatch(answer) else answer
 
 
 def _chosen(wanted: Notation | None, found: Notation | None, reference: str, answer: str) -> bool | tuple[str, str]:
     """Letters are compared with letters, values with values: `\\text{(C) } 5` is C, and it is 5."""
-    letters = [
-        str(side.form[0]) if side and side.kind == "choice" else text.upper() if re.fullmatch("[A-Ja-j]", text) else ""
-        for side, text in ((wanted, reference), (found, answer))
-    ]
-    values = [
-        side.value if side and side.kind == "choice" else text for side, text in ((wanted, reference), (found, answer))
-    ]
-    if letters[0] and letters[1]:
-        has_values = all(side and side.kind == "choice" and side.value for side in (wanted, found))
-        return (values[0], values[1]) if has_values and letters[0] == letters[1] else letters[0] == letters[1]
-    if not values[0] or not values[1]:
-        return False
-    return values[0], values[1]
+
+    def read(side: Notation | None, text: str) -> tuple[str, str]:
+        if side and side.kind == "choice":
+            return str(side.form[0]), side.value
+        return (text.upper(), "") if re.fullmatch("[A-Ja-j]", text) else ("", text)
+
+    (letter, value), (other, other_value) = read(wanted, reference), read(found, answer)
+    has_values = bool(value and other_value)
+    if letter and other and (letter != other or not has_values):
+        return letter == other
+    return (value, other_value) if has_values else False

@@ -31,10 +31,6 @@ def _continued(match: re.Match[str]) -> str:
     return _fraction(match[1], match[2][: found.start()], found[1]) if found else match[0]
 
 
-def _mixed(match: re.Match[str]) -> str:
-    return rf"{match[1]}\frac{{{match[2]}}}{{{match[3]}}}" if int(match[2]) < int(match[3]) else match[0]
-
-
 def _mixed_percent(match: re.Match[str]) -> str:
     value = int(match[1]) + Fraction(int(match[2]), int(match[3]))
     if 10**9 % value.denominator == 0:
@@ -43,7 +39,7 @@ def _mixed_percent(match: re.Match[str]) -> str:
 
 
 def _joined(match: re.Match[str]) -> str:
-    return match[1] + re.sub(r"\D", "", match[2])
+    return re.sub(r"\D", "", match[0])
 
 
 def _power_of_ten(match: re.Match[str]) -> str:
@@ -81,7 +77,11 @@ _PERCENT: tuple[Rewrite, ...] = (
     ),
 )
 _GROUPS: tuple[Rewrite, ...] = (
-    rewrite(r"(?<![\d.,/^}])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", _mixed, "2 1/3", r"2\frac{1}{3}"),
+    rewrite(
+        r"(?<![\d.,/^}])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])",
+        lambda m: rf"{m[1]}\frac{{{m[2]}}}{{{m[3]}}}" if int(m[2]) < int(m[3]) else m[0],
+        *("2 1/3", r"2\frac{1}{3}"),
+    ),
     rewrite(
         r"(?<![\d.,])(\d{1,3})((?:(?:\s*\{,\}\s*|[\s'])\d{3})+)(?!\d|,\d)", _joined, "1 200, 3{,}400", "1200, 3400"
     ),
@@ -132,11 +132,9 @@ _ONES = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _SMALL = {word: value for value, word in enumerate(_ONES)} | {
-    word: 10 * value
-    for value, word in enumerate(
-        ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), start=2
-    )
+    word: 10 * value for value, word in enumerate(_TENS, start=2)
 }
 _WORD_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
 _PARTS = ("half", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")

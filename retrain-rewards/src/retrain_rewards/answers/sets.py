@@ -34,7 +34,12 @@ def as_set(statement: str) -> tuple[str, str]:
     if not _RELATION.search(statement):
         return "", ""
     pieces = []
-    for clause in _OR.split(_outside(_ALL.sub("", statement))):
+    statement = _ALL.sub("", statement)
+    parts = _RELATION.split(statement)
+    if len(parts) == 4 and parts[1] in _MIRRORED and (match := _ABSOLUTE.match(parts[0].strip())):  # `|x| > 2`
+        end, below = parts[3].strip(), _MIRRORED[parts[1]]
+        statement = rf"{match[1]} {below}{parts[2]} -{end} \vee {match[1]} {parts[1]}{parts[2]} {end}"
+    for clause in _OR.split(statement):
         found, piece = _clause(clause)
         if not piece or (letter and found != letter):
             return "", ""
@@ -43,15 +48,6 @@ def as_set(statement: str) -> tuple[str, str]:
     if len(pieces) > 1 and any("setminus" in piece for piece in pieces):
         return "", ""
     return letter, r" \cup ".join(pieces)
-
-
-def _outside(statement: str) -> str:
-    """`|x| > 2` as the two inequalities that it stands for."""
-    found = _RELATION.split(statement)
-    if len(found) != 4 or not (match := _ABSOLUTE.match(found[0].strip())) or found[1] not in (">", r"\ge"):
-        return statement
-    below = "<" if found[1] == ">" else r"\le"
-    return rf"{match[1]} {below}{found[2]} -{found[3].strip()} \vee {match[1]} {found[1]}{found[2]} {found[3].strip()}"
 
 
 def _clause(clause: str) -> Side:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from functools import partial
 
 MAX_LENGTH = 1000  # characters; the parser's time grows faster than the text
 MAX_DEPTH = 20  # nested brackets; math-verify needs seconds at 30 and gives up silently at 80
@@ -28,15 +30,11 @@ def refusal(formula: str) -> str:
         return f"is longer than {MAX_LENGTH} characters"
     try:
         digits, _ = _Formula(formula).group(closed=False)
-    except _TooDeepError:
+    except RecursionError:
         return f"nests more than {MAX_DEPTH} levels deep"
     if digits > MAX_DIGITS:
         return f"can mean a number of more than {MAX_DIGITS} digits"
     return ""
-
-
-class _TooDeepError(Exception):
-    """More levels than `MAX_DEPTH`."""
 
 
 class _Formula:
@@ -70,7 +68,9 @@ class _Formula:
         bound = self.atom()
         while self.position < len(self.tokens) and self.tokens[self.position] in ("^", "**", "!"):
             self.position += 1
-            bound = _factorial(bound) if self.tokens[self.position - 1] == "!" else _power(bound, self._deeper())
+            bound = (
+                _factorial(bound) if self.tokens[self.position - 1] == "!" else _power(bound, self._deeper(self.factor))
+            )
         return bound
 
     def atom(self) -> Bound:
@@ -80,22 +80,17 @@ class _Formula:
         token = self.tokens[self.position]
         self.position += 1
         if token in _OPENERS:
-            self.depth += 1
-            if self.depth > MAX_DEPTH:
-                raise _TooDeepError
-            bound = self.group(closed=True)
-            self.depth -= 1
-            return bound
+            return self._deeper(partial(self.group, closed=True))
         if token in _BINOMIALS:
-            upper, _ = self._deeper(), self._deeper()
+            upper, _ = self._deeper(self.factor), self._deeper(self.factor)
             return upper[1], _power((1.0, 2.0), upper)[1]
         return _number(token) if token[0] in "0123456789" else SYMBOL
 
-    def _deeper(self) -> Bound:
+    def _deeper(self, read: Callable[[], Bound]) -> Bound:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise _TooDeepError
-        bound = self.factor()
+            raise RecursionError
+        bound = read()
         self.depth -= 1
         return bound
 

@@ -63,7 +63,6 @@ _DECORATION: tuple[Rewrite, ...] = (
     ),
     rewrite(rf"\\{_one_of(_FONTS)}{END}\s*|\\mathrm\s+(?=[A-Za-z0-9]{END})", " ", r"\underline{42}", " {42}"),
 )
-_ESCAPED_TWICE = rewrite(r"\\(?=\\[A-Za-z]{2})", "", r"\\frac{1}{2}", r"\frac{1}{2}")  # out of a JSON file
 _UPRIGHT = re.compile(r"\\(?:mathrm|operatorname\*?|mathop)\s*(?=\{)")
 _LETTERS = rewrite(
     r"(\\[A-Za-z]+)|([A-Za-z]+(?:\s+[A-Za-z]+)*)",
@@ -135,7 +134,7 @@ _SPELLING: tuple[Rewrite, ...] = (
     rewrite(r"(?<=\d)\s+to\s+(?=\d)|\s*\\text\{\s*to\s*\}\s*", ":", r"3 \text{ to } 4", "3:4"),
     rewrite(r"\\text\{([^{}A-Za-z]*)\}", lambda kept: kept[1] or " ", r"\text{42}", "42"),
 )
-REWRITES = (*_DECORATION, _ESCAPED_TWICE, _LETTERS, _FIRST_WORDS, _WORDS_BEFORE, _LAST_WORDS, _LAST_SIGNS, *_SPELLING)
+REWRITES = (*_DECORATION, _LETTERS, _FIRST_WORDS, _WORDS_BEFORE, _LAST_WORDS, _LAST_SIGNS, *_SPELLING)
 
 
 @lru_cache(maxsize=4096)
@@ -143,7 +142,7 @@ def plain(formula: str) -> str:
     """The formula in the TeX that math-verify reads; it may be empty, where nothing in it is visible."""
     text = in_ascii(formula)
     if r"\begin" not in text:
-        text = _ESCAPED_TWICE(text)
+        text = re.sub(r"\\(?=\\[A-Za-z]{2})", "", text)  # escaped twice, out of a JSON file
     text = _with_upright_words(apply(_DECORATION, with_plain_vectors(text)))
     text = _LAST_SIGNS(_without_surplus_braces(text.strip()))
     if match := _ONLY_TEXT.match(text):  # `\text{5 cm}`, `\text{Answer: B.}`

@@ -69,19 +69,10 @@ _IN_UNITS = frozenset({r"\frac", r"\cdot", r"\times", r"\mu", r"\circ", r"\Omega
 _CELSIUS = re.compile(r"\^\s*\{?\s*\\circ\s*\}?\s*\\?(?:text)?\{?\s*[CFK]")
 _CLOCK = re.compile(r"(?<![A-Za-z])[apAP]\.?\s*[mM]\b\.?")
 _METRES = re.compile(r"m\s*\^\s*\{?[23]\}?$")
-_VARIABLES = re.compile(
-    r"(?:(?<=[\d}])\s*|(?<=[A-Za-z])\s+)(?!(?:th|st|nd|rd|i|e)$)([A-Za-z]{1,3})$"
-)  # `4ab`, whose end math-verify takes for a unit
+# `4ab`, whose end math-verify takes for a unit
+_VARIABLES = re.compile(r"(?:(?<=[\d}])\s*|(?<=[A-Za-z])\s+)(?!(?:th|st|nd|rd|i|e)$)([A-Za-z]{1,3})$")
 _HAS_VALUE = re.compile(r"\d|\\(?:pi|sqrt|frac|infty)")
-_CURRENCIES = {
-    "€": "euros",
-    "£": "pounds",
-    "¥": "yen",
-    "₹": "rupees",
-    "USD": "dollars",
-    "Rs.": "rupees",
-    "Rs": "rupees",
-}
+_CURRENCIES = _renamed("€=euros £=pounds ¥=yen ₹=rupees USD=dollars Rs.=rupees Rs=rupees")
 _CURRENCY = re.compile(r"^(-?)\s*(€|£|¥|₹|USD|Rs\.|Rs)\s*(\d[\d,.]*)$")
 Unit = tuple[tuple[str, int], ...]  # names with their powers
 
@@ -111,9 +102,14 @@ def objection_to_words(reference: str, answer: str, prompt: str) -> str:
         return "it has another unit"
     for word in _words(answer) & _NEGATIONS - _words(reference):
         return f"it says {word!r}"
-    if not _TEXT.search(answer):
-        return ""
-    return _objection_inside(_normalized(answer, units=True), reference, prompt)
+    kept = _normalized(answer, units=True) if _TEXT.search(answer) else ""
+    for match in _TEXT.finditer(kept):
+        words = match.group(1).strip()
+        is_all = not re.sub(r"[\s(){}.$]", "", kept[: match.start()] + kept[match.end() :])
+        is_name = "=" in kept[match.end() :]  # `\text{Area} = 5`
+        if not (is_all or is_name or len(words) < 2 or words in reference or _unit(words, prompt)):
+            return f"{words!r} is no part of a value"
+    return ""
 
 
 def _tail(formula: str) -> tuple[str, str]:
@@ -123,16 +119,6 @@ def _tail(formula: str) -> tuple[str, str]:
     if not match or _words(match[0]) & NO_UNIT:
         return tail, ""
     return tail[: match.start()].strip(), " ".join(match[1].split())
-
-
-def _objection_inside(kept: str, reference: str, prompt: str) -> str:
-    for match in _TEXT.finditer(kept):
-        words = match.group(1).strip()
-        is_all = not re.sub(r"[\s(){}.$]", "", kept[: match.start()] + kept[match.end() :])
-        is_name = "=" in kept[match.end() :]  # `\text{Area} = 5`
-        if not (is_all or is_name or len(words) < 2 or words in reference or _unit(words, prompt)):
-            return f"{words!r} is no part of a value"
-    return ""
 
 
 def _unit_of(formula: str, tail: str, prompt: str) -> Unit | None:
@@ -154,7 +140,8 @@ def _unit(tail: str, prompt: str) -> Unit | None:
     flat = _DIVIDED.sub(r" \1 / ( \2 ) ", flat.replace(r"\$", " dollar ").replace(r"\%", "%"))
     text = _DEGREES.sub("", _SIGNS.sub(" ", _JOINED.sub(" ", flat.replace(r"\Omega", " ohm"))))
     text = re.sub(r"\b([ap])\s+m\b", r"\1m", text).replace("^ ", "^")
-    text = re.sub("[A-Za-z]+", _alias, text).replace("_", " ")
+    text = re.sub("[A-Za-z]+", lambda word: ALIASES.get(word[0], ALIASES.get(word[0].lower(), word[0])), text)
+    text = text.replace("_", " ")
     if _TOKEN.sub("", text).strip(" $-"):
         return None
     powers: dict[str, int] = {}
@@ -185,10 +172,6 @@ def _unit(tail: str, prompt: str) -> Unit | None:
     return tuple(sorted(powers.items())) if names - MODIFIERS and len(names) <= MAX_WORDS else None
 
 
-def _alias(word: re.Match[str]) -> str:
-    return ALIASES.get(word[0], ALIASES.get(word[0].lower(), word[0]))
-
-
 def with_plain_unit(formula: str) -> str:
     r"""The unit at the end as one `\text{...}`, which math-verify drops: `5\frac{\text{km}}{\text{h}}`, `5 km/h`, `€5`.
 
@@ -204,28 +187,21 @@ def with_plain_unit(formula: str) -> str:
         first -= 1
     for token in tokens[first : first + MAX_WORDS * 2]:
         head, tail = formula[: token.start()], formula[token.start() :]
-        is_written = (
-            bool(_METRES.match(tail) and head.endswith(" "))
-            or r"\text" in tail
-            or bool(_CELSIUS.match(tail))
-            or "/" in tail
-            or (len(token[0]) > 1 and head.endswith(" "))
-        )
-        begins = token[0][0].isalpha() or token[0].startswith("\\") or bool(_CELSIUS.match(tail))
+        is_celsius = bool(_CELSIUS.match(tail))
+        stands_apart = head.endswith(" ") and (len(token[0]) > 1 or bool(_METRES.match(tail)))
+        is_written = r"\text" in tail or "/" in tail or is_celsius or stands_apart
+        begins = token[0][0].isalpha() or token[0].startswith("\\") or is_celsius
         if not begins or not is_written or head.endswith("^"):
             continue
         if _HAS_VALUE.search(head) and head.count("{") == head.count("}") and (unit := _unit(tail, "")):
-            return rf"{head.rstrip()}\text{{ {' '.join(_shown(*factor) for factor in unit)}}}"
+            factors = " ".join(name if power == 1 else f"{name}^{power}" for name, power in unit)
+            return rf"{head.rstrip()}\text{{ {factors}}}"
     if match := _VARIABLES.search(formula):
         head, letters = formula[: match.start()], match[1]
         names = re.findall("[A-Za-z]+", re.sub(r"\\[A-Za-z]+", "", head))
         if max(map(len, names), default=0) < 3 and (names or not _unit(letters, "")):
             return f"{head} {letters[:-1]}{{{letters[-1]}}}"
     return formula
-
-
-def _shown(name: str, power: int) -> str:
-    return name if power == 1 else f"{name}^{power}"
 
 
 def _may_be_unit(token: re.Match[str], formula: str) -> bool:

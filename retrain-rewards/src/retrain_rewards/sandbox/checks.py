@@ -26,7 +26,9 @@ def serve(channel: int, descriptor: int) -> None:
         os._exit(0)
 
     link = Link(descriptor, serve_program, ended, guards=True)
-    _offer_pytest()
+    # a small `pytest`: what tests of single functions use of it, without the package
+    pytest = sys.modules["pytest"] = type(sys)("pytest")
+    pytest.__dict__.update(raises=_raises, approx=Approx, fail=_fail, mark=_Marks())
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)
     while True:
@@ -61,12 +63,9 @@ def _run(code: Any, names: list[str], link: Link) -> str:
 def expected(kinds: Any) -> Any:
     """The exceptions that tests expect, and for each that would steer them the harmless one that a program raises."""
     if isinstance(kinds, tuple):
-        return tuple(each for kind in kinds for each in _flat(expected(kind)))
+        found = [expected(kind) for kind in kinds]
+        return tuple(each for kind in found for each in (kind if isinstance(kind, tuple) else (kind,)))
     return (kinds, RAISED[kinds]) if isinstance(kinds, type) and kinds in RAISED else kinds
-
-
-def _flat(kinds: Any) -> tuple[Any, ...]:
-    return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
 def serve_program(verb: str, target: Any, *parts: Any) -> Any:
@@ -86,12 +85,6 @@ def serve_program(verb: str, target: Any, *parts: Any) -> Any:
         handlers: dict[str, Callable[..., Any]] = {"get": getattr, "set": setattr, "del": delattr}
         return handlers[verb](target, *parts)
     raise TypeError("the tests do not offer that")
-
-
-def _offer_pytest() -> None:
-    """A small `pytest`: what tests of single functions use of it, without the package."""
-    pytest = sys.modules["pytest"] = type(sys)("pytest")
-    pytest.__dict__.update(raises=_raises, approx=Approx, fail=_fail, mark=_Marks())
 
 
 def _fail(reason: str = "", **_: Any) -> None:
@@ -155,22 +148,17 @@ class Approx:
 
 class _Marks:
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return _parametrize if name == "parametrize" else _mark
+        return lambda *given, **_: given[0] if given and callable(given[0]) else lambda function: function
 
+    def parametrize(self, names: Any, values: Any, **_: Any) -> Callable[[Any], Any]:
+        """A decorator: the test once for each set of values."""
+        keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
-def _mark(*given: Any, **_: Any) -> Any:
-    return given[0] if given and callable(given[0]) else lambda function: function
+        def decorate(test: Any) -> Any:
+            def run(**outer: Any) -> None:
+                for each in values:
+                    test(**outer, **dict(zip(keys, each if len(keys) > 1 else (each,), strict=True)))
 
+            return run
 
-def _parametrize(names: Any, values: Any, **_: Any) -> Callable[[Any], Any]:
-    """A decorator: the test once for each set of values."""
-    keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-
-    def decorate(test: Any) -> Any:
-        def run(**outer: Any) -> None:
-            for each in values:
-                test(**outer, **dict(zip(keys, each if len(keys) > 1 else (each,), strict=True)))
-
-        return run
-
-    return decorate
+        return decorate

@@ -27,7 +27,7 @@ def serve(channel: int, link_descriptor: int, source: str, prelude: str) -> None
             from retrain_rewards.sandbox.link import Link
 
             link = Link(link_descriptor, _Requests(module, fault), inside.leave, guards=False)
-        while (request := link.next_request())[0] != "done":
+        while (request := link.receive())[0] != "done":
             link.answer(request)
 
 

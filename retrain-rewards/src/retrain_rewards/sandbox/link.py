@@ -68,7 +68,7 @@ class Link:
             self.asked += 1
             encoder = Encoder(self._export)
             self._send(encoder.tagged(verb, parts))
-            while (frame := self._receive())[0] not in ("ok", "error", "end"):
+            while (frame := self.receive())[0] not in ("ok", "error", "end"):
                 self.answer(frame)
             kind, node, changes, *lent = frame
             known = list(encoder.known)
@@ -122,7 +122,11 @@ class Link:
         before = [content(value) for value in decoder.known]
         kind = "ok"
         try:
-            value = self._fill(*parts) if verb == "fill" else self._serve(verb, *parts)
+            value = None
+            if verb == "fill":
+                replace_content(self.mine(parts[0]), parts[1])
+            else:
+                value = self._serve(verb, *parts)
         except StopIteration as error:
             is_end = verb == "op" and parts[1] == "__next__"
             kind, value = ("end", error.value) if is_end else ("error", error)
@@ -146,17 +150,11 @@ class Link:
             text = Encoder(self._export).encode(TypeError(inside.described(error)))
         self._send(f'["{kind}",{text},[{changes}]{lent}]')
 
-    def _fill(self, handle: int, parts: list[Any]) -> Any:
-        replace_content(self.mine(handle), parts)
-
-    def next_request(self) -> list[Any]:
-        """The next request of the other side."""
-        return self._receive()
-
     def _send(self, text: str) -> None:
         inside.send(self.descriptor, text.encode("ascii"))
 
-    def _receive(self) -> list[Any]:
+    def receive(self) -> list[Any]:
+        """The next message of the other side: a request, or the answer to one."""
         frame = parsed(inside.read_frame(self.descriptor, self._ended).decode("ascii"))
         if type(frame) is not list or not frame or type(frame[0]) is not str:
             raise ValueError("no message")
@@ -319,17 +317,13 @@ class StandInClass(type):
     def __bool__(cls) -> bool:
         return True
 
-    def __iter__(cls) -> Any:
-        return cls._retrain_link.ask("op", cls, "__iter__", (), {})
 
-    def __len__(cls) -> Any:
-        return cls._retrain_link.ask("op", cls, "__len__", (), {})
+def _of_class(special: str) -> Callable[..., Any]:
+    return lambda cls, *arguments: cls._retrain_link.ask("op", cls, special, arguments, {})
 
-    def __getitem__(cls, key: Any) -> Any:
-        return cls._retrain_link.ask("op", cls, "__getitem__", (key,), {})
 
-    def __contains__(cls, value: Any) -> Any:
-        return cls._retrain_link.ask("op", cls, "__contains__", (value,), {})
+for _special in ("__iter__", "__len__", "__getitem__", "__contains__"):
+    setattr(StandInClass, _special, _of_class(_special))
 
 
 class StandIn(metaclass=StandInClass):

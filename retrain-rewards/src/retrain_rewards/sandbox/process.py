@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -66,13 +66,8 @@ class Limits:
     cpu_s: int = 10
     output_bytes: int = 2**23
 
-    @property
-    def frame_bytes(self) -> int:
-        """The longest frame: everything printed, and the text of a fault."""
-        return self.output_bytes + SLACK_BYTES
 
-
-class Process:
+class Process(AbstractContextManager["Process"]):
     """An interpreter behind `command` that plays one part of `inside`; a context that ends it with all it started.
 
     `link` is a socket that connects it with another one; `packages` a folder from which it may import more.
@@ -108,9 +103,11 @@ class Process:
             self._inner = json.loads(os.read(self._info, CHUNK_BYTES))["child-pid"] if command else 0
         except ProcessEnded as error:
             self._kill()
-            why = self._last_words() or str(error)
+            assert self._process.stderr is not None
+            os.set_blocking(self._process.stderr.fileno(), False)
+            said = " ".join((self._process.stderr.read() or b"").decode("utf-8", "replace").split())
             self.close()
-            raise ProcessFault(why) from None
+            raise ProcessFault(said[-MESSAGE_CHARS:] or str(error)) from None
         except BaseException:
             self.close()
             raise
@@ -132,9 +129,13 @@ class Process:
                 spawning.callback(os.close, writing)
                 descriptors, told = [writing], ["--info-fd", str(writing)]
             descriptors += [linked] if self._link else []
-            if calls:
-                descriptors.append(_pipe_with(calls, spawning))
-                told += ["--seccomp", str(descriptors[-1])]
+            if calls:  # less than a pipe holds
+                reading, writing = os.pipe()
+                spawning.callback(os.close, reading)
+                os.write(writing, calls)
+                os.close(writing)
+                descriptors.append(reading)
+                told += ["--seccomp", str(reading)]
             return subprocess.Popen(
                 [*command, *told, *bare, *numbers],
                 stdin=channel.fileno(),
@@ -163,7 +164,8 @@ class Process:
         Until it comes, the threads of this process and of the one `beside` it are counted.
         """
         self.send(message, deadline)
-        return self._receive(deadline, limit_bytes or self.limits.frame_bytes, beside)
+        # the longest frame holds everything printed, and the text of a fault
+        return self._receive(deadline, limit_bytes or self.limits.output_bytes + SLACK_BYTES, beside)
 
     def close(self) -> None:
         """End the process and everything that it has started; safe to call twice."""
@@ -172,9 +174,6 @@ class Process:
             self._process.stderr.close()
         with suppress(OSError):  # what a program without a sandbox did to its own folder is its own affair
             self._exits.close()
-
-    def __enter__(self) -> Process:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -188,12 +187,6 @@ class Process:
         if self._inner:  # ours now where orphans are adopted, as in a scoring process, which would look for it
             with suppress(ChildProcessError):
                 os.waitpid(self._inner, 0)
-
-    def _last_words(self) -> str:
-        assert self._process.stderr is not None
-        os.set_blocking(self._process.stderr.fileno(), False)
-        said = self._process.stderr.read() or b""
-        return " ".join(said.decode("utf-8", "replace").split())[-MESSAGE_CHARS:]
 
     def _receive(self, deadline: float, limit_bytes: int, beside: Process | None = None) -> bytes:
         watched = [self, beside] if beside else [self]
@@ -242,12 +235,3 @@ def _modules() -> dict[str, bytes]:
         for name in MODULES
     }
     return {"retrain_rewards": b"", PACKAGE: b""} | code
-
-
-def _pipe_with(content: bytes, exits: ExitStack) -> int:
-    """A descriptor from which a new process reads `content`, less than a pipe holds."""
-    reading, writing = os.pipe()
-    exits.callback(os.close, reading)
-    os.write(writing, content)
-    os.close(writing)
-    return reading

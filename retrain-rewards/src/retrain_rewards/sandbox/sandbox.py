@@ -6,6 +6,7 @@ import errno
 import importlib.util
 import platform
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -41,8 +42,12 @@ class Sandbox:
 
     @property
     def is_real(self) -> bool:
-        """Whether it keeps programs from files, network and other processes."""
+        """True if it keeps programs from files, network and other processes."""
         return bool(self.command)
+
+    def process(self, limits: Limits, link: socket.socket | None = None) -> Process:
+        """Start an interpreter in it; `link` is a socket that connects it with another one."""
+        return Process(self.command, interpreter(), limits, calls=self.calls, link=link, packages=self.packages)
 
 
 NO_SANDBOX = Sandbox(name="no sandbox")
@@ -62,18 +67,14 @@ def find_sandbox() -> tuple[Sandbox | None, str]:
     reason = ""
     for closed in (("--disable-userns",), ()):  # versions before 0.8 do not know it
         for calls in (system_call_filter(), b""):
-            sandbox = Sandbox(name=_version(found), command=_bubblewrap(found, closed), calls=calls)
+            sandbox = Sandbox(name="bubblewrap", command=_bubblewrap(found, closed), calls=calls)
             try:
-                with Process(sandbox.command, interpreter(), Limits(), calls=calls):
-                    return sandbox, ""
+                with sandbox.process(Limits()):
+                    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+                    return replace(sandbox, name=version.strip() or sandbox.name), ""
             except (ProcessFault, OSError) as error:
                 reason = reason or str(error)
     return None, f"{found} is installed but does not work here: {reason}"
-
-
-def _version(bwrap: str) -> str:
-    shown = subprocess.run([bwrap, "--version"], capture_output=True, text=True, check=False).stdout
-    return shown.strip() or "bubblewrap"
 
 
 def _bubblewrap(bwrap: str, more: tuple[str, ...]) -> tuple[str, ...]:
@@ -83,7 +84,10 @@ def _bubblewrap(bwrap: str, more: tuple[str, ...]) -> tuple[str, ...]:
     as memory, so it is limited.
     """
     stdlib = sysconfig.get_path("stdlib", vars={"base": sys.base_prefix})
-    own = dict.fromkeys((*LIBRARIES, f"{sys.base_prefix}/lib", stdlib, *_shared()))
+    # the interpreter's shared library, where it has one
+    library = Path(str(sysconfig.get_config_var("LIBDIR") or ""), str(sysconfig.get_config_var("LDLIBRARY") or ""))
+    shared = [str(library.resolve())] if library.suffix in (".so", ".dylib") and library.is_file() else []
+    own = dict.fromkeys((*LIBRARIES, f"{sys.base_prefix}/lib", stdlib, *shared))
     binds = [word for path in own if Path(path).exists() for word in ("--ro-bind", path, path)]
     return (
         *(bwrap, "--unshare-all", "--unshare-user", *more, "--die-with-parent", "--new-session"),
@@ -93,12 +97,6 @@ def _bubblewrap(bwrap: str, more: tuple[str, ...]) -> tuple[str, ...]:
         *("--dev-bind", "/dev/urandom", "/dev/urandom", "--remount-ro", "/dev"),
         *("--size", str(WORK_BYTES), "--tmpfs", WORK, "--chdir", WORK, "--remount-ro", "/"),
     )
-
-
-def _shared() -> list[str]:
-    """Folder of the interpreter's shared library, where it has one."""
-    library = Path(str(sysconfig.get_config_var("LIBDIR") or ""), str(sysconfig.get_config_var("LDLIBRARY") or ""))
-    return [str(library.resolve())] if library.suffix in (".so", ".dylib") and library.is_file() else []
 
 
 def with_numpy(sandbox: Sandbox) -> Sandbox:

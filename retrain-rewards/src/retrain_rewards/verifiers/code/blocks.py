@@ -51,7 +51,9 @@ def _blocks(text: str) -> list[_Block]:
         if not fence:
             opening = OPENING.fullmatch(bare)
             if opening and not (opening[1][0] == "`" and "`" in opening[2]):  # that is code within a line
-                fence, language, lines = opening[1], _language(opening[2]), []
+                info = opening[2].casefold()
+                named = LANGUAGE.match(info)
+                fence, language, lines = opening[1], named[1] if named else info, []
                 indent = len(line) - len(line.lstrip())
         elif bare and set(bare) == {fence[0]} and len(bare) >= len(fence):
             found.append(_block(language, lines, indent))
@@ -59,11 +61,6 @@ def _blocks(text: str) -> list[_Block]:
         else:
             lines.append(line)
     return [*found, _block(language, lines, indent)] if fence else found
-
-
-def _language(info: str) -> str:
-    match = LANGUAGE.match(info.casefold())
-    return match[1] if match else info.casefold() or ""
 
 
 def _block(language: str, lines: list[str], indent: int) -> _Block:
@@ -78,25 +75,13 @@ def _block(language: str, lines: list[str], indent: int) -> _Block:
 
 
 def _is_program(block: _Block) -> bool:
-    tree = _parsed(block.text)
-    if tree is None:
-        return bool(block.language)
-    if block.language not in ("python", "py"):
-        return any(isinstance(node, WORKING) or _prints(node) for node in tree.body)
-    return any(not isinstance(node, ast.Expr) or isinstance(node.value, ast.Call) for node in tree.body)
-
-
-def _prints(node: ast.stmt) -> bool:
-    match node:
-        case ast.Expr(value=ast.Call(func=ast.Name(id="print"))):
-            return True
-    return False
-
-
-def _parsed(source: str) -> ast.Module | None:
-    """The syntax tree of a program; None for text that is none."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of the model's own escape sequences
-            return ast.parse(source)
+            body = ast.parse(block.text).body
     except FAULTS:
-        return None
+        return bool(block.language)
+    calls = [node.value for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    if block.language in ("python", "py"):
+        return bool(calls) or any(not isinstance(node, ast.Expr) for node in body)
+    prints = any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
+    return prints or any(isinstance(node, WORKING) for node in body)

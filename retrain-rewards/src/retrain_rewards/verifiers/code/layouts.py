@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,28 +54,20 @@ Test = StdinTest | CallTest | CodeTest
 def read_tests(example: Example, column: str, *, in_reference: bool) -> tuple[Test, ...]:
     """The tests in a column of an example; RewardError when there are none, or none that can be read."""
     value: Any = example.reference if in_reference else value_at(example.info, column)
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)  # the data are trusted, so a number in them may have more than 4,300 digits
     try:
-        with _integers_of_any_length():
-            tests = tuple(_read(_plain(value), example.info))
+        tests = tuple(_read(_plain(value), example.info))
     except (ValueError, TypeError, LookupError, RecursionError, SyntaxError) as error:
         why = f"{type(error).__name__}: {error}"
         raise RewardError(f"the tests of example {example.id} cannot be read ({why}): they are {LAYOUTS}") from None
+    finally:
+        sys.set_int_max_str_digits(before)
     if not tests:
         raise RewardError(f"example {example.id} has no tests in {column!r}: every program would pass")
     if all(isinstance(test, StdinTest) and not test.stdout.strip() for test in tests):
         raise RewardError(f"the tests of example {example.id} expect no output: silence would pass")
     return tests
-
-
-@contextmanager
-def _integers_of_any_length() -> Iterator[None]:
-    """The data are trusted, so a number in them may have more than 4,300 digits."""
-    before = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(0)
-    try:
-        yield
-    finally:
-        sys.set_int_max_str_digits(before)
 
 
 def _plain(value: Any) -> Any:
@@ -102,21 +94,21 @@ def _read(value: Any, info: Mapping[str, Any]) -> list[Test]:
     for entry in value:
         if isinstance(entry, str):
             found += _asserts(entry, info)
-        elif "args" in entry:
-            name = _function({**info, **entry})
-            keywords = dict(entry.get("kwargs") or {})
-            found.append(
-                CallTest(
-                    function=name, arguments=entry["args"], keywords=keywords, expected=entry["output"], is_json=True
-                )
-            )
-        elif entry.get("testtype") == "functional":
-            arguments = [json.loads(line) for line in entry["input"].splitlines() if line.strip()]
-            name, expected = _function({**info, **entry}), json.loads(entry["output"])
-            found.append(CallTest(function=name, arguments=arguments, expected=expected, is_json=True))
+        elif "args" in entry or entry.get("testtype") == "functional":
+            name, keywords = _function({**info, **entry}), dict(entry.get("kwargs") or {})
+            if "args" in entry:
+                arguments, expected = entry["args"], entry["output"]
+            else:
+                arguments = [json.loads(line) for line in entry["input"].splitlines() if line.strip()]
+                expected = json.loads(entry["output"])
+            found.append(_json_call(name, arguments, expected, keywords))
         else:
             found.append(_pair(entry["input"], entry["output"], ""))
     return found
+
+
+def _json_call(function: str, arguments: Sequence[Any], expected: Any, keywords: Mapping[str, Any]) -> CallTest:
+    return CallTest(function=function, arguments=arguments, keywords=keywords, expected=expected, is_json=True)
 
 
 def _pair(given: Any, expected: Any, function: str) -> Test:
@@ -124,7 +116,7 @@ def _pair(given: Any, expected: Any, function: str) -> Test:
     if function:
         if isinstance(expected, list) and len(expected) == 1:  # the layout of APPS puts a value into a list
             expected = expected[0]
-        return CallTest(function=function, arguments=given, expected=expected, is_json=True)
+        return _json_call(function, given, expected, {})
     texts = ["\n".join(map(str, each)) if isinstance(each, list) else str(each) for each in (given, expected)]
     return StdinTest(stdin=texts[0], stdout=texts[1])
 
@@ -148,26 +140,21 @@ def _asserts(source: str, info: Mapping[str, Any]) -> list[Test]:
     """`assert f(1, 2) == 3` as a call whose value is compared here; any other statement as code."""
     setup = [info.get(key) or "" for key in SETUP_KEYS]
     before = "\n".join(part if isinstance(part, str) else "\n".join(part) for part in setup).strip()
-    tree = ast.parse(source.strip())
-    simple = None if before or len(tree.body) != 1 else _simple(tree.body[0])
-    return [simple or _code_test(f"{before}\n{source.strip()}\n")]
-
-
-def _simple(statement: ast.stmt) -> CallTest | None:
-    match statement:
-        case ast.Assert(
-            test=ast.Compare(left=ast.Call(func=ast.Name(id=name)) as call, ops=[ast.Eq()], comparators=[expected])
-        ):
-            try:
-                return CallTest(
+    match [] if before else ast.parse(source.strip()).body:
+        case [
+            ast.Assert(
+                test=ast.Compare(left=ast.Call(func=ast.Name(id=name)) as call, ops=[ast.Eq()], comparators=[expected])
+            )
+        ]:
+            with suppress(ValueError, TypeError):  # more than a plain value
+                simple = CallTest(
                     function=name,
                     arguments=[ast.literal_eval(each) for each in call.args],
                     keywords={str(each.arg): ast.literal_eval(each.value) for each in call.keywords if each.arg},
                     expected=ast.literal_eval(expected),
                 )
-            except (ValueError, TypeError):  # more than a plain value
-                return None
-    return None
+                return [simple]
+    return [_code_test(f"{before}\n{source.strip()}\n")]
 
 
 def _code_test(source: str) -> CodeTest:

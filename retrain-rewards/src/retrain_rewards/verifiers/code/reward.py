@@ -8,7 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from retrain_rewards.deadline import time_limit_of
 from retrain_rewards.sandbox.checks import UNUSED
 from retrain_rewards.sandbox.inside import HEADER_BYTES, TEXT_CHARS
 from retrain_rewards.sandbox.process import Limits, Process, ProcessEnded, ProcessFault
-from retrain_rewards.sandbox.sandbox import FIX, NO_SANDBOX, Sandbox, find_sandbox, interpreter, with_numpy
+from retrain_rewards.sandbox.sandbox import FIX, NO_SANDBOX, Sandbox, find_sandbox, with_numpy
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.code.blocks import FENCE, last_program
 from retrain_rewards.verifiers.code.compare import (
@@ -70,19 +70,16 @@ class CodeReward:
             imports = prelude(unbound(source), has_numpy=self.numpy)
         except FAULTS as error:
             return _score(0.0, f"no program: {type(error).__name__}")
+        hint = NO_PROCESSES if self.sandbox.calls and PROCESSES.search(source) else ""
+        passed, detail = 0, ""
         with Trial(self, source, imports, tests) as trial:
-            passed = 0
-            detail = ""
             for number, test in enumerate(tests, start=1):
                 fault = trial.fault(test)
                 passed += not fault
-                detail = detail or (f"test {number} of {len(tests)}: {fault}{self._hint(source)}" if fault else "")
+                detail = detail or (f"test {number} of {len(tests)}: {fault}{hint}" if fault else "")
                 if fault and not self.partial:
                     break
         return _score(passed / len(tests) if self.partial else float(passed == len(tests)), detail)
-
-    def _hint(self, source: str) -> str:
-        return NO_PROCESSES if self.sandbox.calls and PROCESSES.search(source) else ""
 
     def gold(self, example: Example) -> str | None:
         """The reference as a completion, after the prompt where it only goes on with it; None if it is no program."""
@@ -98,7 +95,7 @@ class CodeReward:
         return None
 
 
-class Trial:
+class Trial(AbstractContextManager["Trial"]):
     """One program at its tests: in a process, and where tests are code, that code in another.
 
     A process that has ended is replaced for the next test.
@@ -168,20 +165,13 @@ class Trial:
             reward = self.reward
             if self._is_linked and not self._sockets:
                 self._sockets = socket.socketpair()
-            link = {"functions": 0, "tests": 1}.get(part) if self._sockets else None
+            link = self._sockets[part == "tests"] if self._sockets and part != "script" else None
             try:
-                process = Process(
-                    reward.sandbox.command,
-                    interpreter(),
-                    reward.limits,
-                    calls=reward.sandbox.calls,
-                    link=None if link is None else self._sockets[link],
-                    packages=reward.sandbox.packages,
-                )
+                process = reward.sandbox.process(reward.limits, link)
             except (ProcessFault, OSError) as error:
                 raise RewardError(f"the sandbox for a program could not be started: {error}") from error
             if link is not None:
-                self._sockets[link].close()  # so that the other process sees the end of this one
+                link.close()  # so that the other process sees the end of this one
             self.processes[part] = process
             process.send((part, *given), self.deadline)
         return self.processes[part]
@@ -195,9 +185,6 @@ class Trial:
                 exits.callback(end.close)
             self.processes, self._sockets = {}, ()
 
-    def __enter__(self) -> Trial:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -207,16 +194,17 @@ def make_code(context: PluginContext) -> CodeReward:
     config = context.config
     table = config.table("reward", RewardTable)
     sandbox, reason = find_sandbox()
-    if sandbox is None and not table.unsafe:
+    if sandbox is not None:
+        LOG.info("Programs run in a sandbox: %s", sandbox.name)
+    elif table.unsafe:
+        LOG.warning("UNSAFE: programs that the model writes run WITHOUT A SANDBOX, with your rights: %s", reason)
+        sandbox = NO_SANDBOX
+    else:
         what = f"reward 'code' runs programs that a model wrote, and there is no sandbox for them: {reason}"
         raise ConfigError(Problem(where=config.place("reward.type"), what=what, fix=FIX))
-    if sandbox is None:
-        LOG.warning("UNSAFE: programs that the model writes run WITHOUT A SANDBOX, with your rights: %s", reason)
-    else:
-        LOG.info("Programs run in a sandbox: %s", sandbox.name)
     if table.numpy:
         try:
-            sandbox = with_numpy(sandbox or NO_SANDBOX)
+            sandbox = with_numpy(sandbox)
         except ImportError as error:
             what = f"programs cannot have numpy: {error}"
             raise ConfigError(Problem(where=config.place("reward.numpy"), what=what, fix=NUMPY_FIX)) from None
@@ -225,7 +213,7 @@ def make_code(context: PluginContext) -> CodeReward:
         LOG.warning("%s asks for a box, and reward 'code' reads a program: ask for one ```python block there", place)
     time_limit_s = OWN_SHARE * time_limit_of(config, "code")
     return CodeReward(
-        sandbox=sandbox or NO_SANDBOX,
+        sandbox=sandbox,
         tests=table.tests,
         in_reference=table.tests == config.data.answer_key,
         program=table.program,

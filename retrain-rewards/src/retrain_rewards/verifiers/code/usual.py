@@ -16,19 +16,8 @@ STARS = (
     *("statistics", "itertools", "functools", "operator", "io", "json", "abc", "enum", "dataclasses", "typing"),
 )
 OTHERS = (
-    "sys",
-    "os",
-    "time",
-    "asyncio",
-    "contextlib",
-    "threading",
-    "queue",
-    "cmath",
-    "calendar",
-    "textwrap",
-    "array",
-    "struct",
-    "types",
+    *("sys", "os", "time", "asyncio", "contextlib", "threading", "queue", "cmath", "calendar", "textwrap", "array"),
+    *("struct", "types"),
 )
 MODULES = (*STARS, *OTHERS)
 FROM_LATE = {"stdin": "sys", "stdout": "sys", "setrecursionlimit": "sys", "maxsize": "sys", "perf_counter": "time"}
