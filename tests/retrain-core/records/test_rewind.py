@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.errors import ResumeError
-from retrain.records.folder import record_sizes, rewind_records
-from retrain.records.integrity import check_sizes
+from retrain.records.folder import check_sizes, record_sizes, rewind_records
 from retrain.records.record_names import FILES, token_file
 from retrain.records.run import Run
 

@@ -33,7 +33,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Kind
 from retrain.records.files import write_json, write_text
 from retrain.records.identity.changes import Change, changes_between
-from retrain.records.identity.recorded import places_entry
+from retrain.records.identity.inputs import places_entry
 from retrain.records.manifest import public_values
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE, CONFIG_FILE
 from retrain.records.run import Run

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,7 +17,7 @@ from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugin_spec import PluginSpec, Registered
 from retrain.kernel.plugins.first_party import install_line, promised_names, provider
 from retrain.kernel.registry import Plugins
-from retrain.records.locate import part_file, short_file
+from retrain.records.identity.imports import part_file
 from retrain.run.packages import required_packages
 from retrain.text.terminal_text import printable
 
@@ -143,3 +145,11 @@ def _print_options(console: Console, row: dict[str, Any]) -> None:
 
 def _line(console: Console, line: Text) -> None:
     console.print(line if line.plain.isprintable() else Text(printable(line.plain)), soft_wrap=True)
+
+
+def short_file(file: str) -> str:
+    """A file relative to the import folder that holds it, or to this one."""
+    path = Path(file)
+    bases = [Path(entry or ".").resolve() for entry in sys.path]
+    inside = [path.relative_to(base) for base in bases if file and path.is_relative_to(base)]
+    return str(min(inside, key=lambda shown: len(shown.parts), default=file))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import pkgutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -14,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrain.cli.backends import backends, print_backends, promised
+from retrain.cli.backends import backends, print_backends, promised, short_file
 from retrain.kernel.declared import Kind
 from retrain.kernel.registry import Plugins
-from retrain.records.locate import OK, part_file, searched_modules, short_file
+from retrain.records.identity.imports import module_file, part_file
 from retrain.run.check import registered_tables
 from retrain.run.configure import DEFAULT_FILE, load_with_problems
 from retrain.run.selected import selected_parts
@@ -27,6 +29,7 @@ from retrain.text.terminal_text import printable
 
 FILES_FROM_COLUMNS = 110  # terminal width from which files are shown; `--json` and pipes always show them
 GAP = 2  # spaces between columns
+OK = "ok"
 KINDS = {kind.value.replace(" ", "-"): kind for kind in Kind}
 EPILOG = """\b
 Examples:
@@ -96,7 +99,7 @@ def _of_configuration(arguments: Sequence[str], plugins: Plugins, only: Kind | N
     return {
         "config": config.source or "(defaults)",
         "runtime": {"search_paths": paths, "strict": config.plugins.strict},
-        "discovered": [asdict(module) for module in searched_modules(paths)],
+        "discovered": searched_modules(paths),
         "selected": selected,
         "problems": [str(problem) for problem in problems],
     }
@@ -192,3 +195,30 @@ def _print_configuration(console: Console, content: dict[str, Any]) -> None:
 
 def _line(text: str) -> str:
     return printable(" ".join(text.split()))
+
+
+def searched_modules(search_paths: Sequence[str]) -> list[dict[str, str]]:
+    """`module`, `file` and `status` of every public module below the search paths, imported now.
+
+    What a module prints goes to stderr. The status is `ok`, or `error: ` and what the import raised.
+    """
+    found = []
+    for path in dict.fromkeys(prefix.strip("./").replace("/", ".") for prefix in search_paths):
+        try:
+            package = importlib.util.find_spec(path) if path else None
+        except (ImportError, ValueError):
+            continue
+        folders = (package.submodule_search_locations if package else None) or []
+        names = [info.name for info in pkgutil.iter_modules(folders, f"{path}.")]
+        for name in (name for name in names if not name.rpartition(".")[2].startswith("_")):
+            found.append({"module": name, "file": module_file(name), "status": _import_status(name)})
+    return found
+
+
+def _import_status(module: str) -> str:
+    try:
+        with redirect_stdout(sys.stderr):
+            importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # whatever one of the user's files does, the others are listed too
+        return f"error: {type(error).__name__}: {error}"
+    return OK

@@ -12,10 +12,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.errors import ConfigError, Problem, RecordError
+from retrain.kernel.errors import ConfigError, Problem, RecordError, ResumeError
 from retrain.records.checkpoints import checkpoint_folders
 from retrain.records.files import JsonLines, cannot_write, is_at, new_digest, write_json, write_text
-from retrain.records.integrity import CHECKSUMS, SIZES, check_sizes
 from retrain.records.lock import RunLock, owner_of
 from retrain.records.record_names import (
     ADAPTERS,
@@ -34,6 +33,7 @@ from retrain.records.record_names import (
 from retrain.records.tokens import TokenRecord, write_tokens
 
 LOG = logging.getLogger("retrain")
+SIZES, CHECKSUMS = "record_sizes", "record_checksums"  # of the record files, in a checkpoint's state
 
 
 class RunFolder:
@@ -186,6 +186,16 @@ def rewind_records(run: Path, sizes: Mapping[str, Any], next_step: int) -> None:
     for file in (run / TOKENS).glob("*"):
         if file.name >= token_file(run, next_step).name or file.name.startswith("."):
             file.unlink()
+
+
+def check_sizes(run: Path, sizes: Mapping[str, Any]) -> None:
+    """ResumeError when a record file is shorter than at the checkpoint: something else truncated it."""
+    for name, size in sizes.items():
+        file = run / name
+        present = file.stat().st_size if file.exists() else 0
+        if present < int(size):
+            what = f"has {present} bytes, and the checkpoint was made at {size}"
+            raise ResumeError(Problem(where=str(file), what=what, fix="restore the file, or start a new run"))
 
 
 def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:

@@ -8,12 +8,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.errors import ConfigError, Problem, ResumeError
+from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.files import digest_of, digests_of
+from retrain.records.folder import CHECKSUMS, SIZES
 from retrain.records.reading import parse_record, read_steps
 from retrain.records.record_names import TOKEN_FILES, token_file
 
-SIZES, CHECKSUMS = "record_sizes", "record_checksums"  # of the record files, in a checkpoint's state
 MOST_NAMED = 5  # damaged token files
 
 
@@ -28,16 +28,6 @@ class RecordCheck:
     digests: Mapping[str, blake2b] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
-
-
-def check_sizes(run: Path, sizes: Mapping[str, Any]) -> None:
-    """ResumeError when a record file is shorter than at the checkpoint: something else truncated it."""
-    for name, size in sizes.items():
-        file = run / name
-        present = file.stat().st_size if file.exists() else 0
-        if present < int(size):
-            what = f"has {present} bytes, and the checkpoint was made at {size}"
-            raise ResumeError(Problem(where=str(file), what=what, fix="restore the file, or start a new run"))
 
 
 def check_records(run: Path, state: Mapping[str, Any], others: Iterable[Mapping[str, Any]] = ()) -> RecordCheck:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.records.reading import table_of
-from retrain.records.record_names import ADAPTERS
+from retrain.kernel.errors import ConfigError
+from retrain.records.reading import read_object, table_of
+from retrain.records.record_names import ADAPTERS, CAMPAIGN_FILE, RUN_FILE
 
 ENTRY = "paths"  # of `run.json`, and of a campaign's manifest
 
@@ -87,3 +89,37 @@ def _place(entry: Mapping[str, Any], run: str | Path) -> Place | None:
     if not all(isinstance(text, str) and "\0" not in text for text in texts.values()) or not texts["absolute"]:
         return None
     return Place(keys=tuple(map(str, keys)) if isinstance(keys, list) else (), base=str(run), **texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run or a campaign that recorded places: its folder and its manifest."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def is_run(self) -> bool:
+        """False for a campaign."""
+        return (self.folder / RUN_FILE).is_file()
+
+
+def records_of(file: Path | None, resumed: str) -> list[Record]:
+    """The run that is resumed, or that has `file`, then its campaign; empty where none of them recorded places.
+
+    A campaign has `runs/NAME`, and `configs/NAME.toml` for a run.
+    """
+    own = Path(resumed).expanduser() if resumed else file.parent if file else None
+    folders = [own, *(path.absolute().parent.parent for path in (own, file) if path)]
+    found = []
+    for folder in filter(None, folders):
+        manifests = (manifest_in(folder / name) for name in (RUN_FILE, CAMPAIGN_FILE))
+        found += [Record(folder, manifest) for manifest in [next(filter(None, manifests), None)] if manifest]
+    return found if any(record.manifest.get(ENTRY) for record in found) else []
+
+
+def manifest_in(file: Path) -> Mapping[str, Any]:
+    """The object in a manifest; empty where it cannot be read."""
+    with suppress(ConfigError):
+        return read_object(file)
+    return {}

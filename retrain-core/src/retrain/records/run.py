@@ -250,3 +250,32 @@ def accepted_changes(manifest: Mapping[str, Any]) -> list[str]:
         accepted = [*accepted, *(each for each in noticed if str(each).startswith(VARIABLE))]
         told += [f"resumed at step {entry.get('step')} although {change}" for change in accepted]
     return told
+
+
+# Keys in which runs of one condition may differ: none of them affects what a step learns.
+FREE_TABLES = frozenset({"logging", "resume", "deadlines", "health", "campaign", "squeeze", "plugins"})
+FREE_KEYS = frozenset(
+    {
+        *("training.seed", "training.max_steps", "training.save_every", "training.keep_last", "training.keep_best"),
+        *("training.keep_best_metric", "training.grace_s", "backend.adapter_path", "backend.devices"),
+        *("backend.throttle_dir", "backend.max_concurrent", "scoring.workers", "scoring.memory_gb", "scoring.cache"),
+    }
+)
+SEED_KEYS = frozenset({"training.seed", "training.seeds", "eval.seed"})
+
+SettingsKey = tuple[tuple[str, str], ...]
+
+
+def settings_key(record: Mapping[str, Any]) -> SettingsKey:
+    """The settings of a `run.json` that decide what a run learns, as sorted pairs of key and value."""
+    return tuple(sorted((path, value) for path, value in compared_settings(record) if path not in SEED_KEYS))
+
+
+def compared_settings(record: Record) -> Iterator[tuple[str, str]]:
+    """The settings of a `run.json` in which runs of one condition may not differ, the seed apart: key and value."""
+    for table, keys in table_of(record, "config").items():
+        if table in FREE_TABLES or not isinstance(keys, dict):
+            continue
+        for key, value in keys.items():
+            if (path := f"{table}.{key}") not in FREE_KEYS:
+                yield path, str(value)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retrain.records.identity.changes import Change, changes_between, input_digests
+from retrain.records.identity.changes import Change, changes_between
+from retrain.records.identity.copies import input_digests
 from retrain.records.reading import Record, table_of
-from retrain.records.run import Run
-from retrain.records.runs.source import FREE_KEYS, FREE_TABLES
+from retrain.records.run import FREE_KEYS, FREE_TABLES, Run
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import Box, Code, Piece, Section, Table, note
 from retrain.text.amounts import ABSENT

@@ -18,10 +18,11 @@ from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import FINAL, Checkpoint, newest_valid, valid_states
+from retrain.records.folder import check_sizes
 from retrain.records.identity.changes import Change, changes_between
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import FOLDER
-from retrain.records.integrity import RecordCheck, check_records, check_sizes
+from retrain.records.integrity import RecordCheck, check_records
 from retrain.records.manifest import LIBRARIES, public_values
 from retrain.records.reading import table_of
 from retrain.records.run import Run, recorded_resume

@@ -14,7 +14,7 @@ from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.resolve import module_of, problem_with
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.collect import Identity, collect_identity
-from retrain.records.locate import module_file, part_file
+from retrain.records.identity.imports import module_file, part_file
 from retrain.run.check import chosen_name, place_of, wanted_names
 from retrain.run.public_package import missing_name
 from retrain.tasks.scoring.build import brings_tasks

@@ -24,7 +24,7 @@ from retrain.records.folder import RunFolder, check_run_folder, open_run_folder
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import write_inputs
 from retrain.records.identity.hashing import DIGEST_BYTES
-from retrain.records.identity.recorded import places_entry
+from retrain.records.identity.inputs import places_entry
 from retrain.records.manifest import build_manifest, config_toml
 from retrain.records.places import ENTRY as PATHS
 from retrain.records.run import Run as RunReader

@@ -20,7 +20,7 @@ from retrain.kernel.errors import Problem
 from retrain.kernel.plugin_spec import LoadFailure, Owner, Registered
 from retrain.kernel.plugins.first_party import install_line, left_out, promised_names, provider
 from retrain.kernel.registry import Plugins
-from retrain.records.identity.recorded import follow_record
+from retrain.records.places import records_of
 from retrain.records.run import is_run
 from retrain.run.public_package import note_on
 from retrain.text.secrets import LEARNED
@@ -66,8 +66,11 @@ def read_config(
         recipe=recipe_layer(plugins, tables),
     )
     known = config.foreign_tables if settings else ()  # the settings of a condition come after the campaign itself
-    config, more = follow_record(config, tables, plugins, file if isinstance(file, Path) else None)
-    problems += more
+    if records := records_of(file if isinstance(file, Path) else None, config.resume.from_):
+        from retrain.records.identity.recorded import follow_record  # a first run has no record
+
+        config, more = follow_record(config, tables, plugins, records)
+        problems += more
     LEARNED.learn_config({name: table for name, table in config.as_dict().items() if name not in known})
     return config, with_owner(problems, config, plugins)
 

@@ -13,9 +13,9 @@ import pytest
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.records.checkpoints import STATE
 from retrain.records.identity import hashing
-from retrain.records.identity.changes import changes_between, input_digests, source_diff
+from retrain.records.identity.changes import changes_between, source_diff
 from retrain.records.identity.collect import Identity
-from retrain.records.identity.copies import _may_assign_secret, copy_name, stored_identity, write_inputs
+from retrain.records.identity.copies import _may_assign_secret, copy_name, input_digests, stored_identity, write_inputs
 from retrain.records.identity.hashing import Budget, hash_file
 from retrain.run.check import registered_tables
 from retrain.run.selected import identity_of

@@ -91,21 +91,6 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
     return found + _variable_changes(table_of(before, "variables"), table_of(now, "variables"))
 
 
-def input_digests(identity: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Equal for two identities between which nothing changed; needs no list of files. () when there is no identity."""
-    if not identity:
-        return ()
-    kinds = tuple(
-        table_of(identity, kind).get("digest") for kind in (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.MODEL)
-    )
-    plugins = tuple(
-        (name, _as_table(each).get("version"), _as_table(each).get("digest"))
-        for name, each in sorted(table_of(identity, "plugins").items())
-    )
-    versions, variables = (tuple(sorted(table_of(identity, each).items())) for each in ("packages", "variables"))
-    return *kinds, plugins, versions, variables
-
-
 def source_diff(
     change: Change, before: Mapping[str, Any], now: Mapping[str, Any], *, most_lines: int = 200
 ) -> list[str]:

@@ -30,10 +30,9 @@ from retrain.records.identity.hashing import (
     plugin_modules,
     weights_below,
 )
-from retrain.records.identity.imports import ImportGraph, is_installed
+from retrain.records.identity.imports import ImportGraph, is_installed, module_file
 from retrain.records.identity.inputs import NamedInput, named_inputs
 from retrain.records.identity.variables import variables_read
-from retrain.records.locate import module_file
 from retrain.records.reading import read_regular
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.records.files import cannot_write, write_text
 from retrain.records.identity.hashing import Budget, hash_file
-from retrain.records.reading import read_regular
+from retrain.records.reading import read_regular, table_of
 from retrain.text.secrets import hide_text, redacted
 
 if TYPE_CHECKING:
@@ -100,3 +100,14 @@ def _public_texts(contents: Iterable[bytes]) -> list[str]:
 def _may_assign_secret(lower: str) -> bool:
     """Whether `hide_text` might change the text; it needs a hundred times as long to find out."""
     return any(word in lower for word in SECRET_WORDS)
+
+
+def input_digests(identity: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Equal for two identities between which nothing changed; needs no list of files. () when there is no identity."""
+    if not identity:
+        return ()
+    kinds = tuple(table_of(identity, kind).get("digest") for kind in ("code", "data", "model"))
+    names = sorted(table_of(identity, "plugins"))
+    plugins = tuple((name, *map(table_of(identity, "plugins", name).get, ("version", "digest"))) for name in names)
+    versions, variables = (tuple(sorted(table_of(identity, each).items())) for each in ("packages", "variables"))
+    return *kinds, plugins, versions, variables

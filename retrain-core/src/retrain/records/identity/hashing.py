@@ -9,7 +9,6 @@ import glob
 import hashlib
 import importlib.util
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from typing import Any
 from retrain.kernel.plugins.first_party import own_distributions
 from retrain.kernel.plugins.installed import normal_name, versions_of
 from retrain.kernel.registry import Plugins
-from retrain.records.identity.inputs import DATA_SUFFIXES
+from retrain.records.identity.inputs import OWN_MODEL as OWN_MODEL
+from retrain.records.identity.inputs import is_local
 
 CHUNK = 2**20
 SAMPLED_ABOVE = 2**30  # larger files, and those beyond this total, are sampled
@@ -145,9 +145,7 @@ def files_below(folder: str | Path, *, without: frozenset[str] = frozenset()) ->
                 yield os.path.join(parent, name)
 
 
-OWN_MODEL = ("model", "model")
 MODEL_WHOLE_BYTES = 2**24  # larger files of a model folder, its weights, are sampled
-HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def code_name(written: str) -> str:
@@ -173,12 +171,6 @@ def named_files(value: str, written: str, without: frozenset[str], budget: Budge
             if not os.path.isdir(each):
                 name = each if value == written else os.path.join(head_written, os.path.relpath(each, head or "."))
                 yield hash_file(name, Path(each), budget)
-
-
-def is_local(value: str) -> bool:
-    """Whether a value of data is a path here, not a URL or the id of a data set."""
-    is_id = HUB_ID.fullmatch(value) and not value.lower().endswith(DATA_SUFFIXES)
-    return "://" not in value and not (is_id and not Path(value).expanduser().exists())
 
 
 def fixed_part(pattern: str) -> str:

@@ -7,6 +7,7 @@ What merely looks like an import, in a docstring say, counts only if the project
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import site
@@ -19,6 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.plugin_spec import PluginSpec
 
 MAX_SOURCE_BYTES = 2**22  # what a larger source imports is not looked for
 _FORMS = (
@@ -193,3 +195,30 @@ def _absolute(base: str, module: Module) -> str:
     above = module.name.split(".")[: None if module.is_package else -1]
     kept = above[: max(len(above) - level + 1, 0)]
     return ".".join([*kept, *([name] if name else [])]) if kept else ""
+
+
+def module_file(name: str) -> str:
+    """The file of a module; empty when there is none. Neither it nor its parent packages are imported."""
+    parts, spec, folders = name.split("."), None, None
+    for end in range(1, len(parts) + 1):
+        full = ".".join(parts[:end])
+        try:
+            spec = importlib.util.find_spec(full) if end == 1 else PathFinder.find_spec(full, folders)
+        except (ImportError, ValueError):
+            return ""
+        if spec is None:
+            return ""
+        folders = spec.submodule_search_locations
+    return spec.origin or "" if spec is not None else ""
+
+
+def part_file(spec: PluginSpec) -> str:
+    """The file of a registered part; empty when it is unknown."""
+    if isinstance(spec.factory, str):
+        return module_file(spec.factory.partition(":")[0])
+    target = spec.factory if hasattr(spec.factory, "__module__") else type(spec.factory)
+    module = sys.modules.get(getattr(target, "__module__", None) or "")
+    try:
+        return inspect.getsourcefile(inspect.unwrap(spec.factory)) or ""  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return getattr(module, "__file__", None) or ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,9 +17,12 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.registry import Plugins
+from retrain.records.places import place_entry
 
 CODE, DATA, PATH = "code", "data", "path"
 DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
+OWN_MODEL = ("model", "model")
 COMMAND = ("environment", "args", "command")  # a text whose words may be files
 FREE_FORM = (  # whatever a plugin takes: a file among it is recognised by its suffix
     *("backend.options", "data.options", "data.sampler_params", "environment.args", "eval.sets", "sft.options"),
@@ -169,3 +174,32 @@ def value_at(value: Any, keys: Keys) -> Any:
 def as_mapping(value: Any) -> Mapping[str, Any]:
     """The value if it is a mapping, otherwise an empty one."""
     return value if isinstance(value, Mapping) else {}
+
+
+def places_entry(config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, run: Path) -> dict[str, Any]:
+    """The entry `paths` of a manifest: where each path of this configuration leads."""
+    found = []
+    for each in named_inputs(config, tables, plugins):
+        if place := local_place(each, plugins):
+            words = {"keys": list(each.keys), "sort": each.sort, "written": each.written}
+            found.append({**words, **place_entry(place, run)})
+    return {"folder": place_entry(config.folder or os.getcwd(), run), "keys": found}
+
+
+def local_place(named: NamedInput, plugins: Plugins) -> str:
+    """The absolute path to which a value leads from here; empty for an id, a URL, a module or a package."""
+    value = os.path.expanduser(named.value)
+    is_path = "://" not in value and named.sort != "package"
+    if named.sort == "model":
+        is_path = os.path.isdir(value) and plugins.locate_model(named.value) is None
+    elif named.sort == DATA:
+        is_path = is_local(named.value)
+    elif named.sort == CODE:
+        is_path = value.endswith(".py")
+    return os.path.abspath(value) if is_path else ""
+
+
+def is_local(value: str) -> bool:
+    """Whether a value of data is a path here, not a URL or the id of a data set."""
+    is_id = HUB_ID.fullmatch(value) and not value.lower().endswith(DATA_SUFFIXES)
+    return "://" not in value and not (is_id and not Path(value).expanduser().exists())

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import copy
 import glob
-import json
 import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from hashlib import blake2b
 from pathlib import Path
@@ -37,7 +36,6 @@ from retrain.records.identity.hashing import (
     code_name,
     fixed_part,
     hash_file,
-    is_local,
     named_files,
     weights_below,
 )
@@ -49,26 +47,17 @@ from retrain.records.identity.inputs import (
     Keys,
     NamedInput,
     as_mapping,
+    local_place,
     named_inputs,
     value_at,
     words_of,
 )
-from retrain.records.places import Place, is_there, place_entry, recorded_folder, recorded_places
-from retrain.records.reading import read_regular
+from retrain.records.places import Place, Record, is_there, manifest_in, recorded_folder, recorded_places
+from retrain.records.reading import table_of
 from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
 from retrain.text.terminal_text import printable
 
 LOG_DIR, ADAPTER_PATH = ("logging", "log_dir"), ("backend", "adapter_path")
-
-
-def places_entry(config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, run: Path) -> dict[str, Any]:
-    """The entry `paths` of a manifest: where each path of this configuration leads."""
-    found = []
-    for each in named_inputs(config, tables, plugins):
-        if place := _local_place(each, plugins):
-            words = {"keys": list(each.keys), "sort": each.sort, "written": each.written}
-            found.append({**words, **place_entry(place, run)})
-    return {"folder": place_entry(config.folder or os.getcwd(), run), "keys": found}
 
 
 def with_places(identity: Mapping[str, Any], manifest: Mapping[str, Any], run: Path) -> dict[str, Any]:
@@ -100,49 +89,25 @@ def _names(place: Place) -> tuple[str, ...]:
     return (_head(place.written),) if place.sort not in (DATA, CODE) else (place.written, _head(place.written))
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """A run or campaign that recorded places: its folder, its manifest, and the identities that decide."""
-
-    folder: Path
-    manifest: Mapping[str, Any]
-
-    @property
-    def identities(self) -> Iterator[Mapping[str, Any]]:
-        """That of the run, or those of a campaign's runs."""
-        if (self.folder / RUN_FILE).is_file():
-            yield stored_identity(self.folder, self.manifest)
-            return
-        for run in sorted((self.folder / "runs").glob(f"*/{RUN_FILE}")):
-            yield stored_identity(run.parent, _manifest(run))
-
-
 def follow_record(
-    config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, file: Path | None
+    config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, records: list[Record]
 ) -> tuple[Config, list[Problem]]:
-    """The configuration with the recorded places of the run to which `file` belongs or that it resumes.
+    """The configuration with the recorded places of the run to which its file belongs or that it resumes.
 
     Code in the folder where that run was started can be imported from then on. Problems are inputs that a resume does
     not find; for anything else they are `Config.lost`, since not everything needs every input.
     """
-    resumed = str(config.resume.from_)
-    records = list(_records(Path(resumed).expanduser() if resumed else None, file))
-    if not any(record.manifest.get("paths") for record in records):
-        return config, []
-    follower = _Follower(config, tables, plugins, records, is_resume=bool(resumed))
-    return follower.follow()
+    return _Follower(config, tables, plugins, records, is_resume=bool(config.resume.from_)).follow()
 
 
-def _records(resumed: Path | None, file: Path | None) -> Iterator[_Record]:
-    """The run, then its campaign: that of `runs/NAME`, or of the run's file `configs/NAME.toml`."""
-    own = resumed or (file.parent if file else None)
-    folders = [own, own and own.absolute().parents[1:2], file and file.absolute().parents[1:2]]
-    for place in (each[0] if isinstance(each, Sequence) and each else each for each in folders):
-        if isinstance(place, Path):
-            for name in (RUN_FILE, CAMPAIGN_FILE):
-                if manifest := _manifest(place / name):
-                    yield _Record(place, manifest)
-                    break
+def _identities(records: Sequence[Record]) -> Iterator[Mapping[str, Any]]:
+    """The identity of each run, and of the runs of each campaign."""
+    for record in records:
+        if record.is_run:
+            yield stored_identity(record.folder, record.manifest)
+            continue
+        for run in sorted((record.folder / "runs").glob(f"*/{RUN_FILE}")):
+            yield stored_identity(run.parent, manifest_in(run))
 
 
 class _Follower:
@@ -153,7 +118,7 @@ class _Follower:
         config: Config,
         tables: Mapping[str, TableEntry],
         plugins: Plugins,
-        records: list[_Record],
+        records: list[Record],
         *,
         is_resume: bool,
     ) -> None:
@@ -218,7 +183,7 @@ class _Follower:
         """Take other values of a resume for the present places of its inputs, where their content is the recorded."""
         problems = []
         for each in named_inputs(self._now(), self._tables, self._plugins):
-            before, place = self._recorded_value(each.keys), _local_place(each, self._plugins)
+            before, place = self._recorded_value(each.keys), local_place(each, self._plugins)
             place = place or _module_here(each)
             if not isinstance(before, str) or before in ("", each.written) or not place or not is_there(place):
                 continue
@@ -252,12 +217,10 @@ class _Follower:
     def _recorded_digest(self, place: Place) -> str:
         """The identity of an input in the first record that has it; empty where none has."""
         others = [f"{each.written.rstrip('/')}/" for each in self._places if each.keys != OWN_MODEL]
-        for record in self._records:
-            for identity in record.identities:
-                section = identity.get(DATA if place.sort == DATA else CODE if place.sort == CODE else "model")
-                files = section.get("files") if isinstance(section, Mapping) else None
-                if isinstance(files, Mapping) and (digest := digest_of(_files_of(place, files, others))):
-                    return digest
+        kind = place.sort if place.sort in (DATA, CODE) else "model"
+        for identity in _identities(self._records):
+            if digest := digest_of(_files_of(place, table_of(identity, kind, "files"), others)):
+                return digest
         return ""
 
     def _digest(self, place: Place, path: str) -> str:
@@ -279,7 +242,7 @@ class _Follower:
     def _problem(self, place: Place, candidates: Sequence[str], before: str) -> Problem:
         looked = ", ".join(place.candidates)
         first = self._records[0].folder
-        mark = RUN_FILE if (first / RUN_FILE).is_file() else CAMPAIGN_FILE
+        mark = RUN_FILE if self._records[0].is_run else CAMPAIGN_FILE
         where = f"{first / mark} [{place.keys[0]}] {'.'.join(place.keys[1:])}"
         what = f"{place.written!r}, which the run read, is gone: looked for {looked}"
         why = ""
@@ -304,7 +267,7 @@ class _Follower:
         """The folder of the run's own modules, first on the import path unless it is the current one."""
         places = [recorded_folder(record.manifest, record.folder) for record in self._records]
         known = [path for place in places if place for path in place.candidates if os.path.isdir(path)]
-        runs = [os.path.realpath(record.folder) for record in self._records if (record.folder / RUN_FILE).is_file()]
+        runs = [os.path.realpath(record.folder) for record in self._records if record.is_run]
         # A run starts outside its folder: code that lies in one was put there by whoever made the record.
         known = [path for path in known if not any(_is_below(path, run) for run in runs)]
         here = os.getcwd()
@@ -319,11 +282,10 @@ class _Follower:
 
     def _code(self, folders: Sequence[str]) -> dict[str, str]:
         """Hashes of the run's modules that lay in the folder where it was started, by name."""
-        for identity in (identity for record in self._records for identity in record.identities):
-            files = as_mapping(as_mapping(identity.get(CODE)).get("files"))
+        for identity in _identities(self._records):
             own = {
                 str(name): str(as_mapping(file).get("hash", ""))
-                for name, file in files.items()
+                for name, file in table_of(identity, CODE, "files").items()
                 if any(as_mapping(file).get("path") == os.path.join(folder, str(name)) for folder in folders)
             }
             if own:
@@ -386,19 +348,6 @@ def _head(path: str) -> str:
     return f"{fixed}/" if fixed or path.startswith("/") else ""
 
 
-def _local_place(named: NamedInput, plugins: Plugins) -> str:
-    """The absolute path to which a value leads from here; empty for an id, a URL, a module or a package."""
-    value = os.path.expanduser(named.value)
-    is_path = "://" not in value and named.sort != "package"
-    if named.sort == "model":
-        is_path = os.path.isdir(value) and plugins.locate_model(named.value) is None
-    elif named.sort == DATA:
-        is_path = is_local(named.value)
-    elif named.sort == CODE:
-        is_path = value.endswith(".py")
-    return os.path.abspath(value) if is_path else ""
-
-
 def _module_here(named: NamedInput) -> str:
     """The file of a module that is named by dots, if it lies in the current folder; empty otherwise."""
     file = os.path.abspath(f"{named.value.replace('.', os.sep)}.py")
@@ -423,12 +372,6 @@ def _same_key(one: Place, other: Place) -> bool:
 def _is_below(path: str, folder: str) -> bool:
     full = os.path.realpath(path)
     return full == folder or full.startswith(f"{folder}{os.sep}")
-
-
-def _manifest(file: Path) -> Mapping[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
-        return as_mapping(json.loads(read_regular(file)))
-    return {}
 
 
 def _set(values: Any, keys: Keys, text: str) -> None:

@@ -9,30 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.reading import Record, read_object, table_of, time_of
+from retrain.records.reading import Record, read_object, time_of
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
-from retrain.records.run import Run, is_run
+from retrain.records.run import Run, compared_settings, is_run
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.registered import Plan, read_plan
 from retrain.records.runs.run_status import status_of_run
-
-# Keys in which runs of one condition may differ: none of them affects what a step learns.
-FREE_TABLES = frozenset({"logging", "resume", "deadlines", "health", "campaign", "squeeze", "plugins"})
-FREE_KEYS = frozenset(
-    {
-        *("training.seed", "training.max_steps", "training.save_every", "training.keep_last", "training.keep_best"),
-        *("training.keep_best_metric", "training.grace_s", "backend.adapter_path", "backend.devices"),
-        *("backend.throttle_dir", "backend.max_concurrent", "scoring.workers", "scoring.memory_gb", "scoring.cache"),
-    }
-)
-SEED_KEYS = frozenset({"training.seed", "training.seeds", "eval.seed"})
-
-SettingsKey = tuple[tuple[str, str], ...]
-
-
-def settings_key(record: Mapping[str, Any]) -> SettingsKey:
-    """The settings of a `run.json` that decide what a run learns, as sorted pairs of key and value."""
-    return tuple(sorted((path, value) for path, value in _settings(record) if path not in SEED_KEYS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +169,7 @@ def _began(run: Candidate) -> tuple[bool, float, int, str, str]:
 
 def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:
     """Labels of individual runs: the condition, and the settings in which runs of that condition differ."""
-    settings = {folder: dict(_settings(record)) for folder, record in records.items()}
+    settings = {folder: dict(compared_settings(record)) for folder, record in records.items()}
     names = {folder: _condition(record) for folder, record in records.items()}
     differing: dict[str, list[str]] = {}
     for name in set(names.values()):
@@ -201,15 +183,6 @@ def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:
         return f"{name}~{','.join(parts)}" if parts else name
 
     return label
-
-
-def _settings(record: Record) -> Iterator[tuple[str, str]]:
-    for table, keys in table_of(record, "config").items():
-        if table in FREE_TABLES or not isinstance(keys, dict):
-            continue
-        for key, value in keys.items():
-            if (path := f"{table}.{key}") not in FREE_KEYS:
-                yield path, str(value)
 
 
 def _condition(record: Record) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 
 from retrain.records.identity.changes import ADDED, REMOVED, ChangeKind, changes_between
 from retrain.records.reading import table_of
-from retrain.records.run import Run, accepted_changes
+from retrain.records.run import FREE_KEYS, FREE_TABLES, Run, accepted_changes
 from retrain.records.runs.example_rates import HELD_OUT_SET, NoExamplesError, per_example
 from retrain.records.runs.metric import Metric, Summary
-from retrain.records.runs.source import FREE_KEYS, FREE_TABLES, Candidate, Source
+from retrain.records.runs.source import Candidate, Source
 
 MODES = frozenset({"algorithm.advantage_mode", "algorithm.transform_mode", "training.control"})
 OF_A_PART = (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.PACKAGE)  # come and go with the parts that a condition names

@@ -13,11 +13,10 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats
 from retrain.records.reading import table_of
 from retrain.records.record_names import METRICS
-from retrain.records.run import Run, is_run
+from retrain.records.run import Run, SettingsKey, is_run, settings_key
 from retrain.records.runs.metric import HELD_OUT
 from retrain.records.runs.run_status import DONE, status_of_run
 from retrain.records.runs.scan import scan
-from retrain.records.runs.source import SettingsKey, settings_key
 
 SAME_TABLES = ("data", "environment", "reward", "eval")
 SAME_KEYS = (("model", "model"), ("training", "max_steps"))

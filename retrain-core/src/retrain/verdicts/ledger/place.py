@@ -12,7 +12,7 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.records.files import seal_of
 from retrain.records.reading import table_of
 from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS, RUN_FILE
-from retrain.records.runs.source import settings_key
+from retrain.records.run import settings_key
 from retrain.verdicts.ledger.chain import NAME
 
 RUNS = "runs"
@@ -61,7 +61,7 @@ def record_hashes(run: Path) -> dict[str, str]:
 
 def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Hashes of what `run.json` says about a run's settings, and about its code, data and plugins."""
-    from retrain.records.identity.changes import input_digests  # `status` needs none of it
+    from retrain.records.identity.copies import input_digests  # `status` needs none of it
 
     identity = manifest.get("identity")
     settings = {name: keys for name, keys in table_of(manifest, "config").items() if name not in OF_THE_PLACE}

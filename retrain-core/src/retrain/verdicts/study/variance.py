@@ -16,13 +16,13 @@ import numpy as np
 from retrain.kernel.config.schema import SeedSource
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import table_of
-from retrain.records.run import Run
+from retrain.records.run import Run, settings_key
 from retrain.records.runs.budget import Align, along, value_at
 from retrain.records.runs.example_rates import HELD_OUT_SET
 from retrain.records.runs.metric import CORRECT, HELD_OUT, Direction, Metric, Summary, shown_difference
 from retrain.records.runs.readable import chosen_metric
 from retrain.records.runs.run_status import DONE
-from retrain.records.runs.source import Candidate, find_runs, settings_key
+from retrain.records.runs.source import Candidate, find_runs
 from retrain.verdicts.stats.variance import REST, Components, components
 
 SOURCES: tuple[str, ...] = get_args(SeedSource)
