@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from retrain.kernel.types import Group, num_correct
-
-UNKNOWN = -1  # of checkpoints that only say whether the next step was sampled with an earlier version
 
 
 @dataclass(slots=True)
@@ -46,9 +44,8 @@ class Progress:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Progress:
-        """The counters that `as_state` returned, in this version or an earlier one."""
-        known = {"versions": [UNKNOWN] * any(map(state.get, ("is_ahead", "is_overlapped")))} | dict(state)
-        return cls(**{each.name: known[each.name] for each in fields(cls) if each.name in known})
+        """The counters that `as_state` returned."""
+        return cls(**state)
 
 
 class Clock:

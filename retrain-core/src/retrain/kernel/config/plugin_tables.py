@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -35,62 +36,28 @@ def _has_address(url: str) -> bool:
         return False
 
 
+_of_server = partial(key, free_on_resume=True, needs="inference.engine")
+
+
 class InferenceTable(Table):
     """Which engine samples completions, and how. The keys from `url` to `api_key_env` apply to servers."""
 
     engine: str = key("pytorch", "pytorch, or a server: max, vllm, sglang, mlx, openai.", names=Kind.INFERENCE_ENGINE)
     options: dict[str, Any] = key({}, "Options of an engine plugin.")
-    url: str = key(
-        "",
-        "URL of the server, or several with commas; empty = the engine's own on this machine.",
-        free_on_resume=True,
-        needs="inference.engine",
-    )
-    admin_url: str = key(
-        "",
-        "URLs of the servers behind a router at url, with commas: weights go to each.",
-        free_on_resume=True,
-        needs="inference.engine",
-    )
+    url: str = _of_server("", "URL of the server, or several with commas; empty = the engine's own on this machine.")
+    admin_url: str = _of_server("", "URLs of the servers behind a router at url, with commas: weights go to each.")
     logprobs: Literal["engine", "trainer"] = key(
         "engine", "Behaviour log-probabilities: the engine's own, or recomputed with the training model."
     )
-    max_gap: float = key(
-        0.1,
-        "Stop when engine and trainer differ by more on a probe; mean, in nats.",
-        gt=0.0,
-        free_on_resume=True,
-        needs="inference.engine",
+    max_gap: float = _of_server(0.1, "Stop when engine and trainer differ by more on a probe; mean, in nats.", gt=0.0)
+    keep_versions: int = _of_server(2, "Policy versions whose adapters a server keeps.", ge=1)
+    adapter_dir: str = _of_server(
+        "", "Folder for adapters that every server can read; empty = a temporary one.", is_path=True
     )
-    keep_versions: int = key(
-        2, "Policy versions whose adapters a server keeps.", ge=1, free_on_resume=True, needs="inference.engine"
-    )
-    adapter_dir: str = key(
-        "",
-        "Folder for adapters that every server can read; empty = a temporary one.",
-        free_on_resume=True,
-        is_path=True,
-        needs="inference.engine",
-    )
-    max_concurrent: int = key(
-        256, "Requests in flight at a time, over all servers.", ge=1, free_on_resume=True, needs="inference.engine"
-    )
-    timeout_s: float = key(
-        600.0, "Seconds that one request may take.", gt=0.0, free_on_resume=True, needs="inference.engine"
-    )
-    retry_s: float = key(
-        300.0,
-        "Seconds during which a failed request is retried; 0 = never.",
-        ge=0.0,
-        free_on_resume=True,
-        needs="inference.engine",
-    )
-    api_key_env: str = key(
-        "",
-        "Environment variable that holds the server's key; empty = none.",
-        free_on_resume=True,
-        needs="inference.engine",
-    )
+    max_concurrent: int = _of_server(256, "Requests in flight at a time, over all servers.", ge=1)
+    timeout_s: float = _of_server(600.0, "Seconds that one request may take.", gt=0.0)
+    retry_s: float = _of_server(300.0, "Seconds during which a failed request is retried; 0 = never.", ge=0.0)
+    api_key_env: str = _of_server("", "Environment variable that holds the server's key; empty = none.")
     attention_kernel: Literal["default", "flash", "triton", "tk", "cutlass"] = key(
         "default", "Attention kernel of the pytorch engine; default = the best available.", flag="attention_kernel"
     )
@@ -133,6 +100,9 @@ class SetsKeys(Table):
     cluster: str = key("", "Column that groups examples with a common source in eval.jsonl; empty = each by itself.")
 
 
+_of_environment = partial(key, needs="environment.provider")
+
+
 class EnvironmentTable(Table):
     """Tasks and scoring from an environment instead of `[data]` and `[reward]`."""
 
@@ -140,19 +110,11 @@ class EnvironmentTable(Table):
         "", "Environment provider: verifiers, mcp, openenv or a plugin; empty = none.", names=Kind.ENVIRONMENT
     )
     id: str = key("", "Environment, for example primeintellect/gsm8k.", validate_default=True, reads="package")
-    args: dict[str, Any] = key({}, "Its arguments, a table or JSON text of an object.", needs="environment.provider")
-    max_turns: int = key(
-        -1, "Turns per episode at most; -1 = as the environment says.", ge=-1, needs="environment.provider"
-    )
-    auto_install: bool = key(
-        False, "Install a missing environment from its hub.", free_on_resume=True, needs="environment.provider"
-    )
-    timeout_s: float = key(
-        60.0,
-        "Seconds that it may take between two turns of all episodes, and to score.",
-        gt=0.0,
-        free_on_resume=True,
-        needs="environment.provider",
+    args: dict[str, Any] = _of_environment({}, "Its arguments, a table or JSON text of an object.")
+    max_turns: int = _of_environment(-1, "Turns per episode at most; -1 = as the environment says.", ge=-1)
+    auto_install: bool = _of_environment(False, "Install a missing environment from its hub.", free_on_resume=True)
+    timeout_s: float = _of_environment(
+        60.0, "Seconds that it may take between two turns of all episodes, and to score.", gt=0.0, free_on_resume=True
     )
 
     @field_validator("args", mode="before", json_schema_input_type=dict[str, Any] | str)
@@ -196,20 +158,19 @@ class TeacherTable(Table):
     _urls = field_validator("url")(server_urls)
 
 
+_of_sft = partial(key, needs="sft.steps")
+
+
 class SftTable(Table):
     """Training on given answers before the first step."""
 
     steps: int = key(0, "Supervised steps before the first step; 0 = none.", ge=0)
-    source: str = key(
-        "", "Data source of prompts and answers; empty = the run's own.", names=Kind.DATA_SOURCE, needs="sft.steps"
-    )
-    path: str = key("", "As [data] path, for this source.", reads="data", needs="sft.steps")
-    options: dict[str, Any] = key({}, "As [data.options], for this source.", needs="sft.steps")
-    answer: str = key(
-        REFERENCE, "What is trained: `reference`, or the column of a worked solution.", min_length=1, needs="sft.steps"
-    )
-    batch_size: int = key(32, "Examples per supervised step.", ge=1, needs="sft.steps")
-    lr: float = key(0.0, "Learning rate of the supervised steps; 0 = [training] lr.", ge=0.0, needs="sft.steps")
+    source: str = _of_sft("", "Data source of prompts and answers; empty = the run's own.", names=Kind.DATA_SOURCE)
+    path: str = _of_sft("", "As [data] path, for this source.", reads="data")
+    options: dict[str, Any] = _of_sft({}, "As [data.options], for this source.")
+    answer: str = _of_sft(REFERENCE, "What is trained: `reference`, or the column of a worked solution.", min_length=1)
+    batch_size: int = _of_sft(32, "Examples per supervised step.", ge=1)
+    lr: float = _of_sft(0.0, "Learning rate of the supervised steps; 0 = [training] lr.", ge=0.0)
 
 
 class KlTable(Table):
@@ -261,29 +222,22 @@ class EntropyTable(Table):
     clip_cov_high: float = key(5.0, "And below this.", allow_inf_nan=False, needs="entropy.clip_cov")
 
 
+_of_pacer = partial(key, needs="backpressure.enabled")
+
+
 class BackpressureTable(Table):
     """Adaptive batch sizing (Universal Scalability Law and roofline)."""
 
     enabled: bool = key(False, "Let measured throughput set the batch size.")
-    pacer: str = key(
-        "usl", "What sets the batch size: usl or a plugin.", names=Kind.PACER, needs="backpressure.enabled"
-    )
-    warmup_steps: int = key(
-        10, "Steps that sweep 1, 2, 4, ... prompts before the first decision.", ge=0, needs="backpressure.enabled"
-    )
-    ema_decay: float = key(
-        0.9, "Decay of the throughput average (bp_throughput).", ge=0.0, le=1.0, needs="backpressure.enabled"
-    )
-    throttle_margin: float = key(
-        0.85, "Target: this fraction of the p of highest throughput.", gt=0.0, le=1.0, needs="backpressure.enabled"
-    )
-    increase_margin: float = key(
-        0.5, "Increase when below this fraction of the target.", gt=0.0, le=1.0, needs="backpressure.enabled"
-    )
-    min_batch_size: int = key(1, "Smallest batch size.", ge=1, needs="backpressure.enabled")
-    max_batch_size: int = key(64, "Largest batch size.", ge=1, needs="backpressure.enabled")
-    peak_gflops: float = key(0.0, "Peak GFLOP/s of the device; 0 = unknown.", ge=0.0, needs="backpressure.enabled")
-    peak_bw_gb_s: float = key(0.0, "Peak memory bandwidth, GB/s; 0 = unknown.", ge=0.0, needs="backpressure.enabled")
+    pacer: str = _of_pacer("usl", "What sets the batch size: usl or a plugin.", names=Kind.PACER)
+    warmup_steps: int = _of_pacer(10, "Steps that sweep 1, 2, 4, ... prompts before the first decision.", ge=0)
+    ema_decay: float = _of_pacer(0.9, "Decay of the throughput average (bp_throughput).", ge=0.0, le=1.0)
+    throttle_margin: float = _of_pacer(0.85, "Target: this fraction of the p of highest throughput.", gt=0.0, le=1.0)
+    increase_margin: float = _of_pacer(0.5, "Increase when below this fraction of the target.", gt=0.0, le=1.0)
+    min_batch_size: int = _of_pacer(1, "Smallest batch size.", ge=1)
+    max_batch_size: int = _of_pacer(64, "Largest batch size.", ge=1)
+    peak_gflops: float = _of_pacer(0.0, "Peak GFLOP/s of the device; 0 = unknown.", ge=0.0)
+    peak_bw_gb_s: float = _of_pacer(0.0, "Peak memory bandwidth, GB/s; 0 = unknown.", ge=0.0)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
-from retrain.records.reading import Record, number, parse_record
+from retrain.records.reading import Record, number, parse_record, parsed_lines
 from retrain.records.record_names import EVALUATION
 from retrain.records.runs.metric import Metric, Summary
 
 HELD_OUT_SET = "held_out"
 _FIELD = re.compile(r"eval_(?:(?P<set>\w+?)_)?(?P<kind>correct_rate|mean_reward|pass_at_(?P<k>[1-9]\d*))")
-_STEP = re.compile(rb'\{"step": (-?\d+),')
+_STEP = '{"step": '
 _TOLERANCE = 1e-9  # between a rate in metrics.jsonl and the mean over examples
 
 
@@ -82,11 +80,10 @@ def per_example(metric: Metric) -> PerExample:
 
 
 def read_rates(folder: Path, figure: PerExample, *, step: int, expected: float) -> ExampleRates:
-    """The examples of a set after a step; NoExamplesError where they are absent, damaged, or not those of `expected`.
-
-    The lines of a file are in the order of steps: those of one step are found by bisection, and nothing else is read.
-    """
+    """The examples of a set after a step; NoExamplesError if absent, damaged, or not those of `expected`."""
     ids, clusters, values, lines = [], [], [], 0
+    if not (folder / EVALUATION).exists():
+        raise NoExamplesError(f"{folder.name} has no {EVALUATION}")
     try:
         for record in _records(folder / EVALUATION, step):
             lines += 1
@@ -94,10 +91,8 @@ def read_rates(folder: Path, figure: PerExample, *, step: int, expected: float) 
                 ids.append(_text(record, "example"))
                 clusters.append(_text(record, "cluster"))
                 values.append(figure.of(record))
-    except FileNotFoundError:
-        raise NoExamplesError(f"{folder.name} has no {EVALUATION}") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    except (ConfigError, ValueError, KeyError, TypeError) as error:
+        reason = error.problems[0].what if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         raise NoExamplesError(f"{EVALUATION} of {folder.name} cannot be read at step {step}: {reason}") from error
     if not values:
         raise NoExamplesError(f"{EVALUATION} of {folder.name} has nothing about step {step}")
@@ -129,40 +124,12 @@ def aligned(found: Sequence[tuple[str, ExampleRates]]) -> Floats:
 
 
 def _records(file: Path, step: int) -> Iterator[Record]:
-    with open_regular(file) as stream:
-        stream.seek(_first_of(stream, step))
-        for line in stream:
-            if not line.endswith(b"\n"):  # cut short by a kill
-                return
-            if (found := _step_of(line)) != step:
-                if found < step:
-                    raise ValueError(f"step {found} comes after step {step}")
-                return
-            yield parse_record(line)
-
-
-def _first_of(stream: BinaryIO, step: int) -> int:
-    """Where the first line of a step, or of a later one, begins; the end if there is none."""
-    low, high = 0, os.fstat(stream.fileno()).st_size
-    while low < high:
-        middle = (low + high) // 2
-        stream.seek(max(0, middle - 1))
-        if middle:
-            stream.readline()
-        line = stream.readline()
-        if line.endswith(b"\n") and _step_of(line) < step:
-            low = stream.tell()
-        else:
-            high = middle
-    return low
-
-
-def _step_of(line: bytes) -> int:
-    found = _STEP.match(line)
-    step = int(found[1]) if found else parse_record(line).get("step")
-    if type(step) is not int:
-        raise ValueError("the line has no step")
-    return step
+    """The lines of a step; those of other steps, which the first field tells, are not parsed."""
+    mark = f"{_STEP}{step},".encode()
+    lines = parsed_lines(
+        file, lambda line: parse_record(line) if line.startswith(mark) or not line.startswith(_STEP.encode()) else None
+    )
+    return (record for _, record in lines if record is not None)
 
 
 def _text(record: Record, key: str) -> str:

@@ -18,7 +18,7 @@ from retrain.kernel.declared import Capabilities
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.overlap import Planned, Sample, Sampled, Serial, Upcoming
 from retrain.kernel.parts import Run
-from retrain.kernel.progress import UNKNOWN, Clock
+from retrain.kernel.progress import Clock
 from retrain.run.steps.overlapped import KeepsVersions, OffPolicy, Overlapped, Span, overlap_s, overlaps_training
 
 KEY = "training.max_staleness"
@@ -140,7 +140,7 @@ class Buffered(OffPolicy):
         self._version = self._trained_from = self._backend.publish()
         if (first := upcoming()) is None:
             return
-        versions = [*(each for each in self._run.progress.versions if each != UNKNOWN), self._version]
+        versions = [*self._run.progress.versions, self._version]
         self._ordered = first.step - 1
         for place in range(len(versions) - 1 - self._most, len(versions)):
             self._order(versions[max(0, place)])
