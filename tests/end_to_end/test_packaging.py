@@ -15,12 +15,12 @@ from tests.end_to_end.conftest import ROOT
 from tests.shared import first_or_long
 
 PACKAGE = ROOT / "retrain-core/src/retrain"
-# Without these there is no run: the command line, what surrounds every run, prompts, scores, credit.
-NEEDED = {"cli", "run", "tasks", "credit"}
+# Without these there is no run: the command line, its console and what that prints, what surrounds a run, prompts, scores, credit.
+NEEDED = {"cli", "observe/console", "observe/metrics", "run", "tasks", "credit"}
 PLUGINS = (file.parent for file in PACKAGE.rglob("__init__.py") if "@hookimpl" in file.read_text(encoding="utf-8"))
 OPTIONAL = tuple(
     folder
-    for folder in ("observe", "tools", *sorted(str(folder.relative_to(PACKAGE)) for folder in PLUGINS))
+    for folder in ("tools", *sorted(str(folder.relative_to(PACKAGE)) for folder in PLUGINS))
     if folder not in NEEDED
 )
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'
@@ -156,11 +156,11 @@ def check_rest_works(before: dict, after: dict, explained: dict, folders: tuple[
     """What the deleted packages registered is gone and named, all else is there, and a run would be what it was."""
     deleted = tuple(f"retrain.{folder.replace('/', '.')}." for folder in folders)
     for kind, rows in before["kinds"].items():
-        kept = {row["name"] for row in rows if not row["source"].startswith(deleted)}
+        kept = {row["name"] for row in rows if not f"{row['source']}.".startswith(deleted)}
         assert names(after, kind) == kept, (folders, kind)
     sources = {row["source"] for rows in before["kinds"].values() for row in rows}
-    assert {failure["source"] for failure in after["failures"]} >= {s for s in sources if s.startswith(deleted)}
-    assert all(failure["source"].startswith(deleted) for failure in after["failures"]), folders
+    assert {failure["source"] for failure in after["failures"]} >= {s for s in sources if f"{s}.".startswith(deleted)}
+    assert all(f"{failure['source']}.".startswith(deleted) for failure in after["failures"]), folders
     assert explained["condition"] == "maxrl+gtpo_sepa"
 
 

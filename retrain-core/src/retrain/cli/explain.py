@@ -15,7 +15,6 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import toml_text
 from retrain.kernel.plugins.build import declared_capabilities
 from retrain.kernel.registry import Plugins
-from retrain.observe.trackers.table import TrackerKeys
 from retrain.run.check import registered_tables, with_plugin_rows
 from retrain.run.configure import Checked, claim_of, load_checked, missing_file
 from retrain.run.notices import credit_notices, unclipped, without_effect
@@ -146,7 +145,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "eval_examples": config.eval.examples,
         "log_dir": config.logging.log_dir,
         "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
-        "wandb_project": config.table("logging", TrackerKeys).wandb_project or "(disabled)",
+        "wandb_project": getattr(config.logging, "wandb_project", "") or "(disabled)",  # a key of the trackers
     }
     content = with_plugin_rows(content, config, plugins)
     warnings = [*_warnings(config), *_departures(config, plugins), *credit_notices(config, plugins, flow)]
