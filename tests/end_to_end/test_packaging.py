@@ -15,7 +15,7 @@ from tests.end_to_end.conftest import ROOT
 from tests.shared import first_or_long
 
 PACKAGE = ROOT / "retrain-core/src/retrain"
-# Without these there is no run: the command line, its console and what that prints, what surrounds a run, prompts, scores, credit.
+# Without these there is no run: the command line, its console, the metrics it prints, prompts, scores, credit.
 NEEDED = {"cli", "observe/console", "observe/metrics", "run", "tasks", "credit"}
 PLUGINS = (file.parent for file in PACKAGE.rglob("__init__.py") if "@hookimpl" in file.read_text(encoding="utf-8"))
 OPTIONAL = tuple(
