@@ -15,7 +15,8 @@ from retrain.api import MemoryEstimate, MemoryPhase, Workload
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.check import registered_tables
-from retrain.tools.capacity.advice import SAFETY, advise
+from retrain.tools.capacity.advice import advise
+from retrain.tools.capacity.workload import SAFETY
 from retrain_local.decoder import Shape
 from retrain_local.devices import torch_modes
 from retrain_local.memory import sizes

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.contracts.memory import MemoryEstimate, Workload
-from retrain.tools.capacity.advice import KEYS, MICRO, SAFETY, advise
+from retrain.tools.capacity.advice import KEYS, MICRO, advise
+from retrain.tools.capacity.workload import SAFETY
 from retrain_local.memory.estimate import estimate
 from retrain_local.memory.shape import ModelShape
 

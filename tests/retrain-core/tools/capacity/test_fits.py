@@ -14,8 +14,8 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.tools.capacity import command as command_module
 from retrain.tools.capacity import shapes, workload
-from retrain.tools.capacity.advice import SAFETY
 from retrain.tools.capacity.shapes import KnownShape, known_document, known_shapes, nearest
+from retrain.tools.capacity.workload import SAFETY
 from retrain_local.memory.shape import shape_of
 from tests.invoke import invoke
 

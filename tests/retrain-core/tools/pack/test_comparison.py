@@ -7,13 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
 from retrain.tools.pack.lines import EVALUATED, RunLines, divergence, encoded
 from retrain.tools.pack.packages import extras_of, installed_digests, pinned, required
-from retrain.tools.pack.page import Curve, drawn_curves
 from retrain.tools.pack.rerunning import LOOKED_AT, Difference, cause_lines, ranked
 from retrain.tools.pack.verdict import equivalence, expected_half_width, final_rates
 from retrain.tools.pack.wheels import wheel_of
@@ -107,16 +104,3 @@ def test_required_packages_are_pinned_without_the_label_of_a_build() -> None:
     digest = installed_digests(["numpy"])["numpy"]["digest"]
     assert len(digest) == 32
     assert digest == installed_digests(["numpy"])["numpy"]["digest"]
-
-
-FINITE = st.floats(-1e12, 1e12)
-
-
-@given(st.lists(st.tuples(st.integers(0, 10**6), FINITE), min_size=1, max_size=20), st.text(max_size=20))
-@settings(max_examples=50)
-def test_any_curve_is_drawn_inside_its_figure_and_any_label_is_escaped(
-    points: list[tuple[int, float]], label: str
-) -> None:
-    html = drawn_curves("t", [Curve(f"<b>{label}", points)]).__html__()
-    assert "nan" not in html
-    assert "<b>" not in html

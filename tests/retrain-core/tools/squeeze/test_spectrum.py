@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from retrain.kernel.errors import ConfigError
-from retrain.tools.squeeze.spectrum import BLOCK_ROWS, NumpySolver, Solver, solver_for, variance_kept
+from retrain.tools.squeeze.spectrum import BLOCK_ROWS, Solver, solver_for, variance_kept
 
 SOLVERS = ["numpy", "torch"]
 Factors = tuple[np.ndarray, np.ndarray]
@@ -23,7 +23,7 @@ numbers = st.floats(-10, 10, allow_nan=False, width=32)
 @pytest.fixture(params=SOLVERS)
 def solver(request: pytest.FixtureRequest) -> Solver:
     if request.param == "numpy":
-        return NumpySolver()
+        return Solver()
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     from retrain.tools.squeeze.spectrum import TorchSolver
@@ -89,10 +89,10 @@ def test_a_rank_above_the_shape_is_filled_with_zeros(
 def test_tall_factors_are_taken_in_blocks_and_nothing_changes(rank: int, random_factors: Random) -> None:
     rows = 9 * BLOCK_ROWS + 17
     a, b = random_factors(1, rank=rank, inner=2 * BLOCK_ROWS + 5, outer=rows)
-    s = NumpySolver().singular_values(a, b)
+    s = Solver().singular_values(a, b)
     whole = np.linalg.qr(b, mode="r") @ np.linalg.qr(a.T, mode="r").T
     np.testing.assert_allclose(s, np.linalg.svd(whole, compute_uv=False), rtol=1e-10)
-    small_a, small_b, _ = NumpySolver().truncate(a, b, rank)
+    small_a, small_b, _ = Solver().truncate(a, b, rank)
     np.testing.assert_allclose(small_b[:50] @ small_a, b[:50] @ a, atol=1e-8)
     np.testing.assert_allclose(small_b.T @ small_b, np.diag(s), atol=1e-8 * s[0])
 
@@ -100,13 +100,13 @@ def test_tall_factors_are_taken_in_blocks_and_nothing_changes(rank: int, random_
 def test_rounding_is_no_update() -> None:
     a = np.ones((2, 4))
     b = np.array([[1.0, -1.0], [3.0, -3.0]])
-    assert not NumpySolver().singular_values(0.1 * a, b).any()
+    assert not Solver().singular_values(0.1 * a, b).any()
 
 
 @settings(max_examples=60)
 @given(a=arrays(np.float64, (3, 5), elements=numbers), b=arrays(np.float64, (4, 3), elements=numbers))
 def test_shares_rise_to_one_whatever_the_orientation_and_scale(a: np.ndarray, b: np.ndarray) -> None:
-    solver = NumpySolver()
+    solver = Solver()
     s = solver.singular_values(a, b)
     assert (np.diff(s) <= 0).all()
     turned = solver.singular_values(b.T, a.T)
@@ -129,7 +129,7 @@ def test_shares_rise_to_one_whatever_the_orientation_and_scale(a: np.ndarray, b:
     rank=st.integers(1, 3),
 )
 def test_the_error_is_that_of_eckart_and_young(a: np.ndarray, b: np.ndarray, rank: int) -> None:
-    small_a, small_b, s = NumpySolver().truncate(a, b, rank)
+    small_a, small_b, s = Solver().truncate(a, b, rank)
     error = np.linalg.norm(b @ a - small_b @ small_a)
     tolerance = 1e-9 * (1 + np.linalg.norm(a) * np.linalg.norm(b))
     assert error == pytest.approx(np.sqrt(np.square(s[rank:]).sum()), abs=tolerance)
@@ -137,7 +137,7 @@ def test_the_error_is_that_of_eckart_and_young(a: np.ndarray, b: np.ndarray, ran
 
 
 def test_cpu_needs_no_torch() -> None:
-    assert isinstance(solver_for("cpu"), NumpySolver)
+    assert isinstance(solver_for("cpu"), Solver)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -1,21 +1,22 @@
-"""Which key to change: the smallest change with which a run fits in memory, and where most of its time went."""
+"""Which key to change, so that a run fits in memory or takes less time."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryEstimate, Workload
 from retrain.text.amounts import percent
-from retrain.tools.capacity.workload import device_kind
+from retrain.tools.capacity.workload import SAFETY, device_kind, is_campaign, schedule_of
 
 DOMINANT = 0.6  # of the step time; sampling and training take about equal shares when both run near their limits
 WAITING = 0.3  # scoring overlaps with sampling, so waiting for it is pure loss
 Estimated = Callable[[Workload], MemoryEstimate]
 
-# Usable share of memory: on a CPU the estimate may be 15 % low, on a GPU it is an upper bound.
-SAFETY = {"cpu": 0.9, "cuda": 0.95}
 MICRO = ("micro_batch_tokens", "[backend.options] micro_batch_tokens")  # tried first: it does not change the gradient
 KEYS = (
     ("batch_size", "[training] batch_size"),
@@ -28,6 +29,7 @@ FLOORS = {"group_size": 2}  # a group of one carries no signal
 QUANTISED = ("int8", "nf4")  # of a GPU's frozen weights, the closer to the given ones first
 KEPT = 0.5  # a value cut to less than this share is a larger change than 8-bit weights
 USUAL_RANK = 32  # of an adapter where all weights are too many to train
+FEWEST_EXAMPLES = 8  # an estimate from fewer says nothing
 
 
 def advise(work: Workload, limit_bytes: int, estimated: Estimated, *, can_quantise: bool = True) -> str:
@@ -107,13 +109,35 @@ def quantised_ways(work: Workload) -> list[Workload]:
 
 def _largest_that_fits(work: Workload, name: str, room: int, estimated: Estimated) -> int | None:
     now = getattr(work, name) or estimated(work).pack_tokens  # 0 = chosen by the backend
-    low, high = FLOORS.get(name, 1), now - 1
-    if high < low or estimated(work.with_size(name, low)).needed_bytes > room:
-        return None
-    while low < high:
-        middle = (low + high + 1) // 2
-        if estimated(work.with_size(name, middle)).needed_bytes <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    values = range(FLOORS.get(name, 1), now)
+    count = bisect_right(values, 0, key=lambda value: estimated(work.with_size(name, value)).needed_bytes > room)
+    return values[count - 1] if count else None
+
+
+# Evaluations that take no longer than the training.
+
+
+def shorter_evaluations(config: Config, share: partial[float]) -> str:
+    """One key, or several if no single one is enough, with which evaluations take no longer than training."""
+    now, steps = config.eval, schedule_of(config).max_steps
+    if now.every and share(every=0) <= 1.0:
+        values = range(now.every, steps + 1)
+        return f"set [eval] every = {values[bisect_left(values, -1.0, key=lambda every: -share(every=every))]}"
+    for name, least in (("examples", FEWEST_EXAMPLES), ("samples", 1)):
+        if value := _largest(range(least, getattr(now, name)), name, share):
+            return _set({name: value})
+    fewer = {name: value for name, value in {"samples": 1, "every": 0}.items() if getattr(now, name) != value}
+    if value := _largest(range(FEWEST_EXAMPLES, now.examples + 1), "examples", partial(share, **fewer)):
+        return _set(fewer | ({"examples": value} if value < now.examples else {}))
+    enough = f"[{'campaign' if is_campaign(config) else 'training'}] max_steps = {math.ceil(steps * share(**fewer))}"
+    return f"{_set(fewer)} and {enough}" if fewer else f"set {enough}"
+
+
+def _largest(values: range, name: str, share: partial[float]) -> int:
+    """The largest value of a key with which its evaluations are short enough; 0 if there is none."""
+    count = bisect_right(values, 1.0, key=lambda value: share(**{name: value}))
+    return values[count - 1] if count else 0
+
+
+def _set(changes: dict[str, int]) -> str:
+    return "set " + " and ".join(f"[eval] {name} = {value}" for name, value in changes.items())

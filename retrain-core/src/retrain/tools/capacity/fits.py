@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -12,9 +13,10 @@ from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, Workloa
 from retrain.kernel.registry import Plugins
 from retrain.text.amounts import size
 from retrain.text.tables import table_lines
-from retrain.tools.capacity.advice import NO_KEY, SAFETY, quantised_ways
+from retrain.tools.capacity.advice import NO_KEY, quantised_ways
 from retrain.tools.capacity.forecast import Forecast, forecast
 from retrain.tools.capacity.shapes import known_shapes
+from retrain.tools.capacity.workload import SAFETY
 
 GIB = 2**30
 CARDS_GIB = (16, 24, 48, 80)
@@ -64,18 +66,12 @@ def _option(model: MemoryModel, work: Workload, limit: int) -> Option:
         quantize=work.quantize,
         fits=is_enough(work),
         needed_bytes=here.needed_bytes,
-        max_tokens=_longest(work, max(1, longest), is_enough),
+        max_tokens=bisect_right(
+            range(1, max(1, longest) + 1), 0, key=lambda tokens: not is_enough(work.with_size("max_tokens", tokens))
+        ),
         lora_rank=next((rank for rank in ranks if is_enough(work.with_size("lora_rank", rank))), 0),
         at_once=here.at_once,
     )
-
-
-def _longest(work: Workload, most: int, is_enough: Callable[[Workload], bool]) -> int:
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if is_enough(work.with_size("max_tokens", middle)) else (low, middle - 1)
-    return low
 
 
 def verdict(found: Forecast, name: str, near: str = "") -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,10 +14,10 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, Workload
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.tools.capacity.advice import advise
 from retrain.tools.capacity.history import Past, RunTime, past_runs, run_time
-from retrain.tools.capacity.shapes import Document, model_folder
-from retrain.tools.capacity.workload import ASSUMED_PROMPT_TOKENS, memory_limit, workload_of
+from retrain.tools.capacity.workload import ASSUMED_PROMPT_TOKENS, SAFETY, memory_limit, workload_of
+
+Document = Mapping[str, int | str | bool]  # a `config.json`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,20 @@ class Forecast:
     time: RunTime
     past: Past
     limit_bytes: int | None
-    advice: str
+    runtime_bytes: int | None
+
+    @property
+    def advice(self) -> str:
+        """What to change if it does not fit; empty if it does."""
+        limit = self.limit_bytes
+        if not limit or self.estimate.needed_bytes <= int(limit * SAFETY[self.work.device]):
+            return ""
+        from retrain.tools.capacity.advice import advise  # most forecasts fit
+
+        def estimated(changed: Workload) -> MemoryEstimate:
+            return self.model.estimate(changed, self.runtime_bytes, limit)
+
+        return advise(self.work, limit, estimated, can_quantise=self.model.can_quantise)
 
     @property
     def is_prompt_assumed(self) -> bool:
@@ -95,24 +110,48 @@ def forecast(
         what = f"no plugin knows how much memory backend {name!r} needs"
         raise ConfigError(Problem(where=config.place("backend.backend"), what=what, fix="measure it with --pilot 3"))
     if past is None:  # runs of this machine say nothing about another
-        past = Past() if gpu_bytes else past_runs(config, Path(config.logging.log_dir).expanduser().parent)
+        past = Past() if gpu_bytes else past_runs(config)
     prompt, device = prompt_tokens or past.prompt_tokens or 0, "cuda" if gpu_bytes else None
     work = workload_of(config, prompt_tokens=prompt, context=model.context, device=device)
     limit = gpu_bytes or memory_limit(config.backend.devices)
     runtime = _runtime(past, model, work, limit)
-
-    def estimated(changed: Workload) -> MemoryEstimate:
-        return model.estimate(changed, runtime, limit)
-
     return Forecast(
         model=model,
         work=work,
-        estimate=estimated(work),
+        estimate=model.estimate(work, runtime, limit),
         time=run_time(config, past),
         past=past,
         limit_bytes=limit,
-        advice=advise(work, limit, estimated, can_quantise=model.can_quantise) if limit else "",
+        runtime_bytes=runtime,
     )
+
+
+def model_folder(
+    config: Config, plugins: Plugins, name: str = "", *, fetch: bool, scratch: Path, sizes: Document | None = None
+) -> Path:
+    """A folder with the `config.json` of the run's model, or of the model `name`; its weights are not needed.
+
+    It is local, shipped by a plugin, in the hub's cache, or written below `scratch`: from `sizes` for the run's model,
+    or from the table of known models. `fetch` downloads that of any other model. ConfigError if there is none.
+    """
+    if sizes is not None and not name:
+        return write_document(sizes, scratch / "sizes")
+    where = config.place("teacher.model" if name else "model.model")
+    name = name or config.model.model
+    located = plugins.locate_model(name)
+    folder = Path(located or name).expanduser()
+    if located is not None or folder.is_dir():
+        return folder
+    from retrain.tools.capacity.shapes import folder_of_known  # only for a model that is not here
+
+    return folder_of_known(name, where, fetch=fetch, scratch=scratch)
+
+
+def write_document(document: Document, folder: Path) -> Path:
+    """`folder`, with this `config.json` in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
+    return folder
 
 
 def _runtime(past: Past, model: MemoryModel, work: Workload, limit: int | None) -> int | None:

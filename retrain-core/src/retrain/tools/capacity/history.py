@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import statistics
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError
-from retrain.records.run import Run, is_run
+from retrain.records.record_names import RUN_FILE
+from retrain.records.run import Run
 from retrain.run.configure import evaluations
 from retrain.text.amounts import counted, duration
-from retrain.tools.capacity.workload import Schedule, device_kind, eval_completions_of, is_campaign, schedule_of
+from retrain.tools.capacity.workload import Schedule, device_kind, eval_completions_of, schedule_of
 
 MAX_DEPTH = 4  # logs/campaign/runs/NAME/run.json
 MAX_RUNS = 2000
@@ -41,13 +41,6 @@ SAME_WORK = (
     ("inference", "kv_cache_dtype"),
     ("model", "dtype"),
 )
-# Keys that the oldest runs lack, and what those did.
-ADDED_LATER = {
-    ("model", "dtype"): "auto",
-    ("training", "minibatches"): 1,
-    ("training", "epochs"): 1,
-    ("training", "refill"): 0,
-}
 SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # what the memory of an idle process depends on
 
 
@@ -63,12 +56,15 @@ class Past:
     eval_completion_s: float | None = None
 
 
-def past_runs(config: Config, folder: Path) -> Past:
-    """Read the `run.json` files below a folder for runs of this configuration; damaged ones are skipped."""
+def past_runs(config: Config, folder: Path | None = None) -> Past:
+    """Read the `run.json` files below a folder, that of the run's logs, for runs of this configuration.
+
+    Damaged ones are skipped.
+    """
     same_work: list[Mapping[str, Any]] = []
     same_process: list[Mapping[str, Any]] = []
-    now = config.as_dict()
-    for manifest in _manifests(folder):
+    now, folder = config.as_dict(), folder or Path(config.logging.log_dir).expanduser().parent
+    for manifest in islice(_manifests(folder), MAX_RUNS):
         capacity = manifest.get("capacity")
         measured = capacity.get("measured") if isinstance(capacity, dict) else None
         if not isinstance(measured, dict) or not _is_here(manifest):
@@ -101,24 +97,15 @@ def eval_completion_s(measured: Mapping[str, Any], config: Mapping[str, Any]) ->
 
 
 def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
-    for count, run in enumerate(_runs(folder, MAX_DEPTH)):
-        if count == MAX_RUNS:
-            return
-        with suppress(ConfigError):
-            yield run.manifest
-
-
-def _runs(folder: Path, depth: int) -> Iterator[Run]:
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return
-    if is_run(folder):
-        yield Run(folder)
-    elif depth:
-        for entry in entries:
-            if entry.is_dir() and not entry.is_symlink():
-                yield from _runs(entry, depth - 1)
+    """The `run.json` of runs and of campaigns' runs; links are not followed, and the folders of a run not entered."""
+    for place, folders, files in os.walk(folder):
+        run = Path(place)
+        if RUN_FILE in files or len(run.relative_to(folder).parts) == MAX_DEPTH:
+            folders.clear()
+        folders.sort()
+        if RUN_FILE in files:
+            with suppress(ConfigError):
+                yield Run(run).manifest
 
 
 def _is_here(manifest: Mapping[str, Any]) -> bool:
@@ -137,7 +124,7 @@ def _agree(manifest: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[tupl
 def _value(config: Mapping[str, Any], table: str, name: str) -> Any:
     """A value of a configuration; a GPU that this machine lacks is the CPU that a run takes instead."""
     values = config.get(table)
-    value = values.get(name, ADDED_LATER.get((table, name))) if isinstance(values, dict) else None
+    value = values.get(name) if isinstance(values, dict) else None
     if name != "devices" or not isinstance(value, str):
         return value
     return [each if device_kind(each) == "cuda" else "cpu" for each in map(str.strip, value.split(","))]
@@ -160,7 +147,6 @@ def _whole(value: float | None) -> int | None:
 
 
 ASSUMED_SHARE = 0.5  # of the time of a step is sampling, until a run has measured it
-FEWEST_EXAMPLES = 8  # an estimate from fewer says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +199,12 @@ def run_time(config: Config, past: Past, *, steps_done: int = 0) -> RunTime:
     )
 
 
+def _fix(config: Config, share: partial[float]) -> str:
+    from retrain.tools.capacity.advice import shorter_evaluations  # few configurations need it
+
+    return shorter_evaluations(config, share)
+
+
 def _share(config: Config, of_step: float, **changes: int) -> float:
     """Time of all evaluations divided by the time of all steps.
 
@@ -223,29 +215,3 @@ def _share(config: Config, of_step: float, **changes: int) -> float:
     steps, training = schedule_of(config).max_steps, config.training
     work = steps * training.batch_size * training.group_size
     return evaluations(steps, evaluation.every) * completions * of_step / work
-
-
-def _fix(config: Config, share: partial[float]) -> str:
-    """One key, or several if no single one is enough, with which evaluations take no longer than training."""
-    now, steps = config.eval, schedule_of(config).max_steps
-    if now.every and share(every=0) <= 1.0:
-        values = range(now.every, steps + 1)
-        return f"set [eval] every = {values[bisect_left(values, -1.0, key=lambda every: -share(every=every))]}"
-    for name, least in (("examples", FEWEST_EXAMPLES), ("samples", 1)):
-        if value := _largest(range(least, getattr(now, name)), name, share):
-            return _set({name: value})
-    fewer = {name: value for name, value in {"samples": 1, "every": 0}.items() if getattr(now, name) != value}
-    if value := _largest(range(FEWEST_EXAMPLES, now.examples + 1), "examples", partial(share, **fewer)):
-        return _set(fewer | ({"examples": value} if value < now.examples else {}))
-    enough = f"[{'campaign' if is_campaign(config) else 'training'}] max_steps = {math.ceil(steps * share(**fewer))}"
-    return f"{_set(fewer)} and {enough}" if fewer else f"set {enough}"
-
-
-def _largest(values: range, name: str, share: partial[float]) -> int:
-    """The largest value of a key with which its evaluations are short enough; 0 if there is none."""
-    count = bisect_right(values, 1.0, key=lambda value: share(**{name: value}))
-    return values[count - 1] if count else 0
-
-
-def _set(changes: dict[str, int]) -> str:
-    return "set " + " and ".join(f"[eval] {name} = {value}" for name, value in changes.items())

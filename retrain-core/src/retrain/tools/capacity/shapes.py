@@ -7,17 +7,15 @@ publish (of Gemma 3 those of the language model) and the hub ids; `ID@N` has a c
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.registry import Plugins
 from retrain.text.hub import hub_options
+from retrain.tools.capacity.forecast import Document, write_document
 
 TABLE = Path(__file__).with_name("shapes.csv")
 NEEDED = ("layers", "hidden", "heads", "vocabulary")
@@ -32,7 +30,6 @@ OPTIONS = {  # of the command line, and the names in a `config.json`
     "context": "max_position_embeddings",
     "tied": "tie_word_embeddings",
 }
-Document = Mapping[str, int | str | bool]  # a `config.json`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +79,6 @@ def nearest(name: str) -> str:
     return by_end[found[0]] if found else ""
 
 
-def write_document(document: Document, folder: Path) -> Path:
-    """`folder`, with this `config.json` in it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
-    return folder
-
-
 def document_of(sizes: Mapping[str, int | bool | None]) -> Document | None:
     """A `config.json` from the options of the command line; None when none of them is given.
 
@@ -103,38 +93,15 @@ def document_of(sizes: Mapping[str, int | bool | None]) -> Document | None:
     return {"model_type": "llama", "tie_word_embeddings": False, **given}
 
 
-# Finds a folder with the `config.json` of a model; its weights are not needed.
-
-
 FETCH_S = 20.0
 
 
-def model_folder(
-    config: Config, plugins: Plugins, name: str = "", *, fetch: bool, scratch: Path, sizes: Document | None = None
-) -> Path:
-    """A local folder, a model that a plugin ships, the hub's cache, or the table of known shapes, in this order.
-
-    `name` is that of another model than the run's, a teacher for instance; `sizes` takes the place of the run's
-    `config.json`. What is no folder yet is written below `scratch`. `fetch` downloads the `config.json` of a model that
-    none of them has. ConfigError if there is none.
-    """
-    if sizes is not None and not name:
-        return write_document(sizes, scratch / "sizes")
-    where = config.place("teacher.model" if name else "model.model")
-    name = name or config.model.model
-    located = plugins.locate_model(name)
-    folder = Path(located or name).expanduser()
-    if located is not None or folder.is_dir():
-        return folder
+def folder_of_known(name: str, where: str, *, fetch: bool, scratch: Path) -> Path:
+    """A folder with the `config.json` of a model that is not on this machine: the hub's cache, the table, the hub."""
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
-        what = f"there is no model folder {name!r}"
-        fix = "give an existing folder, a hub id, or builtin:tiny"
-        fix = f"did you mean {near!r}?" if (near := nearest(name)) and "/" not in name else fix
-        raise ConfigError(Problem(where=where, what=what, fix=fix))
-    return _on_the_hub(name, where, fetch=fetch, scratch=scratch)
-
-
-def _on_the_hub(name: str, where: str, *, fetch: bool, scratch: Path) -> Path:
+        near = nearest(name) if "/" not in name else ""
+        fix = f"did you mean {near!r}?" if near else "give an existing folder, a hub id, or builtin:tiny"
+        raise ConfigError(Problem(where=where, what=f"there is no model folder {name!r}", fix=fix))
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     try:

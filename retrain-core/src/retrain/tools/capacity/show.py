@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryPhase
@@ -12,7 +10,7 @@ from retrain.kernel.errors import RetrainError
 from retrain.kernel.registry import Plugins
 from retrain.text.amounts import duration, size
 from retrain.tools.capacity.forecast import Forecast, forecast
-from retrain.tools.capacity.history import Past, RunTime, past_runs, run_time
+from retrain.tools.capacity.history import Past, RunTime, run_time
 
 
 def text(forecast: Forecast, *, has_time: bool = True) -> str:
@@ -112,31 +110,6 @@ def explained(config: Config, plugins: Plugins) -> dict[str, str]:
     if found.advice:
         rows["memory_fix"] = found.advice
     return rows | _time_rows(found.time, found.past.median_step_time_s)
-
-
-def time_lines(config: Config, steps_done: int) -> tuple[str, str]:
-    """The times of training and evaluation for the start of a run, and a warning; each may be empty.
-
-    A resumed run gets no warning, because the keys of its evaluations are fixed.
-    """
-    past = past_runs(config, Path(config.logging.log_dir).expanduser().parent)
-    time = run_time(config, past, steps_done=steps_done)
-    rows = time.rows()
-    line = f"Time: training about {rows['training_time']}, evaluation about {rows['evaluation_time']}." if rows else ""
-    return line, "" if steps_done else time.warning
-
-
-def predicted(config: Config, plugins: Plugins) -> dict[str, Any]:
-    """The forecast for `run.json`, or the reason why there is none."""
-    try:
-        found = forecast(config, plugins)
-    except RetrainError as error:
-        return {"unknown": error.problems[0].what}
-    data = found.as_data()
-    names = ("peak_memory_bytes", "peak_phase", "prompt_tokens", "prompt_tokens_are_assumed", "median_step_time_s")
-    return {name: data[name] for name in names} | {
-        "peak_memory_bytes_by_phase": {phase.name: phase.peak_bytes for phase in found.estimate.phases}
-    }
 
 
 def _time_rows(time: RunTime, step_s: float | None) -> dict[str, str]:

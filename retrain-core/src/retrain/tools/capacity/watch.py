@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.contracts.views import Watcher
+from retrain.kernel.errors import RetrainError
 from retrain.kernel.hooks import hookimpl
+from retrain.tools.capacity.forecast import forecast
+from retrain.tools.capacity.history import past_runs, run_time
+from retrain.tools.capacity.workload import eval_completions_of
 
 if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.views import GroupsView, RunView
     from retrain.kernel.registry import Plugins
 
@@ -67,18 +72,30 @@ class CapacityWatch(Watcher):
 
     def describe_run(self, run: RunView) -> Mapping[str, Any]:
         """The forecast, made before the first step, and the measurements once the run is over."""
-        from retrain.tools.capacity.show import predicted, time_lines
-        from retrain.tools.capacity.workload import eval_completions_of
-
-        if not self._predicted:
-            line, warning = time_lines(run.config, max(run.first_step, 0))
-            if line:
-                LOG.info("%s", line)
-            if warning:
-                LOG.warning("%s.", warning[0].upper() + warning[1:])
-            self._predicted = predicted(run.config, self._plugins)
+        self._predicted = self._predicted or self._predict(run.config, max(run.first_step, 0))
         measured = {"measured": self._meter.measured(eval_completions_of(run.config))} if self._meter.is_over else {}
         return {"capacity": {"predicted": self._predicted} | measured}
+
+    def _predict(self, config: Config, steps_done: int) -> dict[str, Any]:
+        """Log the time that is expected; return the forecast of memory, or why there is none."""
+        past = past_runs(config)
+        time = run_time(config, past, steps_done=steps_done)
+        if rows := time.rows():
+            LOG.info("Time: training about %s, evaluation about %s.", rows["training_time"], rows["evaluation_time"])
+        if time.warning and not steps_done:  # a resumed run cannot change the keys of its evaluations
+            LOG.warning("%s.", time.warning[0].upper() + time.warning[1:])
+        try:
+            found = forecast(config, self._plugins, past=past)
+        except RetrainError as error:
+            return {"unknown": error.problems[0].what}
+        return {
+            "peak_memory_bytes": found.estimate.peak_bytes,
+            "peak_phase": found.estimate.worst.name,
+            "prompt_tokens": found.work.prompt_tokens,
+            "prompt_tokens_are_assumed": found.is_prompt_assumed,
+            "median_step_time_s": past.median_step_time_s,
+            "peak_memory_bytes_by_phase": {phase.name: phase.peak_bytes for phase in found.estimate.phases},
+        }
 
 
 # Measures a run: peak memory by phase, and the median time of a step.

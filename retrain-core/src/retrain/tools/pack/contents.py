@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SkipValidation, ValidationInfo, model_validator
 
 from retrain.kernel.config.toml_file import parse_toml
 from retrain.records.reading import parse_record
@@ -14,66 +15,118 @@ from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
 from retrain.tools.pack.archive import Opened, is_safe, refusal, refused
 from retrain.tools.pack.lines import Line
 
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
-_WHEEL = re.compile(r"wheels/[A-Za-z0-9_.+!-]+\.whl")
-_DIGEST = re.compile(r"[0-9a-f]{32}|")  # empty for a package whose installer recorded no hashes
-_THREADS = re.compile(r"[0-9]{1,4}")
+
+def _safe(name: str) -> str:
+    if not is_safe(name):
+        raise ValueError("leaves its folder")
+    return name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedFile:
+def _member(name: str, info: ValidationInfo) -> str:
+    if name not in (info.context or {})["files"]:
+        raise ValueError("is no file of the pack")
+    return name
+
+
+def _release(each: dict[str, Any]) -> dict[str, Any]:
+    digest = each["digest"]  # empty for a package whose installer recorded no hashes
+    if not re.fullmatch(VERSION, each["version"]) or not re.fullmatch("([0-9a-f]{32})?", digest):
+        raise ValueError("is no version with a digest")
+    return {"version": each["version"], "digest": digest}
+
+
+NAME, VERSION = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$"
+Name = Annotated[str, Field(pattern=NAME)]
+Version = Annotated[str, Field(pattern=VERSION)]
+Place = Annotated[str, AfterValidator(_safe)]
+Member = Annotated[str, AfterValidator(_member)]
+Threads = dict[
+    Literal["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"], Annotated[str, Field(pattern="^[0-9]{1,4}$")]
+]
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class PlacedFile(_Checked):
     """A file of code, data or a model: its name in the configuration, and where a rerun lays it.
 
     `member` is empty for one that was left out; `hash` is BLAKE2b, 16 bytes.
     """
 
-    kind: str
+    kind: Literal["code", "data", "model"]
     name: str
-    place: str
-    member: str
+    place: Place
+    member: Member | Literal[""] = ""
     hash: str
     size: int
 
+    @model_validator(mode="after")
+    def _may_be_laid(self) -> Self:
+        if why := refusal(self.kind, self.place):
+            raise ValueError(f"{self.place!r} {why}")
+        if self.place.casefold().partition("/")[0] in (CONFIG_FILE, "rerun"):
+            raise ValueError(f"{self.place!r} cannot be laid there")
+        return self
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedWheel:
+
+class PackedWheel(_Checked):
     """A plugin distribution as a wheel."""
 
-    name: str
-    version: str
-    member: str
+    name: Name
+    version: Version
+    member: Annotated[Member, Field(pattern=r"^wheels/[A-Za-z0-9_.+!-]+\.whl$")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedRun:
+class PackedRun(_Checked):
     """A run: `name` is its folder in a campaign, empty for a single run; `place` that of its records in the pack."""
 
     name: str
-    place: str
+    place: Place
     condition: str
     seed: int | None
     steps: int
-    identity: str
-    weights: Mapping[str, str]
+    identity: Member
+    weights: dict[str, str]
+
+    @model_validator(mode="after")
+    def _has_records(self, info: ValidationInfo) -> Self:
+        if self.name and (not is_safe(self.name) or "/" in self.name):
+            raise ValueError(f"{self.name[:80]!r} cannot be the name of a run")
+        for record in (METRICS, RUN_FILE):
+            _member(f"{self.place}/{record}", info)
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class Contents(_Checked):
     """A pack. `packages` are versions and digests of the packages that its plugins need, by name."""
 
-    opened: Opened
+    opened: SkipValidation[Opened]
     name: str
-    is_campaign: bool
-    python: str
-    threads: Mapping[str, str]
-    files: tuple[PlacedFile, ...]
-    wheels: tuple[PackedWheel, ...]
-    packages: Mapping[str, Mapping[str, str]]
-    runs: tuple[PackedRun, ...]
-    moved: Mapping[str, str]
-    margin: float | None
-    verdict: Mapping[str, Any] | None
+    kind: Literal["run", "campaign"]
+    python: Version
+    threads: Threads
+    files: list[PlacedFile]
+    wheels: list[PackedWheel]
+    packages: dict[Name, Annotated[dict[str, Any], AfterValidator(_release)]]
+    runs: list[PackedRun] = Field(min_length=1)
+    moved: dict[str, Place]
+    equivalence: float | None = Field(gt=0.0, le=1.0)
+    verdict: dict[str, Any] | None
+
+    @model_validator(mode="after")
+    def _has_one_file_in_a_place(self) -> Self:
+        places = [file.place.casefold() for file in self.files]
+        parents = {str(parent) for place in places for parent in PurePosixPath(place).parents}
+        if len(set(places)) < len(places) or parents & set(places) or CONFIG_FILE not in self.opened.files:
+            raise ValueError("no configuration, or two files in one place")
+        return self
+
+    @property
+    def is_campaign(self) -> bool:
+        """Whether it holds a campaign."""
+        return self.kind == "campaign"
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration."""
@@ -81,7 +134,7 @@ class Contents:
 
     def lines(self, run: PackedRun) -> list[Line]:
         """What a run recorded, line by line."""
-        text = self.opened.read(f"{run.place}/metrics.jsonl")
+        text = self.opened.read(f"{run.place}/{METRICS}")
         return [parse_record(line) for line in text.splitlines() if line.strip()]
 
     def record(self, name: str) -> Mapping[str, Any]:
@@ -93,94 +146,15 @@ def read_contents(opened: Opened) -> Contents:
     """The manifest of a pack; ConfigError unless it is one that this module can vouch for."""
     manifest = opened.manifest
     try:
-        found = Contents(
-            opened=opened,
-            name=_text(manifest["name"])[:80],
-            is_campaign={"run": False, "campaign": True}[manifest["kind"]],
-            python=_text(manifest["python"], _VERSION.fullmatch),
-            threads={_text(k, _NAME.fullmatch): _text(v, _THREADS.fullmatch) for k, v in _threads(manifest).items()},
-            files=tuple(_file(each, opened) for key in ("placed", "left_out") for each in manifest[key]),
-            wheels=tuple(_wheel(name, each, opened) for name, each in sorted(manifest["wheels"].items())),
-            packages={name: _package(name, each) for name, each in sorted(manifest["packages"].items())},
-            runs=tuple(_run(each, opened) for each in manifest["runs"]),
-            moved={_text(old): _text(new, is_safe) for old, new in manifest["moved"].items()},
-            margin=_margin(manifest["equivalence"]),
-            verdict=manifest["verdict"] if isinstance(manifest["verdict"], dict) else None,
-        )
+        content = {
+            **manifest,
+            "opened": opened,
+            "name": manifest["name"][:80],
+            "threads": manifest["hardware"].get("threads", {}),
+            "files": [*manifest["placed"], *manifest["left_out"]],
+            "wheels": [{**each, "name": name} for name, each in sorted(manifest["wheels"].items())],
+            "packages": dict(sorted(manifest["packages"].items())),
+        }
+        return Contents.model_validate(content, context={"files": opened.files})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise refused(opened.file, f"its manifest cannot be used: {str(error)[:200]}") from error
-    places = [file.place.casefold() for file in found.files]
-    parents = {str(parent) for place in places for parent in PurePosixPath(place).parents}
-    if len(set(places)) < len(places) or parents & set(places) or not found.runs or CONFIG_FILE not in opened.files:
-        raise refused(opened.file, "its manifest cannot be used: no run, no configuration, or two files in one place")
-    return found
-
-
-def _threads(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    threads = manifest["hardware"].get("threads", {})
-    if set(threads) - {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}:
-        raise ValueError("threads are no variables of threads")
-    return dict(threads)
-
-
-def _text(value: object, fits: Callable[[str], object] = lambda _: True) -> str:
-    if not isinstance(value, str) or not fits(value):
-        raise ValueError(f"{str(value)[:80]!r} is not what is expected there")
-    return value
-
-
-def _member(name: object, opened: Opened) -> str:
-    return _text(name, lambda value: value in opened.files)
-
-
-def _file(each: Mapping[str, Any], opened: Opened) -> PlacedFile:
-    kind = _text(each["kind"], lambda value: value in ("code", "data", "model"))
-    member = _member(each["member"], opened) if "member" in each else ""
-    place, size = _text(each["place"], is_safe), each["size"]
-    if why := refusal(kind, place):
-        raise ValueError(f"{place!r} {why}")
-    if type(size) is not int or place.casefold().partition("/")[0] in (CONFIG_FILE, "rerun"):
-        raise ValueError(f"{place!r} cannot be laid there")
-    return PlacedFile(
-        kind=kind, name=_text(each["name"]), place=place, member=member, hash=_text(each["hash"]), size=size
-    )
-
-
-def _wheel(name: str, each: Mapping[str, Any], opened: Opened) -> PackedWheel:
-    member = _text(_member(each["member"], opened), _WHEEL.fullmatch)
-    return PackedWheel(
-        name=_text(name, _NAME.fullmatch),
-        version=_text(each["version"], _VERSION.fullmatch),
-        member=member,
-    )
-
-
-def _package(name: str, each: Mapping[str, Any]) -> Mapping[str, str]:
-    _text(name, _NAME.fullmatch)
-    version, digest = _text(each["version"], _VERSION.fullmatch), _text(each["digest"], _DIGEST.fullmatch)
-    return {"version": version, "digest": digest}
-
-
-def _run(each: Mapping[str, Any], opened: Opened) -> PackedRun:
-    name, place = _text(each["name"]), _text(each["place"], is_safe)
-    if name and (not is_safe(name) or "/" in name):
-        raise ValueError(f"{name[:80]!r} cannot be the name of a run")
-    for record in (METRICS, RUN_FILE):
-        _member(f"{place}/{record}", opened)
-    seed, steps = each["seed"], each["steps"]
-    if type(steps) is not int or not (seed is None or type(seed) is int):
-        raise ValueError("a run has no number of steps")
-    weights = {_text(file): _text(digest) for file, digest in each["weights"].items()}
-    identity = _member(each["identity"], opened)
-    condition = _text(each["condition"])
-    return PackedRun(
-        name=name, place=place, condition=condition, seed=seed, steps=steps, identity=identity, weights=weights
-    )
-
-
-def _margin(value: object) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, float | int) or isinstance(value, bool) or not 0.0 < value <= 1.0:
-        raise ValueError("the margin of equivalence is not in (0, 1]")
-    return float(value)
+        raise refused(opened.file, f"its manifest cannot be used: {' '.join(str(error).split())[:200]}") from error

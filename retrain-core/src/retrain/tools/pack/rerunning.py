@@ -266,8 +266,8 @@ def rerun(
         each.conclude()
         if each not in told:
             _explain(each, contents, inputs, packages, say)
-        if contents.margin is not None and each.outcome.first is not None:
-            each.outcome.tested = _tested(contents, each, contents.margin)
+        if contents.equivalence is not None and each.outcome.first is not None:
+            each.outcome.tested = _tested(contents, each, contents.equivalence)
     verdict = verdict_of(folder) if contents.is_campaign else None
     return Outcome(runs=[each.outcome for each in followed], verdict=verdict)
 
@@ -287,7 +287,7 @@ def _follow(
             each.advance(say)
             if before is None and each.outcome.first is not None:
                 _explain(each, contents, inputs, packages, say)
-                if not contents.is_campaign and contents.margin is None:
+                if not contents.is_campaign and contents.equivalence is None:
                     say("stopped: the pack declares no test of equivalence")
                     return
         if has_ended:

@@ -74,6 +74,12 @@ class RankRow:
     energy_variance: float
     worst_module: str
 
+    @property
+    def percents(self) -> tuple[str, ...]:
+        """Mean, least, largest and energy-weighted variance as percents with two digits."""
+        values = (self.mean_variance, self.min_variance, self.max_variance, self.energy_variance)
+        return tuple(f"{100 * value:.2f}" for value in values)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SqueezeAnalysis:

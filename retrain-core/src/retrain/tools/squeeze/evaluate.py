@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from retrain.records.run import is_run
 from retrain.run.opened import Opened, opened
 from retrain.run.subject import BASE, find_subject
 from retrain.tasks.tasks import closed_on_error, load_tasks
+from retrain.text.amounts import rate_interval
 from retrain.tools.squeeze.adapter import WEIGHTS_FILE, Adapter, read_adapter
 from retrain.tools.squeeze.tensor_file import TensorInfo, encode, write_tensor_file
 
@@ -36,12 +37,7 @@ class Measured:
 
     def as_data(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "rank": self.rank,
-            "source_rank": self.source_rank,
-            "source": dict(self.source),
-            "squeezed": dict(self.squeezed),
-        }
+        return asdict(self)
 
     def lines(self) -> list[str]:
         """Both correct rates with their 95 % intervals."""
@@ -88,7 +84,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _line(rank: int, fields: Mapping[str, float]) -> str:
-    interval = f"[{100 * fields[LOW]:.1f}, {100 * fields[HIGH]:.1f}]" if LOW in fields and HIGH in fields else ""
+    interval = rate_interval(fields.get(LOW), fields.get(HIGH))
     return f"  rank {rank:>4}: {100 * fields[RATE]:5.1f}%  {interval}".rstrip()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from retrain.kernel.config.resolved import Config
 from retrain.records.files import write_json
 from retrain.records.run import Run
 from retrain.text.secrets import hide, hide_text
+from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
-from retrain.tools.squeeze.analysis import RankRow, SqueezeAnalysis, analyze_adapter
+from retrain.tools.squeeze.analysis import SqueezeAnalysis, analyze_adapter
 from retrain.tools.squeeze.compress import CompressedAdapter, compress_adapter
 from retrain.tools.squeeze.spectrum_pages import write_plot
 from retrain.tools.squeeze.table import SqueezeTable
@@ -162,17 +163,17 @@ def _record(analysis: SqueezeAnalysis, wanted: Mapping[str, Any], folder: Path) 
 
 def _open(wandb: Any, arguments: Mapping[str, Any]) -> Any:
     """The run, offline if the server is unreachable."""
-    settings: dict[str, Any] = dict(SETTINGS)
-    if "WANDB_FINISH_TIMEOUT" not in os.environ:
-        settings |= {"finish_timeout": FINISH_TIMEOUT_S, "finish_timeout_raises": True}
+    has_own = "WANDB_FINISH_TIMEOUT" in os.environ
+    limit: dict[str, Any] = {} if has_own else {"finish_timeout": FINISH_TIMEOUT_S, "finish_timeout_raises": True}
+    arguments = {**arguments, "settings": wandb.Settings(**SETTINGS, **limit)}
     if wandb.setup().settings.mode not in ("online", "shared"):
-        return wandb.init(**arguments, settings=wandb.Settings(**settings))
+        return wandb.init(**arguments)
     try:
         if not wandb.login(prompt=False, verify=False):
             raise ConnectionError("no API key; run `wandb login`, or set WANDB_API_KEY")
-        return wandb.init(**arguments, settings=wandb.Settings(**settings))
+        return wandb.init(**arguments)
     except Exception as error:  # no key, network or entity: keep the records on disk
-        run = wandb.init(**arguments, mode="offline", settings=wandb.Settings(**settings))
+        run = wandb.init(**arguments, mode="offline")
         LOG.warning("wandb works offline (%s). Upload with: wandb sync %s", _reason(error), Path(run.dir).parent)
         return run
 
@@ -185,77 +186,49 @@ def _reason(error: Exception) -> str:
 
 
 FRAME = "=" * 60
-COLUMNS = ("Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%")
+COLUMNS = ("  Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%", "")
 MARKER = "<--"
 NO_PROMISE = "A spectrum does not measure quality: `retrain squeeze ... --eval` measures the smaller adapter."
 
 
 def analysis_lines(analysis: SqueezeAnalysis, *, framed: bool = False) -> list[str]:
     """Header, table and recommendation; `framed` puts a line of `=` above and below, as campaigns do."""
+    idle, share = analysis.num_without_update, f"{100 * analysis.min_variance_retention:.6g}%"
     lines = [
         f"LoRA-Squeeze: {printable(str(analysis.adapter))}",
-        f"Threshold: {_share(analysis.min_variance_retention)} variance retained",
+        f"Threshold: {share} variance retained",
         f"Source rank: {analysis.source_rank}",
         f"Layers analyzed: {len(analysis.layers)}",
-        *_idle(analysis),
+        *([f"Layers without an update, left out of every mean: {idle}"] if idle else []),
         "",
-        *_table(analysis),
-        *_recommendation(analysis),
     ]
+    if analysis.rows:
+        best = analysis.recommended_rank
+        rows = [(str(row.rank), *row.percents, MARKER if row.rank == best else "") for row in analysis.rows]
+        head, *table = table_lines(COLUMNS, rows, num_names=0)
+        lines += [head, "-" * len(head), *table, ""]
+    lines += _recommendation(analysis, f">= {share} variance retained")
     return [FRAME, *lines, FRAME] if framed else lines
 
 
 def compressed_lines(compressed: CompressedAdapter) -> list[str]:
     """Path and size of the compressed adapter."""
     before, after = compressed.source_bytes / 2**20, compressed.num_bytes / 2**20
-    alpha = f"alpha {compressed.alpha:g}"
-    sizes = f"{before:.1f} -> {after:.1f} MiB"
-    return [f"Compressed to rank {compressed.rank} ({alpha}, {sizes}): {printable(str(compressed.path))}"]
+    what = f"alpha {compressed.alpha:g}, {before:.1f} -> {after:.1f} MiB"
+    return [f"Compressed to rank {compressed.rank} ({what}): {printable(str(compressed.path))}"]
 
 
-def _idle(analysis: SqueezeAnalysis) -> list[str]:
-    count = analysis.num_without_update
-    return [f"Layers without an update, left out of every mean: {count}"] if count else []
-
-
-def _table(analysis: SqueezeAnalysis) -> list[str]:
-    if not analysis.rows:
-        return []
-    head = "  ".join(f"{name:>{_width(name)}}" for name in COLUMNS)
-    return [head, "-" * len(head), *(_row(row, row.rank == analysis.recommended_rank) for row in analysis.rows), ""]
-
-
-def _row(row: RankRow, is_recommended: bool) -> str:
-    values = (row.mean_variance, row.min_variance, row.max_variance, row.energy_variance)
-    cells = [f"{row.rank:>{_width(COLUMNS[0])}}", *_percent(values)]
-    return "  ".join([*cells, MARKER]) if is_recommended else "  ".join(cells)
-
-
-def _percent(values: Sequence[float]) -> list[str]:
-    return [f"{100 * value:>{_width(name)}.2f}" for name, value in zip(COLUMNS[1:], values, strict=True)]
-
-
-def _recommendation(analysis: SqueezeAnalysis) -> list[str]:
-    threshold = f">= {_share(analysis.min_variance_retention)} variance retained"
+def _recommendation(analysis: SqueezeAnalysis, threshold: str) -> list[str]:
     if analysis.learned_nothing:
         return ["No update learned: B A is zero in every layer, so no rank can be recommended."]
-    if analysis.recommended_rank is None:
-        return [
-            f"Recommended rank: none of the tested ones ({threshold}); source rank {analysis.source_rank} keeps all"
-        ]
-    row = next(row for row in analysis.rows if row.rank == analysis.recommended_rank)
+    row = next((row for row in analysis.rows if row.rank == analysis.recommended_rank), None)
+    if row is None:
+        rest = f"source rank {analysis.source_rank} keeps all"
+        return [f"Recommended rank: none of the tested ones ({threshold}); {rest}"]
     lines = [f"Recommended rank: {row.rank} ({threshold})"]
     if row.min_variance < analysis.min_variance_retention:
         lines.append(f"Least variance is kept in {printable(row.worst_module)}: {100 * row.min_variance:.2f}%")
     return [*lines, NO_PROMISE]
-
-
-def _share(share: float) -> str:
-    return f"{100 * share:.6g}%"
-
-
-def _width(name: str) -> int:
-    return max(len(name), 6)
 
 
 # Squeeze inside a campaign: the adapter of a finished run, by the campaign's `[squeeze]`.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
+from typing_extensions import override
 
 from retrain.kernel.types import Floats
 from retrain.tools.squeeze.tensor_file import unusable
@@ -20,36 +21,38 @@ BLOCK_ROWS = 1024
 EPSILON = float(np.finfo(np.float64).eps)
 
 
-class Solver(Protocol):
-    """Computes the decomposition on some device."""
+class Solver:
+    """The decomposition on the CPU, in float64."""
 
     def singular_values(self, a: Floats, b: Floats) -> Floats:
         """The singular values of B A, largest first, one per rank: A is (rank, in), B (out, rank)."""
+        core = self._triangle(b) @ self._triangle(a.T).T
+        return _cleaned(self._svd(core)[1], a, b)
 
     def truncate(self, a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
         """A' (rank, in) and B' (out, rank) of the best approximation B' A', of equal norms; and all singular values."""
-
-
-class NumpySolver:
-    """On the CPU, in float64."""
-
-    def singular_values(self, a: Floats, b: Floats) -> Floats:
-        """As `Solver`."""
-        core = _triangle(b) @ _triangle(a.T).T
-        return _cleaned(np.asarray(np.linalg.svd(core, compute_uv=False), np.float64), a, b)
-
-    def truncate(self, a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
-        """As `Solver`."""
-        q_b, r_b = _thin_qr(b)
-        q_a, r_a = _thin_qr(a.T)
-        u, s, vt = np.linalg.svd(r_b @ r_a.T, full_matrices=False)
+        q_b, r_b = self._qr(b)
+        q_a, r_a = self._qr(a.T)
+        u, s, vt = self._svd(r_b @ r_a.T)
         kept = min(rank, len(s))
         roots = np.sqrt(s[:kept])
         small_a, small_b = roots[:, None] * (vt[:kept] @ q_a.T), (q_b @ u[:, :kept]) * roots
-        return *_padded(small_a, small_b, rank), _cleaned(s, a, b)
+        missing = rank - kept  # of a module that is narrower than the rank
+        padded = np.pad(small_a, ((0, missing), (0, 0))), np.pad(small_b, ((0, 0), (0, missing)))
+        return *padded, _cleaned(s, a, b)
+
+    def _triangle(self, matrix: Floats) -> Floats:
+        return _triangle(matrix)
+
+    def _qr(self, matrix: Floats) -> tuple[Floats, Floats]:
+        return _thin_qr(matrix)
+
+    def _svd(self, core: Floats) -> tuple[Floats, Floats, Floats]:
+        u, s, vt = np.linalg.svd(core, full_matrices=False)
+        return u, s, vt
 
 
-class TorchSolver:
+class TorchSolver(Solver):
     """On a torch device, float64 or, where it has no other (Apple's), float32; the one part of core that uses torch."""
 
     def __init__(self, device: str) -> None:
@@ -65,28 +68,25 @@ class TorchSolver:
             reason = str(error).splitlines()[0]
             raise unusable("[squeeze] device", f"{device!r} cannot be used: {reason}", fix='device = "cpu"') from error
 
-    def singular_values(self, a: Floats, b: Floats) -> Floats:
-        """As `Solver`."""
-        _, r_b = self._torch.linalg.qr(self._to(b), mode="r")
-        _, r_a = self._torch.linalg.qr(self._to(a.T), mode="r")
-        return _cleaned(self._back(self._torch.linalg.svdvals(r_b @ r_a.T)), a, b)
+    @override
+    def _triangle(self, matrix: Floats) -> Floats:
+        return self._back(self._torch.linalg.qr(self._to(matrix), mode="r"))[1]
 
-    def truncate(self, a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
-        """As `Solver`."""
-        q_b, r_b = self._torch.linalg.qr(self._to(b))
-        q_a, r_a = self._torch.linalg.qr(self._to(a.T))
-        u, s, vt = self._torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
-        kept = min(rank, len(s))
-        roots = s[:kept].sqrt()
-        small_a, small_b = roots[:, None] * (vt[:kept] @ q_a.T), (q_b @ u[:, :kept]) * roots
-        return *_padded(self._back(small_a), self._back(small_b), rank), _cleaned(self._back(s), a, b)
+    @override
+    def _qr(self, matrix: Floats) -> tuple[Floats, Floats]:
+        q, r = self._back(self._torch.linalg.qr(self._to(matrix)))
+        return q, r
+
+    @override
+    def _svd(self, core: Floats) -> tuple[Floats, Floats, Floats]:
+        u, s, vt = self._back(self._torch.linalg.svd(self._to(core), full_matrices=False))
+        return u, s, vt
 
     def _to(self, values: Floats) -> Any:
         return self._torch.from_numpy(np.ascontiguousarray(values)).to(self._dtype).to(self._device)
 
-    def _back(self, tensor: Any) -> Floats:
-        values: Floats = tensor.cpu().double().numpy()
-        return values
+    def _back(self, tensors: Any) -> list[Floats]:
+        return [tensor.cpu().double().numpy() for tensor in tensors]
 
 
 def _cleaned(s: Floats, a: Floats, b: Floats) -> Floats:
@@ -96,12 +96,6 @@ def _cleaned(s: Floats, a: Floats, b: Floats) -> Floats:
     full = np.zeros(rank)
     full[: len(s)] = np.where(s > noise, s, 0.0)
     return full
-
-
-def _padded(a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats]:
-    """Factors padded with zero rows and columns up to `rank`, if the module is narrower than that."""
-    missing = rank - len(a)
-    return np.pad(a, ((0, missing), (0, 0))), np.pad(b, ((0, 0), (0, missing)))
 
 
 def _triangle(matrix: Floats) -> Floats:
@@ -141,7 +135,7 @@ def one_thread() -> Iterator[None]:
 
 def solver_for(device: str) -> Solver:
     """The solver of a device: numpy for `cpu`, torch (imported on demand) for any other."""
-    return NumpySolver() if device == "cpu" else TorchSolver(device)
+    return Solver() if device == "cpu" else TorchSolver(device)
 
 
 def variance_kept(s: Floats) -> Floats:

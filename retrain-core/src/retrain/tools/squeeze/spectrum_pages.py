@@ -11,7 +11,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.records.files import write_text
 from retrain.records.reading import Record, number, read_object
 from retrain.records.record_names import CAMPAIGN_FILE
-from retrain.report.parts import Plot, Section, Table, Tiles, drawn, lede
+from retrain.report.parts import Plot, Section, Tiles, drawn, lede
 from retrain.report.shell import sections_page
 from retrain.text.amounts import ABSENT
 from retrain.tools.squeeze.analysis import SqueezeAnalysis
@@ -32,7 +32,7 @@ def write_plot(analysis: SqueezeAnalysis, path: Path) -> None:
     elif analysis.recommended_rank is None:
         result = f"No tested rank keeps {share} of the variance; the source rank is {analysis.source_rank}."
     summary = lede(f"{analysis.adapter}: {len(analysis.layers)} layers. {result}")
-    parts = (summary, _rank_table(analysis), Tiles("plots", spectrum_plots(analysis)))
+    parts = (summary, Tiles("plots", spectrum_plots(analysis)))
     page = sections_page("retrain squeeze", f"Spectrum of {analysis.adapter.name}", [Section("ranks", "Ranks", parts)])
     write_text(path, page)
 
@@ -46,24 +46,6 @@ def spectrum_plots(analysis: SqueezeAnalysis) -> list[Plot]:
     for plot in _needed(content["layers"]):
         plots.append(drawn(plot, kinds=[label.rpartition(".")[2] for label in plot.labels]))
     return plots
-
-
-def _rank_table(analysis: SqueezeAnalysis) -> Table | None:
-    if not analysis.rows:
-        return None
-    rows = [
-        (
-            str(row.rank),
-            *(
-                f"{100 * value:.2f}"
-                for value in (row.mean_variance, row.min_variance, row.max_variance, row.energy_variance)
-            ),
-        )
-        for row in analysis.rows
-    ]
-    strong = next((number for number, row in enumerate(analysis.rows) if row.rank == analysis.recommended_rank), None)
-    heads = ("Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%")
-    return Table("Variance kept", heads, rows, is_caption_shown=False, strong=strong)
 
 
 def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
