@@ -45,21 +45,14 @@ def command(a: Path, b: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(diff.as_data(), indent=2, allow_nan=False, default=str))
     else:
-        _print(diff)
-
-
-def _print(diff: RunDiff) -> None:
-
-    width = None if sys.stdout.isatty() else PIPED_WIDTH
-    Console(highlight=False, width=width).print(picture(diff))
-
-
-# Renders the comparison of two runs for a terminal.
+        width = None if sys.stdout.isatty() else PIPED_WIDTH
+        Console(highlight=False, width=width).print(picture(diff))
 
 
 MOST_FIELDS = 8
 VALUE_CHARS = 60
 HIGHER, LOWER, NEITHER = 1, -1, 0  # neither a lower policy loss nor more steps make a run better
+DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 WHAT = {CHANGED: "differs", ADDED: "only in B", REMOVED: "only in A"}
 PARTS = {
     "examples": "other prompts",
@@ -77,7 +70,7 @@ def picture(diff: RunDiff) -> RenderableType:
         ("Settings", _settings(diff)),
         ("Code", iter([Text(_code(diff))])),
         ("Inputs", _inputs(diff)),
-        ("Packages", _pairs(diff.setup.packages)),
+        ("Packages", _pairs(diff.packages)),
         ("Data", _data(diff)),
         ("Metrics", _metrics(diff)),
     ):
@@ -91,9 +84,9 @@ def verdict(diff: RunDiff) -> str:
     metrics, data = diff.metrics, diff.data
     if not metrics.common_steps:
         return "Nothing to compare: the runs have no finished step in common."
-    if diff.is_identical:
+    if diff.identical:
         return f"Identical: {metrics.common_steps} steps, the same batches, the same numbers (timing aside)."
-    firsts = [step for step in (data.differing_step, metrics.diverging_step) if step is not None]
+    firsts = [step for step in (data.first_differing_batch, metrics.first_diverging_step) if step is not None]
     if firsts:
         return f"The runs differ from {_named(min(firsts))} on."
     return f"Identical up to the shorter run ({metrics.common_steps} steps)."
@@ -107,20 +100,20 @@ def _heads(diff: RunDiff) -> Table:
 
 
 def _results(diff: RunDiff) -> Table:
-    a, b = diff.metrics.curve_a, diff.metrics.curve_b
+    a, b = diff.final_a, diff.final_b
     table = rich_table(("at the end", "A", "B"))
     table.add_column("better")
     reward = partial(decimal, digits=3)
     rows: list[tuple[str, float | None, float | None, int, Callable[[float | None], str]]] = [
-        ("loss", a.final["loss"], b.final["loss"], NEITHER, lambda value: decimal(value, 4)),
-        ("correct", a.final["correct_rate"], b.final["correct_rate"], HIGHER, percent),
-        ("reward", a.final["mean_reward"], b.final["mean_reward"], HIGHER, reward),
-        ("held-out", a.final["eval_correct_rate"], b.final["eval_correct_rate"], HIGHER, percent),
-        ("held-out reward", a.final["eval_mean_reward"], b.final["eval_mean_reward"], HIGHER, reward),
-        ("time", a.wall_time_s, b.wall_time_s, LOWER if a.steps == b.steps else NEITHER, duration),
-        ("steps", float(a.steps), float(b.steps), NEITHER, lambda value: decimal(value, 0)),
+        ("loss", a["loss"], b["loss"], NEITHER, partial(decimal, digits=4)),
+        ("correct", a["correct_rate"], b["correct_rate"], HIGHER, percent),
+        ("reward", a["mean_reward"], b["mean_reward"], HIGHER, reward),
+        ("held-out", a["eval_correct_rate"], b["eval_correct_rate"], HIGHER, percent),
+        ("held-out reward", a["eval_mean_reward"], b["eval_mean_reward"], HIGHER, reward),
+        ("time", diff.wall_time_a, diff.wall_time_b, LOWER if diff.steps_a == diff.steps_b else NEITHER, duration),
+        ("steps", diff.steps_a, diff.steps_b, NEITHER, partial(decimal, digits=0)),
     ]
-    if not any(each.final["eval_mean_reward"] not in (None, each.final["eval_correct_rate"]) for each in (a, b)):
+    if not any(each["eval_mean_reward"] not in (None, each["eval_correct_rate"]) for each in (a, b)):
         rows = [row for row in rows if row[0] != "held-out reward"]  # the rate says it
     for name, value_a, value_b, better, form in rows:
         table.add_row(name, form(value_a), form(value_b), mark(value_a, value_b, better))
@@ -128,10 +121,10 @@ def _results(diff: RunDiff) -> Table:
 
 
 def _curves(diff: RunDiff) -> Iterator[Text]:
-    for name, curve in (("A", diff.metrics.curve_a), ("B", diff.metrics.curve_b)):
-        if curve.rates:
-            ends = f"  {percent(curve.rates[0])} → {percent(curve.rates[-1])}"
-            yield Text(f"correct {name}  ").append(sparkline(curve.rates), style="green").append(ends)
+    for name, rates in (("A", diff.curve_a), ("B", diff.curve_b)):
+        if rates:
+            ends = f"  {percent(rates[0])} → {percent(rates[-1])}"
+            yield Text(f"correct {name}  ").append(sparkline(rates), style="green").append(ends)
 
 
 def mark(a: float | None, b: float | None, better: int) -> str:
@@ -144,10 +137,10 @@ def mark(a: float | None, b: float | None, better: int) -> str:
 
 
 def _settings(diff: RunDiff) -> Iterator[RenderableType]:
-    if not diff.setup.settings:
+    if not diff.config:
         return
     table = Table.grid(padding=(0, 2))
-    for path, sides in diff.setup.settings.items():
+    for path, sides in diff.config.items():
         cells = [
             Text(_value(sides, side)).append(f"  {printable(sides.get(f'origin_{side}', ''))}", style="dim")
             for side in "ab"
@@ -170,52 +163,46 @@ def _code(diff: RunDiff) -> str:
         commit = printable(str(code["commit"]))[:12] if code["commit"] else "no commit known"
         return f"{commit} with uncommitted changes" if code["dirty"] else commit
 
-    a, b = named(diff.setup.code_a), named(diff.setup.code_b)
-    if diff.setup.same_code is None:
-        inputs = diff.setup.inputs
-        is_known = inputs is not None and not any(change.kind is ChangeKind.CODE for change, _ in inputs)
+    a, b = named(diff.code.a), named(diff.code.b)
+    if diff.code.same is None:
+        is_known = diff.inputs is not None and not any(each.kind == ChangeKind.CODE for each in diff.inputs)
         known = "; the project's code that they used is the same" if is_known else ""
         shown = a if a == b else f"A {a}, B {b}"
         return f"  cannot be distinguished: {shown}{known}"
-    return f"  no difference: {a}" if diff.setup.same_code else f"  A {a}, B {b}"
+    return f"  no difference: {a}" if diff.code.same else f"  A {a}, B {b}"
 
 
 def _inputs(diff: RunDiff) -> Iterator[RenderableType]:
     """Differing files of code, data, model and plugins; accepted changes, which make one run two."""
-    for name, accepted in (("A", diff.setup.accepted_a), ("B", diff.setup.accepted_b)):
+    for name, accepted in (("A", diff.accepted_a), ("B", diff.accepted_b)):
         yield from (Text(f"  {name} was {printable(change)}", style="yellow") for change in accepted)
-    if diff.setup.inputs is None:
+    if diff.inputs is None:
         yield Text("  unknown: a run recorded no hashes of its code and data")
-    for change, lines in diff.setup.inputs or ():
-        place = f"{printable(change.name)} of {printable(change.owner)}" if change.owner else printable(change.name)
-        yield Text(f"  {change.kind}  {place}  {printable(WHAT.get(change.what, change.what))}")
-        yield from (Text(f"    {printable(line.expandtabs(4))}", style=_diff_style(line)) for line in lines)
-
-
-def _diff_style(line: str) -> str:
-    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
+    for each in diff.inputs or ():
+        place = f"{each.name} of {each.distribution}" if each.distribution else each.name
+        yield Text(f"  {each.kind}  {printable(place)}  {printable(WHAT.get(each.what, each.what))}")
+        for line in each.diff:
+            yield Text(f"    {printable(line.expandtabs(4))}", style=DIFF_STYLES.get(line[:1], "dim"))
 
 
 def _data(diff: RunDiff) -> Iterator[RenderableType]:
     data = diff.data
-    yield Text(f"  examples seen: A {data.num_a}, B {data.num_b}, both {data.num_both}")
-    for name, only, count in (
-        ("A", data.only_a, data.num_a - data.num_both),
-        ("B", data.only_b, data.num_b - data.num_both),
-    ):
+    yield Text(f"  examples seen: A {data.examples_a}, B {data.examples_b}, both {data.examples_both}")
+    for name, only, seen in (("A", data.only_a, data.examples_a), ("B", data.only_b, data.examples_b)):
         if only:
-            more = f" and {count - len(only)} more" if count > len(only) else ""
+            left = seen - data.examples_both - len(only)
+            more = f" and {left} more" if left else ""
             yield Text(f"  only in {name}: {', '.join(map(printable, only))}{more}")
-    if data.differing_step is None:
+    if data.first_differing_batch is None or data.differing_part is None:
         yield Text("  no differing batch")
     else:
-        yield Text(f"  first differing batch: {_named(data.differing_step)} ({PARTS[data.differing_part]})")
+        yield Text(f"  first differing batch: {_named(data.first_differing_batch)} ({PARTS[data.differing_part]})")
 
 
 def _metrics(diff: RunDiff) -> Iterator[RenderableType]:
     metrics = diff.metrics
-    if metrics.diverging_step is not None:
-        yield Text(f"  first divergence: {_named(metrics.diverging_step)}, in {len(metrics.fields)} fields")
+    if metrics.first_diverging_step is not None:
+        yield Text(f"  first divergence: {_named(metrics.first_diverging_step)}, in {len(metrics.fields)} fields")
         yield from _pairs(dict(list(metrics.fields.items())[:MOST_FIELDS]))
         if len(metrics.fields) > MOST_FIELDS:
             yield Text(f"    and {len(metrics.fields) - MOST_FIELDS} more: --json has all of them", style="dim")
