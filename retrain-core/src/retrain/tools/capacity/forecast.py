@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +15,6 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.tools.capacity.history import Past, RunTime, past_runs, run_time
 from retrain.tools.capacity.workload import ASSUMED_PROMPT_TOKENS, SAFETY, memory_limit, workload_of
-
-Document = Mapping[str, int | str | bool]  # a `config.json`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +91,7 @@ def forecast(
     fetch: bool = False,
     past: Past | None = None,
     gpu_bytes: int | None = None,
-    sizes: Document | None = None,
+    sizes: Mapping[str, Any] | None = None,
 ) -> Forecast:
     """What the configuration needs on this machine; `past` (of a pilot, for instance) replaces the runs in `logs/`.
 
@@ -127,7 +124,13 @@ def forecast(
 
 
 def model_folder(
-    config: Config, plugins: Plugins, name: str = "", *, fetch: bool, scratch: Path, sizes: Document | None = None
+    config: Config,
+    plugins: Plugins,
+    name: str = "",
+    *,
+    fetch: bool,
+    scratch: Path,
+    sizes: Mapping[str, Any] | None,
 ) -> Path:
     """A folder with the `config.json` of the run's model, or of the model `name`; its weights are not needed.
 
@@ -135,6 +138,8 @@ def model_folder(
     or from the table of known models. `fetch` downloads that of any other model. ConfigError if there is none.
     """
     if sizes is not None and not name:
+        from retrain.tools.capacity.shapes import write_document
+
         return write_document(sizes, scratch / "sizes")
     where = config.place("teacher.model" if name else "model.model")
     name = name or config.model.model
@@ -145,13 +150,6 @@ def model_folder(
     from retrain.tools.capacity.shapes import folder_of_known  # only for a model that is not here
 
     return folder_of_known(name, where, fetch=fetch, scratch=scratch)
-
-
-def write_document(document: Document, folder: Path) -> Path:
-    """`folder`, with this `config.json` in it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
-    return folder
 
 
 def _runtime(past: Past, model: MemoryModel, work: Workload, limit: int | None) -> int | None:

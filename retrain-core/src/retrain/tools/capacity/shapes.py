@@ -7,6 +7,7 @@ publish (of Gemma 3 those of the language model) and the hub ids; `ID@N` has a c
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -15,7 +16,6 @@ from pathlib import Path
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.text.hub import hub_options
-from retrain.tools.capacity.forecast import Document, write_document
 
 TABLE = Path(__file__).with_name("shapes.csv")
 NEEDED = ("layers", "hidden", "heads", "vocabulary")
@@ -30,6 +30,9 @@ OPTIONS = {  # of the command line, and the names in a `config.json`
     "context": "max_position_embeddings",
     "tied": "tie_word_embeddings",
 }
+
+
+Document = Mapping[str, int | str | bool]  # a `config.json`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,13 @@ def nearest(name: str) -> str:
     by_end = {known.lower().rpartition("/")[2]: known for shape in known_shapes() for known in shape.contexts}
     found = get_close_matches(wanted, by_end, n=1)
     return by_end[found[0]] if found else ""
+
+
+def write_document(document: Document, folder: Path) -> Path:
+    """`folder`, with this `config.json` in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
+    return folder
 
 
 def document_of(sizes: Mapping[str, int | bool | None]) -> Document | None:
