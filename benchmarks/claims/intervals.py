@@ -10,7 +10,7 @@ from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
 from retrain.observe.metrics.evaluate import rate_interval
 from retrain.verdicts.stats.binomial import binomial_limits, held_out_limits
-from retrain.verdicts.stats.flip import flip_interval
+from retrain.verdicts.stats.flip import FlipTest
 
 EXAMPLES, SAMPLES = 64, 4
 SEED_COUNTS = (6, 7, 8, 9, 10, 11, 12)
@@ -38,7 +38,7 @@ def flip_coverage(simulations: int, seeds: Seeds) -> Iterator[Measured]:
         for law, (draw, true) in laws.items():
             for num_seeds in SEED_COUNTS:
                 diffs_SN = draw(seeds.stream("flip coverage", law, num_seeds), (simulations, num_seeds))
-                covers_S = _covers([flip_interval(diffs_N, 0.95) for diffs_N in diffs_SN], true)
+                covers_S = _covers([FlipTest.of(diffs_N).interval(0.95) for diffs_N in diffs_SN], true)
                 what = f"95 % interval covers, {law} differences, {num_seeds} seeds"
                 yield share(what, covers_S) if is_skewed else share(what, covers_S, at_least=0.94, at_most=0.975)
 

@@ -10,8 +10,8 @@ import numpy as np
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
 from retrain.records.runs.metric import Direction, Metric
-from retrain.verdicts.stats.benchmarks import bootstrap, interquartile_mean, mean_score
-from retrain.verdicts.stats.flip import flip_interval
+from retrain.verdicts.stats.benchmarks import bootstrap, interquartile_mean
+from retrain.verdicts.stats.flip import FlipTest
 from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.judge import Pairing, judge
 from retrain.verdicts.study.sets import sets_view
@@ -27,6 +27,11 @@ def drawn(rng: np.random.Generator, shape: tuple[int, ...], shared: float) -> np
     """Scores of (..., seeds) runs on all sets, normal."""
     common = rng.normal(0.0, SPREAD * np.sqrt(shared), (*shape, 1))
     return LEVELS_M + common + rng.normal(0.0, SPREAD * np.sqrt(1.0 - shared), (*shape, LEVELS_M.size))
+
+
+def mean_score(scores_NM: np.ndarray) -> np.ndarray:
+    """The mean over sets of the mean over runs."""
+    return np.asarray(scores_NM.mean(axis=(-2, -1)))
 
 
 def coverage(simulations: int, seeds: Seeds) -> Iterator[Measured]:
@@ -49,7 +54,7 @@ def coverage(simulations: int, seeds: Seeds) -> Iterator[Measured]:
                         covers.append(low <= true <= high)
                     yield share(f"bootstrap of the {name} covers, {how}, {where}", np.array(covers))
             diffs_SN = (runs_SNM - drawn(rng, (simulations, num_seeds), shared)).mean(axis=2)
-            limits_S2 = np.array([flip_interval(diffs_N, 0.95) for diffs_N in diffs_SN])
+            limits_S2 = np.array([FlipTest.of(diffs_N).interval(0.95) for diffs_N in diffs_SN])
             covers_S = (limits_S2[:, 0] <= 0.0) & (limits_S2[:, 1] >= 0.0)
             yield share(f"flip interval of the difference of means covers, {where}", covers_S, at_least=0.94)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.records.checkpoints import newest_valid
-from retrain.verdicts.ledger.chain import read_chain
+from retrain.verdicts.ledger.history import read_chain
 from tests.end_to_end import campaigns
 from tests.end_to_end.killing import check_nothing_is_half_written
 

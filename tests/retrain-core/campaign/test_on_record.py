@@ -10,7 +10,8 @@ import pytest
 
 from retrain.campaign.on_record import CampaignRecord
 from retrain.campaign.report_lines import Lines
-from retrain.verdicts.ledger.chain import NAME, read_chain
+from retrain.verdicts.ledger.chain import NAME
+from retrain.verdicts.ledger.history import read_chain
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
 from retrain.verdicts.wording.command import command as compare_command

@@ -1,6 +1,6 @@
 """Campaigns: conditions x seeds from one file, each run in a process and a folder of its own; here, on Ray or Slurm.
 
-Begin with `plan.py` (the grid), `schedule.py` (who runs when) and `session.py` (what the command does). Imports
+Begin with `planned.py` (the grid), `schedule.py` (who runs when) and `session.py` (what the command does). Imports
 `verdicts`, which decides when enough seeds have run; what draws pages stands above it.
 """
 
@@ -14,14 +14,15 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import ConfigClaim, PluginSpec
 
 TABLE = "campaign"
-TEMPLATES = (
-    ("campaign", "Two conditions x six seeds of a real model.", "retrain.campaign.templates:CAMPAIGN"),
-    (
-        "campaign-tiny",
-        "Two conditions x six seeds on your CPU, in minutes.",
-        "retrain.campaign.templates:TINY",
-    ),
-)
+TEMPLATES = {
+    "campaign": ("Two conditions x six seeds of a real model.", "CAMPAIGN"),
+    "campaign-tiny": ("Two conditions x six seeds on your CPU, in minutes.", "TINY"),
+}
+LAUNCHERS = {
+    "subprocess": ("Processes of this machine.", "processes"),
+    "ray": ("Tasks of an existing Ray cluster (extra `ray`).", "ray_launcher"),
+    "slurm": ("Jobs of a Slurm cluster.", "slurm_launcher"),
+}
 
 
 @hookimpl
@@ -42,36 +43,16 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 @hookimpl
 def retrain_register_launchers(register: Callable[[PluginSpec], None]) -> None:
     """Processes of this machine, tasks of a Ray cluster, and jobs of a Slurm cluster."""
-    register(
-        PluginSpec(
-            name="subprocess",
-            summary="Processes of this machine.",
-            factory="retrain.campaign.processes:build",
-            params="retrain.campaign.processes:Options",
-        )
-    )
-    register(
-        PluginSpec(
-            name="ray",
-            summary="Tasks of an existing Ray cluster (extra `ray`).",
-            factory="retrain.campaign.ray_launcher:build",
-            params="retrain.campaign.ray_launcher:Options",
-        )
-    )
-    register(
-        PluginSpec(
-            name="slurm",
-            summary="Jobs of a Slurm cluster.",
-            factory="retrain.campaign.slurm_launcher:build",
-            params="retrain.campaign.slurm_launcher:Options",
-        )
-    )
+    for name, (summary, module) in LAUNCHERS.items():
+        factory, params = f"retrain.campaign.{module}:build", f"retrain.campaign.{module}:Options"
+        register(PluginSpec(name=name, summary=summary, factory=factory, params=params))
 
 
 @hookimpl
 def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
     """Two example campaigns."""
-    for name, summary, factory in TEMPLATES:
+    for name, (summary, constant) in TEMPLATES.items():
+        factory = f"retrain.campaign.templates:{constant}"
         register(PluginSpec(name=name, summary=summary, factory=factory, traits="campaign.toml"))
 
 

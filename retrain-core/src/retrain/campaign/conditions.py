@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -85,15 +86,12 @@ def control_conditions(
     """
     reference = baseline or next((each.label for each in conditions), "")
     origin = Origin(layer=Layer.FILE, place=place)
+    settings = {name: Setting(path=KEY, value=name, origin=origin) for name in controls}
     return [
-        replace(
-            condition,
-            control=Control(name),
-            settings=(*condition.settings, Setting(path=KEY, value=name, origin=origin)),
-        )
-        for condition in conditions
-        if condition.label != reference
-        for name in controls
+        replace(each, control=Control(name), settings=(*each.settings, setting))
+        for each in conditions
+        if each.label != reference
+        for name, setting in settings.items()
     ]
 
 
@@ -114,11 +112,13 @@ def _read(
         if key.path in settings and not isinstance(content, Mapping):
             problems.append(Problem(where=f"{origin} {name}", what=f"sets {key.path} a second time", fix="keep one"))
             continue
-        if isinstance(content, Mapping) and key.path in settings:
+        if key.path in settings:
             content = {**settings[key.path].value, **content}
         settings[key.path] = Setting(path=key.path, value=content, origin=origin)
         if name not in named:
-            overrides |= names.flat(key, content)
+            flat = _flat_name(key)
+            is_free = isinstance(content, Mapping)
+            overrides |= {f"{flat}.{entry}": each for entry, each in content.items()} if is_free else {flat: content}
     condition = Condition(
         number=number,
         base="+".join(str(entries[name]) for name in named),
@@ -160,13 +160,6 @@ class _Names:
             return Problem(what=f"a condition cannot set {key.path}: {reason}", fix="remove it")
         return key, value
 
-    def flat(self, key: Key, content: Any) -> dict[str, Any]:
-        """The value under its flat name; the entries of a free table one by one."""
-        name = _flat_name(key)
-        if isinstance(content, Mapping):
-            return {f"{name}.{entry}": value for entry, value in content.items()}
-        return {name: content}
-
     def _fix(self, name: str) -> str:
         same = [flat for flat, key in self._flat.items() if key.name == name.rpartition(".")[2]]
         near = same or get_close_matches(name, [*self._flat, *self._by_path], n=1)
@@ -177,9 +170,6 @@ def _flat_name(key: Key) -> str:
     return key.flag.replace("-", "_")
 
 
-# Finds the line of the file on which a condition of a campaign is defined.
-
-
 _HEADER = re.compile(r"^\s*\[\[\s*campaign\s*\.\s*conditions\s*\]\]")
 
 
@@ -187,31 +177,20 @@ class ConditionLines:
     """`campaign.toml:12 condition 2`, for messages; without the line if headers and conditions do not match."""
 
     def __init__(self, file: Path | None, count: int) -> None:
-        self._file = file
-        lines = _lines(file)
-        starts = [number for number, line in enumerate(lines, start=1) if _HEADER.match(line)]
+        self._file, self._lines = file, list[str]()
+        with suppress(OSError, ValueError):  # reported by the loader
+            self._lines = file.read_text(encoding="utf-8-sig").split("\n") if file else []
+        starts = [number for number, line in enumerate(self._lines, start=1) if _HEADER.match(line)]
         self._starts = starts if len(starts) == count else []
-        self._lines = lines
 
     def of(self, number: int, name: str = "") -> str:
         """File and line of condition `number` (from 1), or of one of its keys."""
-        head = str(self._file or "[campaign]")
-        if self._starts:
-            head += f":{self._line(number, name)}"
-        return f"{head} condition {number}"
+        line = f":{self._line(number, name.rpartition('.')[2])}" if self._starts else ""
+        return f"{self._file or '[campaign]'}{line} condition {number}"
 
-    def _line(self, number: int, name: str) -> int:
+    def _line(self, number: int, key: str) -> int:
         start = self._starts[number - 1]
         end = self._starts[number] if number < len(self._starts) else len(self._lines) + 1
-        last = name.rpartition(".")[2]
-        for line in range(start + 1, end):
-            if last and re.match(rf"""^\s*["']?([\w.-]+\.)?{re.escape(last)}["']?\s*=""", self._lines[line - 1]):
-                return line
-        return start
-
-
-def _lines(file: Path | None) -> Sequence[str]:
-    try:
-        return file.read_text(encoding="utf-8-sig").split("\n") if file else ()
-    except (OSError, ValueError):
-        return ()
+        is_set = re.compile(rf"""^\s*["']?([\w.-]+\.)?{re.escape(key)}["']?\s*=""")
+        found = (line for line in range(start + 1, end) if key and is_set.match(self._lines[line - 1]))
+        return next(found, start)

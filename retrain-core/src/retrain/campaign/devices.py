@@ -13,14 +13,14 @@ from retrain.records.campaign_table import CampaignTable
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def listed_devices(config: Config) -> list[str]:
+def listed_devices(devices: str) -> list[str]:
     """The names in `[backend] devices`."""
-    return [name.strip() for name in config.backend.devices.split(",") if name.strip()]
+    return [name.strip() for name in devices.split(",") if name.strip()]
 
 
 def device_problems(config: Config, table: CampaignTable) -> list[Problem]:
     """Why the devices cannot be assigned to runs."""
-    names = listed_devices(config)
+    names = listed_devices(config.backend.devices)
     where = config.place("backend.devices")
     is_dealt_out = len(names) > max(1, table.devices_per_run)
     if is_dealt_out and not all(name.startswith("gpu:") and name[4:].isdigit() for name in names):
@@ -37,7 +37,7 @@ def devices_of_a_run(devices: str, table: CampaignTable) -> str:
 
     A single device is shared by all runs.
     """
-    names = [name.strip() for name in devices.split(",") if name.strip()]
+    names = listed_devices(devices)
     if len(names) < 2:
         return devices
     return ",".join("cpu" if name == "cpu" else f"gpu:{n}" for n, name in enumerate(names[: table.devices_per_run]))
@@ -45,14 +45,14 @@ def devices_of_a_run(devices: str, table: CampaignTable) -> str:
 
 def gpus_per_run(config: Config, table: CampaignTable) -> int:
     """How many of the listed GPUs each run takes; 0 on the CPU."""
-    return sum(name.startswith("gpu:") for name in listed_devices(config)[: table.devices_per_run])
+    return sum(name.startswith("gpu:") for name in listed_devices(config.backend.devices)[: table.devices_per_run])
 
 
 class DevicePool:
     """Counts the runs on each GPU; the next run gets those with the fewest, in the order in which they are listed."""
 
     def __init__(self, names: list[str], environ: Mapping[str, str] = os.environ) -> None:
-        visible = [part.strip() for part in environ.get(VARIABLE, "").split(",") if part.strip()]
+        visible = listed_devices(environ.get(VARIABLE, ""))
         assigned = names if len(names) > 1 else []  # a single device is shared by all runs
         numbers = [int(name.removeprefix("gpu:")) for name in assigned if name.startswith("gpu:")]
         self._names = [visible[n] if n < len(visible) else str(n) for n in numbers]

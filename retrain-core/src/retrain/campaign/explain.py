@@ -23,21 +23,20 @@ FLAGS = ("--new", "--beyond-plan")  # of the command; not overrides of keys
 def warnings_of(campaign: Campaign) -> list[str]:
     """Settings that are legal but may surprise."""
     table, found = campaign.table, []
-    workers, cores = workers_of(campaign), os.cpu_count() or 1
+    workers, cores = campaign.workers, os.cpu_count() or 1
     if table.launcher == "subprocess" and workers > cores:
         found.append(f"{workers} runs at a time on {cores} cores; [campaign] max_workers limits them")
-    num_devices = len(listed_devices(campaign.config))
+    num_devices = len(listed_devices(campaign.config.backend.devices))
     if 1 < num_devices < workers * table.devices_per_run:
         found.append(f"{workers} runs at a time share {num_devices} devices")
     if campaign.config.origin("training.seed").layer is Layer.FILE:
         found.append("[training] seed is not used: seeds come from [campaign] seeds")
     found += verdict_warnings(campaign)
-    for each in campaign.conditions:
-        if each.beaten:
-            found.append(
-                f"{each.label}: the campaign sets {', '.join(sorted(each.beaten))}, which its recipe has otherwise"
-            )
-    return found
+    return found + [
+        f"{each.label}: the campaign sets {', '.join(sorted(each.beaten))}, which its recipe has otherwise"
+        for each in campaign.conditions
+        if each.beaten
+    ]
 
 
 def verdict_warnings(campaign: Campaign) -> list[str]:
@@ -50,22 +49,18 @@ def verdict_warnings(campaign: Campaign) -> list[str]:
     comparisons = sum(each.condition.control is None for each in campaign.conditions) - 1
     if comparisons < 1:
         return []
-    design = Design.PLANNED if plan and plan.looks else Design.FIXED
+    if plan is None:
+        return reach_sentences(reach_of(Design.FIXED, num_seeds=len(table.seeds), comparisons=comparisons, alpha=0.05))
+    design = Design.UNPAIRED if plan.test == "unpaired" else Design.PLANNED if plan.looks else Design.FIXED
     reach = reach_of(
-        Design.UNPAIRED if plan and plan.test == "unpaired" else design,
+        design,
         num_seeds=len(table.seeds),
         comparisons=comparisons,
-        alpha=plan.alpha if plan else 0.05,
-        looks=plan.looks if plan else (),
-        spend=Spend(plan.spend) if plan else Spend.POCOCK,
+        alpha=plan.alpha,
+        looks=plan.looks,
+        spend=Spend(plan.spend),
     )
     return reach_sentences(reach)
-
-
-def workers_of(campaign: Campaign) -> int:
-    """How many runs are active at a time."""
-    table = campaign.table
-    return min(table.max_workers or campaign.num_runs, campaign.num_runs) if table.parallel else 1
 
 
 def recipes_of(campaign: Campaign) -> dict[str, Any]:
@@ -125,7 +120,7 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
 
 def _clipping(campaign: Campaign, plugins: Plugins) -> dict[str, str]:
     """By condition, the line about a loss that does not clip, where there is one."""
-    found = {
+    lines = {
         each.label: unclipped(each.config, plugins, build_flow(each.config, plugins)) for each in campaign.conditions
     }
-    return {label: line for label, line in found.items() if line}
+    return {label: line for label, line in lines.items() if line}

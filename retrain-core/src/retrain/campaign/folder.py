@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,8 @@ from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import is_run
 from retrain.run.devices import KEY, SettledDevices, settle_devices
 
-# How a campaign differs from the one that a folder holds: seeds and conditions added, anything else changed.
-
-
+PARENT = Path("logs")
+OWN_MACHINE = "subprocess"  # the launcher whose runs are on this machine
 MOST_CHANGES = 20
 
 
@@ -82,15 +83,15 @@ def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign, plug
     return Growth(seeds=tuple(seeds), conditions=added, changes=tuple(changes), devices=devices)
 
 
-def refusal(path: Path, before: Mapping[str, Any], campaign: Campaign, growth: Growth, *, fix: str) -> ResumeError:
-    """The error that names what changed and what starting again would cost."""
+def _refuse(path: Path, before: Mapping[str, Any], campaign: Campaign, growth: Growth, fix: str) -> None:
+    """ResumeError that names what changed and what starting again would cost."""
     shown = list(growth.changes[:MOST_CHANGES])
     if len(growth.changes) > MOST_CHANGES:
         shown.append(f"and {len(growth.changes) - MOST_CHANGES} more differences")
     shown += [f"{growth} would be added"] * growth.adds_runs
     shown.append("new runs would not be comparable with those already there; nothing was changed")
     shown.append(rerun_sentence(before, campaign))
-    return ResumeError(Problem(where=str(path), what="it is a different campaign", why="\n    ".join(shown), fix=fix))
+    raise ResumeError(Problem(where=str(path), what="it is a different campaign", why="\n    ".join(shown), fix=fix))
 
 
 def rerun_sentence(before: Mapping[str, Any], campaign: Campaign) -> str:
@@ -121,9 +122,6 @@ def _differences(before: Any, now: Any, path: str = "") -> list[str]:
 
 def _shown(value: Any) -> str:
     return "absent" if value is None else "set" if isinstance(value, dict) else repr(value)
-
-
-PARENT = Path("logs")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,80 +155,67 @@ def open_campaign(
     ... ResumeError when DIR or log_dir holds another campaign, or one whose sealed plan has fewer seeds or conditions
     (unless `is_beyond_plan`). ConfigError when another process has the folder, or it cannot be written.
     """
-    started = datetime.now(UTC)
-    resume = campaign.config.resume.from_
+    started, notice = datetime.now(UTC), ""
+    before: dict[str, Any] | None
+    resume, log_dir = campaign.config.resume.from_, campaign.config.logging.log_dir
     if resume and is_new:
         fix = "give one of them"
         raise ConfigError(Problem(where="command line", what="--resume and --new contradict each other", fix=fix))
     if resume:
-        path, fix = Path(resume).expanduser(), "restore these values, or start a new campaign without --resume"
-        return _continued(path, read_manifest(path), campaign, plugins, started, fix=fix, is_beyond_plan=is_beyond_plan)
-    if campaign.config.origin("logging.log_dir") != DEFAULT_ORIGIN:
-        path = Path(campaign.config.logging.log_dir).expanduser()
+        path = Path(resume).expanduser()
+        before, fix = read_manifest(path), "restore these values, or start a new campaign without --resume"
+    elif campaign.config.origin("logging.log_dir") != DEFAULT_ORIGIN:
+        path = Path(log_dir).expanduser()
         check_run_folder(str(path), "", place=campaign.config.place("logging.log_dir"))
-        before = _manifest_or_none(path)
-        if before is not None and not is_new:
-            fix = "restore these values, or start another campaign with --new: it keeps this one beside the new folder"
-            return _continued(path, before, campaign, plugins, started, fix=fix, is_beyond_plan=is_beyond_plan)
-        fresh = Growth(devices=settle_campaign(campaign, plugins, None, {})[0])
+        before = None if is_new else _manifest_or_none(path)
+        fix = "restore these values, or start another campaign with --new: it keeps this one beside the new folder"
+    else:
+        latest, notice = (None, "") if is_new else _latest(campaign, plugins)
+        path, before = latest or _free_name(started), read_manifest(latest) if latest else None
+        fix = "restore these values, or start another campaign with --new"
+    if before is None:
+        growth = Growth(devices=settle_campaign(campaign, plugins, None, {})[0])
         if (path / CAMPAIGN_FILE).exists() or is_run(path):
             keep_earlier(path)
-        return _taken(path, started, None, growth=fresh)
-    notice = ""
-    if not is_new:
-        latest, notice = _latest(campaign, plugins)
-        if latest is not None:
-            fix = "restore these values, or start another campaign with --new"
-            before = read_manifest(latest)
-            return _continued(latest, before, campaign, plugins, started, fix=fix, is_beyond_plan=is_beyond_plan)
-    fresh = Growth(devices=settle_campaign(campaign, plugins, None, {})[0])
-    return _taken(_free_name(started), started, None, growth=fresh, notice=notice)
+    else:
+        growth = growth_since(path, before, campaign, plugins)
+        _check_growth(path, before, campaign, growth, fix=fix, is_beyond_plan=is_beyond_plan)
+    check_run_folder(str(path), "", place="campaign folder")
+    path.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(path)
+    before = before and read_manifest(path)  # read again under the lock: another process may have written it
+    return CampaignFolder(path=path, started=started, before=before, lock=lock, growth=growth, notice=notice)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest in `path`; ResumeError if it is missing or not that of a campaign."""
-    try:
-        content = json.loads(read_regular(path / CAMPAIGN_FILE))
-        str(content["sha256"]), [str(run["run_name"]) for run in content["runs"]]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        what = f"cannot be read: {type(error).__name__}: {error}"
-        fix = "give the folder of a campaign that was started: logs/campaign_..."
-        raise ResumeError(Problem(where=str(path / CAMPAIGN_FILE), what=what, fix=fix)) from error
-    found: dict[str, Any] = content
-    return found
-
-
-def _continued(
-    path: Path,
-    before: dict[str, Any],
-    campaign: Campaign,
-    plugins: Plugins,
-    started: datetime,
-    *,
-    fix: str,
-    is_beyond_plan: bool,
-) -> CampaignFolder:
-    """The folder of an earlier session, unless the campaign differs from it in more than added seeds or conditions."""
-    growth = growth_since(path, before, campaign, plugins)
+def _check_growth(
+    path: Path, before: Mapping[str, Any], campaign: Campaign, growth: Growth, *, fix: str, is_beyond_plan: bool
+) -> None:
+    """ResumeError if more than added seeds or conditions differs, or if these are beyond a sealed plan."""
     if growth.changes:
-        raise refusal(path, before, campaign, growth, fix=fix)
+        _refuse(path, before, campaign, growth, fix)
     if growth.adds_runs and before.get("plan") and not is_beyond_plan:
         what = f"its plan is sealed, and {growth} would be added"
         why = "what is added after the first results are known was not planned; nothing was changed"
         fix = "add them with --beyond-plan, and `retrain compare` reports the departure; or register a plan with --new"
         raise ResumeError(Problem(where=str(path), what=what, why=why, fix=fix))
-    return _taken(path, started, before, growth=growth)
 
 
-def _taken(
-    path: Path, started: datetime, before: dict[str, Any] | None, *, growth: Growth, notice: str = ""
-) -> CampaignFolder:
-    check_run_folder(str(path), "", place="campaign folder")
-    path.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(path)
-    if before is not None:
-        before = read_manifest(path)  # read again under the lock: another process may have written it
-    return CampaignFolder(path=path, started=started, before=before, lock=lock, growth=growth, notice=notice)
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest in `path`; ResumeError if it is missing or not that of a campaign."""
+    try:
+        content: dict[str, Any] = json.loads(read_regular(path / CAMPAIGN_FILE))
+        str(content["sha256"]), [str(run["run_name"]) for run in content["runs"]]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        what = f"cannot be read: {type(error).__name__}: {error}"
+        fix = "give the folder of a campaign that was started: logs/campaign_..."
+        raise ResumeError(Problem(where=str(path / CAMPAIGN_FILE), what=what, fix=fix)) from error
+    return content
+
+
+def _manifest_or_none(path: Path) -> dict[str, Any] | None:
+    with suppress(ResumeError):
+        return read_manifest(path)
+    return None
 
 
 def _latest(campaign: Campaign, plugins: Plugins) -> tuple[Path | None, str]:
@@ -247,43 +232,25 @@ def _latest(campaign: Campaign, plugins: Plugins) -> tuple[Path | None, str]:
             of_this_file.append((file.parent, found))
     notice = ""
     for path, before in of_this_file:
-        try:
+        with suppress(ResumeError):  # it cannot be resumed, so it is passed over
             growth = growth_since(path, before, campaign, plugins)
-        except ResumeError:  # a campaign that nobody can continue is in nobody's way
-            continue
-        if not growth.changes:
-            return path, ""
-        told = f"another campaign than {path}: {'; '.join(growth.changes[:3])}"
-        more = f" and {len(growth.changes) - 3} more differences" if len(growth.changes) > 3 else ""
-        notice = notice or f"{told}{more}; {rerun_sentence(before, campaign)}"
+            if not growth.changes:
+                return path, ""
+            told = f"another campaign than {path}: {'; '.join(growth.changes[:3])}"
+            more = f" and {len(growth.changes) - 3} more differences" if len(growth.changes) > 3 else ""
+            notice = notice or f"{told}{more}; {rerun_sentence(before, campaign)}"
     return None, notice
-
-
-def _manifest_or_none(path: Path) -> dict[str, Any] | None:
-    try:
-        return read_manifest(path)
-    except ResumeError:
-        return None
 
 
 def _free_name(started: datetime) -> Path:
     plain = PARENT / f"campaign_{started:%Y%m%d_%H%M%S}"
-    path, number = plain, 1
-    while path.exists():
-        number += 1
-        path = plain.with_name(f"{plain.name}_{number}")
-    return path
+    later = (plain.with_name(f"{plain.name}_{number}") for number in count(2))
+    return next(path for path in chain([plain], later) if not path.exists())
 
 
 def keep_earlier(path: Path) -> None:
     """Rename the folder of an earlier attempt to `<name>.1`, `.2`, ... and print where it went."""
     click.echo(f"Moved the earlier contents of {path} to {move_aside(path)}")
-
-
-# The devices that the runs of a campaign use on this machine, settled before anything runs or moves.
-
-
-OWN_MACHINE = "subprocess"  # the launcher whose runs are on this machine
 
 
 def settle_campaign(
@@ -292,8 +259,8 @@ def settle_campaign(
     """The devices that the runs of each condition use on this machine, and those that differ from earlier ones.
 
     `before` is the manifest of an earlier session, whose runs keep their devices unless the file sets others; `asked`
-    are the devices in its configuration by condition, if they differ from those of now. ConfigError when devices that
-    somebody set are missing. Empty for a launcher that may start runs on other machines: each run settles its own.
+    are the devices in its configuration by condition, if they differ from those of now. ConfigError when configured
+    devices are missing. Empty for a launcher that may start runs on other machines: each run settles its own.
     """
     if campaign.table.launcher != OWN_MACHINE:
         return {}, []
@@ -314,7 +281,7 @@ def settle_campaign(
         then = entry["used"] if entry else asked.get(label, config.backend.devices)
         run = {"config": {"backend": {"devices": then}}} | ({"devices": entry} if entry else {})
         settled[label] = settle_devices(config, plugins, run)
-        if entry and label not in unset:  # somebody has set them since
+        if entry and label not in unset:  # they were configured since
             settled[label] = replace(settled[label], why="")
         if (now := settled[label].compared.backend.devices) != then:
             changes.append(f"conditions {label} {KEY} was {then!r} and is now {now!r}")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from retrain.campaign.conditions import Condition, ConditionLines, control_conditions, read_conditions
 from retrain.campaign.devices import device_problems
 from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.keys import Key
-from retrain.kernel.config.load import TableEntry, all_keys
+from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
@@ -70,6 +70,11 @@ class Campaign:
         """Conditions x seeds."""
         return len(self.conditions) * len(self.table.seeds)
 
+    @property
+    def workers(self) -> int:
+        """How many runs are active at a time."""
+        return min(self.table.max_workers or self.num_runs, self.num_runs) if self.table.parallel else 1
+
     def steps_of(self, condition: CheckedCondition) -> int:
         """Steps of each run of a condition: its own `max_steps`, or that of the campaign."""
         is_own = condition.condition.sets("training.max_steps")
@@ -77,21 +82,18 @@ class Campaign:
 
     def content(self) -> dict[str, Any]:
         """Everything that identifies the campaign, as plain data without secrets."""
+        conditions = {}
+        for each in self.conditions:
+            tables = public_values(each.config)
+            kept = [k for k in self.keys if k.table in tables and not k.free_on_resume and k.path != "training.seed"]
+            values = {key.path: tables[key.table].get(key.name) for key in kept}
+            conditions[each.label] = values | {"training.max_steps": self.steps_of(each)}
         return {
             "seeds": self.table.seeds,
             "devices_per_run": self.table.devices_per_run,
             "plan": self.table.plan.content() if self.table.plan else None,
-            "conditions": {condition.label: self._values(condition) for condition in self.conditions},
+            "conditions": conditions,
         }
-
-    def _values(self, condition: CheckedCondition) -> dict[str, Any]:
-        tables = public_values(condition.config)
-        values = {
-            key.path: tables[key.table].get(key.name)
-            for key in self.keys
-            if key.table in tables and not key.free_on_resume and key.path != "training.seed"
-        }
-        return values | {"training.max_steps": self.steps_of(condition)}
 
 
 def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
@@ -105,6 +107,9 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
         return read_config(file, plugins, tables, arguments=overrides, environ=os.environ, settings=settings)
 
     config, problems = load()
+    tables_of_file: Mapping[str, Any] = {}
+    with suppress(ConfigError):  # reported by the loader
+        tables_of_file = read_toml(file)[0] if file else {}
     table = config.table("campaign", CampaignTable)
     conditions, found = read_conditions(table.conditions, keys, ConditionLines(file, len(table.conditions)))
     problems += found + _base_problems(config, table, plugins, conditions)
@@ -114,16 +119,20 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     for condition in conditions:
         own, found = load(condition)
         checked.append(CheckedCondition(condition=condition, config=own, beaten=_beaten(condition, own, plugins)))
-        problems += found + _flow_problems(own, plugins, tables) + _recipe_problems(checked[-1])
+        flow, wrong = check(own, plugins, tables)
+        problems += found + wrong + (check_run(own, plugins, flow) if flow else []) + _recipe_problems(checked[-1])
     campaign = Campaign(
         config=config,
         table=table,
         conditions=tuple(checked),
         max_steps=steps_per_run(config),
-        file_tables=_tables_of(file),
+        file_tables=frozenset(tables_of_file),
         keys=tuple(keys),
     )
-    problems += _plan_problems(campaign)
+    try:
+        sealed_plan(campaign, written="")
+    except ConfigError as error:
+        problems += error.problems
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     return campaign
@@ -139,10 +148,8 @@ def _beaten(condition: Condition, config: Config, plugins: Plugins) -> dict[str,
 def _recipe_problems(checked: CheckedCondition) -> list[Problem]:
     """A base configuration that fixes what recipes are to vary: their conditions would differ in name alone."""
     paths = [path for path in SET_BY_CONDITIONS if path.partition(".")[2] in checked.beaten]
-    what, fix = (
-        f"beats recipe {checked.config.algorithm.recipe!r} of a condition",
-        "remove it, or move it to a condition",
-    )
+    what = f"beats recipe {checked.config.algorithm.recipe!r} of a condition"
+    fix = "remove it, or move it to a condition"
     return [Problem(where=checked.config.place(path), what=what, fix=fix) for path in paths]
 
 
@@ -183,39 +190,12 @@ def _launcher_problems(config: Config, table: CampaignTable, plugins: Plugins) -
     return validated_params(model, table.launcher_options, where=config.place("campaign.launcher_options"))[1]
 
 
-def _flow_problems(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
-    flow, problems = check(config, plugins, tables)
-    return problems + (check_run(config, plugins, flow) if flow else [])
-
-
-def _plan_problems(campaign: Campaign) -> list[Problem]:
-    if campaign.table.plan is None:
-        return []
-    try:
-        sealed_plan(campaign, written="")
-    except ConfigError as error:
-        return list(error.problems)
-    return []
-
-
 def sealed_plan(campaign: Campaign, *, written: str) -> dict[str, Any] | None:
     """`[campaign.plan]` as the manifest stores it; None if there is no plan."""
-    table = campaign.table
-    if table.plan is None:
+    plan, seeds = campaign.table.plan, campaign.table.seeds
+    if plan is None:
         return None
-    return seal_plan(
-        table.plan, conditions=campaign.labels, seeds=table.seeds, max_steps=campaign.max_steps, written=written
-    )
-
-
-def _tables_of(file: Path | None) -> frozenset[str]:
-    try:
-        return frozenset(read_toml(file)[0]) if file else frozenset()
-    except ConfigError:  # reported by the loader
-        return frozenset()
-
-
-# `[campaign.plan]`: the hypothesis and the analysis of a campaign, registered before the first step.
+    return seal_plan(plan, conditions=campaign.labels, seeds=seeds, max_steps=campaign.max_steps, written=written)
 
 
 def seal_plan(

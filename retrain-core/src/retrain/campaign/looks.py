@@ -6,13 +6,14 @@ looks before it: a campaign that was killed takes the same look again, and comes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from retrain.campaign.load import Campaign
 from retrain.campaign.planned import PlannedRun
+from retrain.text.amounts import counted
 
 if TYPE_CHECKING:
     from retrain.verdicts.study.study import Study
@@ -38,18 +39,14 @@ class Look:
         """The look in a line."""
         parts = [f"{label}: {reason}" for label, reason in self.closed.items()]
         for label, chance in self.open.items():
-            parts.append(
-                f"{label}: cannot tell" + ("" if chance is None else f", {100 * chance:.0f} % chance of a verdict")
-            )
-        lost = [f"{len(self.lost)} run{'s' if len(self.lost) > 1 else ''} lost"] if self.lost else []
-        return f"look after {self.seeds} seeds: {'; '.join([*parts, *lost])}"
+            told = "" if chance is None else f", {100 * chance:.0f} % chance of a verdict"
+            parts.append(f"{label}: cannot tell{told}")
+        parts += [f"{counted(len(self.lost), 'run')} lost"] if self.lost else []
+        return f"look after {self.seeds} seeds: {'; '.join(parts)}"
 
 
-class Judge(Protocol):
-    """Takes a look at the conditions that are open after so many seeds."""
-
-    def __call__(self, seeds: int, open_labels: Sequence[str]) -> Look:
-        """The look; a pure function of the runs in the campaign's folder."""
+# Takes a look at the conditions that are open after so many seeds: a pure function of the runs in the folder.
+Judge = Callable[[int, Sequence[str]], Look]
 
 
 class PlannedLooks:
@@ -136,10 +133,11 @@ class StudyJudge:
         going_on: dict[str, float | None] = {}
         for label in open_labels:
             verdict = verdicts.get(label, Verdict.CANNOT_TELL)
-            chance = self._chance(study, label, seeds, undecided) if verdict is Verdict.CANNOT_TELL else None
             if verdict is not Verdict.CANNOT_TELL:
                 closed[label] = str(verdict)
-            elif chance is not None and chance < FUTILE_BELOW:
+                continue
+            chance = self._chance(study, label, seeds, undecided)
+            if chance is not None and chance < FUTILE_BELOW:
                 closed[label] = f"futile: {100 * chance:.1f} % chance of a verdict by {self.looks[-1]} seeds"
             else:
                 going_on[label] = chance
@@ -176,7 +174,7 @@ class StudyJudge:
         import numpy as np
 
         from retrain.records.runs.registered import Spend
-        from retrain.verdicts.stats.futility import conditional_powers
+        from retrain.verdicts.stats.sequential import conditional_powers
 
         values = {each.label: each.estimates[str(study.metric)].values for each in study.conditions}
         left, right = values.get(other, {}), values.get(label, {})

@@ -5,7 +5,6 @@ The entry of a run is encoded when it changes: of thousands of runs, few change 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,17 +82,6 @@ def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetim
     return content | {"runs": [_entry(run) for run in runs]}
 
 
-def session_fields(campaign: Campaign, workers: int) -> dict[str, Any]:
-    """Fields that may differ between sessions of one campaign."""
-    return {
-        "status": State.RUNNING,
-        "parallel": campaign.table.parallel,
-        "max_workers": workers,
-        "launcher": campaign.table.launcher,
-        "runner_pid": os.getpid(),
-    }
-
-
 def now() -> str:
     """The current time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -101,7 +89,7 @@ def now() -> str:
 
 def _entry(run: PlannedRun) -> dict[str, Any]:
     condition = run.condition.condition
-    entry: dict[str, Any] = {
+    return {
         "condition": condition.label,
         "advantage_mode": run.condition.config.algorithm.advantage_mode,
         "transform_mode": run.condition.config.algorithm.transform_mode,
@@ -119,4 +107,3 @@ def _entry(run: PlannedRun) -> dict[str, Any]:
         "ended": None,
         "returncode": None,
     }
-    return entry

@@ -17,7 +17,7 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, ResumeError
 from retrain.records.checkpoints import FINAL, newest_valid
 from retrain.records.lock import owner_of
-from retrain.records.run import Run, is_run
+from retrain.records.run import Run
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
 
@@ -47,13 +47,7 @@ class RunProgress:
 
 def is_done(run: PlannedRun) -> bool:
     """Whether the run has reached its last step and saved its adapter."""
-    manifest = _manifest(run.folder)
-    return manifest.get("status") == "done" and (Run(run.folder).adapters / FINAL).is_dir()
-
-
-def owner(run: PlannedRun) -> int:
-    """Id of the process that holds the run's folder; 0 if there is none, -1 if it is unknown."""
-    return owner_of(run.folder)
+    return _manifest(run.folder).get("status") == "done" and (Run(run.folder).adapters / FINAL).is_dir()
 
 
 def can_continue(run: PlannedRun) -> bool:
@@ -62,17 +56,10 @@ def can_continue(run: PlannedRun) -> bool:
     A run that failed before its first checkpoint starts again; its records are moved aside.
     """
     manifest = _manifest(run.folder)
-    if not manifest:
-        return False
     if manifest.get("status") != "failed":
-        return True
+        return bool(manifest)
     checkpoint, _ = newest_valid(Run(run.folder).adapters)
     return checkpoint is not None
-
-
-def has_records(run: PlannedRun) -> bool:
-    """Whether an earlier attempt wrote a `run.json`, readable or not."""
-    return is_run(run.folder)
 
 
 def reason_of_failure(run: PlannedRun, code: int) -> str:
@@ -101,15 +88,13 @@ def recorded_code(folder: Path) -> int:
 class Adopted:
     """A run that an earlier session started and that is still alive: it is awaited, not started twice."""
 
-    def __init__(self, run: PlannedRun) -> None:
-        self._run = run
-        self.pid: int | None = max(owner(run), 0) or None
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.pid: int | None = max(owner_of(folder), 0) or None
 
     def poll(self) -> int | None:
         """Exit code according to its records; None while a process holds its folder."""
-        if owner(self._run):
-            return None
-        return recorded_code(self._run.folder)
+        return None if owner_of(self._folder) else recorded_code(self._folder)
 
     def stop(self) -> None:
         """Ask the run to save its state and exit."""
@@ -120,8 +105,7 @@ class Adopted:
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
-        pid = owner(self._run)
-        if pid > 0:
+        if (pid := owner_of(self._folder)) > 0:
             with suppress(OSError):
                 os.kill(pid, number)
 
@@ -142,16 +126,11 @@ def _signal_name(number: int) -> str:
 
 def _last_error(file: Path) -> str:
     """The first problem of the last error that retrain printed, else the last line (of a traceback, for instance)."""
-    lines = [line.strip() for line in _tail(file).decode("utf-8", "replace").splitlines()]
+    tail = b""
+    with suppress(OSError), open_regular(file) as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+        tail = stream.read()
+    lines = [line.strip() for line in tail.decode("utf-8", "replace").splitlines()]
     texts = [line for line in lines if line and not line.startswith("fix:")]
     heads = [number for number, line in enumerate(texts[:-1]) if ERROR_HEAD.fullmatch(line)]
     return texts[heads[-1] + 1].removeprefix("1. ") if heads else (texts[-1] if texts else "")
-
-
-def _tail(file: Path) -> bytes:
-    try:
-        with open_regular(file) as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return stream.read()
-    except OSError:
-        return b""

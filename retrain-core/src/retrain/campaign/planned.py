@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import tomli_w
@@ -24,7 +23,6 @@ from retrain.records.manifest import recorded_values
 from retrain.run.devices import KEY, SettledDevices
 from retrain.text.secrets import hide
 
-NO_DEVICES: Mapping[str, SettledDevices] = MappingProxyType({})
 LONGEST_NAME = 120  # file systems allow 255 bytes; logs and folders that are moved aside append to it
 TAG_CHARS = 64  # the most that wandb accepts
 _UNSAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
@@ -46,25 +44,22 @@ class PlannedRun:
     max_steps: int
     devices: str | None
 
-    @property
-    def title(self) -> str:
-        """`{condition}_s{seed}`, for wandb."""
-        return f"{self.condition.label}_s{self.seed}"
-
 
 def plan_runs(
     campaign: Campaign,
     folder: Path,
     before: Mapping[str, Any] | None = None,
-    devices: Mapping[str, SettledDevices] = NO_DEVICES,
+    devices: Mapping[str, SettledDevices] | None = None,
 ) -> list[PlannedRun]:
     """Every run of the campaign in `folder`: condition by condition, seed by seed; with planned looks, look by look.
 
     A run of an earlier session keeps the name in its manifest, `before`, whichever conditions were added since.
     `devices` are those that the runs of each condition use, if they are known here.
     """
-    blocks = _blocks(campaign)
-    pairs = [(condition, seed) for seeds in blocks for condition in campaign.conditions for seed in seeds]
+    seeds, plan = campaign.table.seeds, campaign.table.plan
+    ends = [0, *(plan.looks if plan else ()), len(seeds)]
+    blocks = [seeds[start:end] for start, end in pairwise(ends)]
+    pairs = [(condition, seed) for block in blocks for condition in campaign.conditions for seed in block]
     known = {
         (entry.get("condition"), entry.get("seed")): entry["run_name"] for entry in (before or {"runs": ()})["runs"]
     }
@@ -79,17 +74,10 @@ def plan_runs(
             folder=folder / "runs" / name,
             config_file=folder / "configs" / f"{name}.toml",
             max_steps=campaign.steps_of(condition),
-            devices=_devices(condition, campaign, devices.get(condition.label)),
+            devices=_devices(condition, campaign, (devices or {}).get(condition.label)),
         )
         for number, (name, (condition, seed)) in enumerate(zip(names, pairs, strict=True), start=1)
     ]
-
-
-def _blocks(campaign: Campaign) -> list[list[int]]:
-    """The seeds in the blocks after which the campaign looks; all in one without planned looks."""
-    seeds, plan = campaign.table.seeds, campaign.table.plan
-    ends = [0, *(plan.looks if plan else ()), len(seeds)]
-    return [seeds[start:end] for start, end in pairwise(ends)]
 
 
 def _devices(condition: CheckedCondition, campaign: Campaign, settled: SettledDevices | None) -> str | None:
@@ -102,20 +90,13 @@ def run_names(titles: list[str]) -> list[str]:
     """A folder name for each title: safe, unique even if case is ignored, and always the same for the same titles."""
     plain = [_UNSAFE.sub("-", title) for title in titles]
     counts = Counter(name.casefold() for name in plain)
-    return [
-        name
-        if name == title and len(name) <= LONGEST_NAME and counts[name.casefold()] == 1 and name[0] != "."
-        else f"{_shortened(name)}-{hashlib.sha256(title.encode()).hexdigest()[:8]}{_seed_of(title)}"
-        for title, name in zip(titles, plain, strict=True)
-    ]
-
-
-def _shortened(name: str) -> str:
-    return name.rpartition("_s")[0][: LONGEST_NAME - 40].lstrip(".") or "run"
-
-
-def _seed_of(title: str) -> str:
-    return "_s" + title.rpartition("_s")[2]
+    names = []
+    for title, name in zip(titles, plain, strict=True):
+        if name != title or len(name) > LONGEST_NAME or counts[name.casefold()] > 1 or name[0] == ".":
+            short = name.rpartition("_s")[0][: LONGEST_NAME - 40].lstrip(".") or "run"
+            name = f"{short}-{hashlib.sha256(title.encode()).hexdigest()[:8]}_s{title.rpartition('_s')[2]}"
+        names.append(name)
+    return names
 
 
 def run_config(run: PlannedRun, campaign: Campaign, throttle_dir: Path | None) -> dict[str, dict[str, Any]]:
@@ -148,7 +129,7 @@ def _wandb(run: PlannedRun, config: Config) -> dict[str, str]:
     logging = config.table("logging", TrackerKeys)
     tags = [tag.strip() for tag in logging.wandb_tags.split(",") if tag.strip()]
     return {
-        "wandb_run_name": logging.wandb_run_name or run.title,
+        "wandb_run_name": logging.wandb_run_name or f"{run.condition.label}_s{run.seed}",
         "wandb_group": logging.wandb_group or run.condition.label,
         "wandb_tags": ",".join(dict.fromkeys([*tags, label, f"seed{run.seed}"])),
     }

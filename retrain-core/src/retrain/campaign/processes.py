@@ -28,7 +28,7 @@ class Options(BaseModel):
 
 def build(context: PluginContext) -> ProcessLauncher:
     """Build the launcher."""
-    return ProcessLauncher(DevicePool(listed_devices(context.config)))
+    return ProcessLauncher(DevicePool(listed_devices(context.config.backend.devices)))
 
 
 class ProcessLauncher:

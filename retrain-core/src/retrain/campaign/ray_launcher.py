@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -104,9 +103,8 @@ class RayLauncher:
             self._refusal = self._unseen_folders(job)
         if self._refusal:
             raise BackendError(Problem(what=self._refusal, fix=SHARE))
-        num_gpus = self._options.num_gpus
-        if num_gpus is None:
-            num_gpus = job.num_gpus if self._has_gpus else 0
+        configured = self._options.num_gpus
+        num_gpus = job.num_gpus * self._has_gpus if configured is None else configured
         passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
         environ = {**passed, THREADS: str(self._options.num_cpus), **job.environ}
         self._tell_of_room(num_gpus)
@@ -160,19 +158,15 @@ class RayLauncher:
             ended, silent = ray.wait([*asked], num_returns=len(asked), timeout=CHECK_S)
             found = {asked[each]: folders for each in ended if (folders := ray.get(each))}
         except Exception as error:  # a node that dies meanwhile, a worker that cannot start
-            what, fix = (
-                f"a node cannot be asked what it sees: {error}",
-                "see `ray status`, and start the campaign again",
-            )
+            what = f"a node cannot be asked what it sees: {error}"
+            fix = "see `ray status`, and start the campaign again"
             raise BackendError(Problem(what=what, fix=fix)) from error
         finally:
             mark.unlink(missing_ok=True)
         if silent:
             LOG.warning("Ray nodes did not say whether they see %s: %s", job.folder, [asked[each] for each in silent])
-        if found:
-            told = "; ".join(f"{node}: {', '.join(folders)}" for node, folders in sorted(found.items()))
-            return f"nodes of the cluster do not see folders of the campaign ({told})"
-        return ""
+        told = "; ".join(f"{node}: {', '.join(folders)}" for node, folders in sorted(found.items()))
+        return f"nodes of the cluster do not see folders of the campaign ({told})" if told else ""
 
     def _tell_of_room(self, num_gpus: float) -> None:
         """Say once when no node is large enough: Ray would wait for one without a word."""
@@ -219,15 +213,12 @@ class RayJob:
                 with suppress(OSError), (self._folder / "stderr.log").open("a", encoding="utf-8") as stream:
                     stream.write(f"Ray: {type(error).__name__}: {' '.join(str(error).split())}\n")
 
-    def stop(self) -> None:
-        """Interrupt the task, which asks its process to stop; a pending task is cancelled."""
-        self._cancel(force=False)
-
     def kill(self) -> None:
         """Kill the task's worker, and with it the run."""
-        self._cancel(force=True)
+        self.stop(force=True)
 
-    def _cancel(self, *, force: bool) -> None:
+    def stop(self, *, force: bool = False) -> None:
+        """Interrupt the task, which asks its process to stop; a pending task is cancelled."""
         import ray
 
         self._is_stopped = True
@@ -252,9 +243,5 @@ def run_job(job: Job, environ: dict[str, str]) -> int:
                 time.sleep(PAUSE_S)
             return code
         except KeyboardInterrupt:  # `ray.cancel`
-            _ask_to_stop(process)
-
-
-def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:
-    with suppress(OSError):
-        process.terminate()
+            with suppress(OSError):
+                process.terminate()

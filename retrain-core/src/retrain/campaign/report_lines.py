@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -29,7 +29,6 @@ class Lines:
     def __init__(self, total: int, *, parallel: bool, is_quiet: bool = False) -> None:
         self._total, self._parallel = total, parallel
         self._level = OUTCOME_LEVEL if is_quiet else logging.INFO
-        self._live: Live | None = None
         self._panel: _Panel | None = None
 
     @contextmanager
@@ -40,37 +39,27 @@ class Lines:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
+        if self._level <= logging.INFO and can_redraw():
+            self._panel = _Panel(self._total)
         try:
-            with self._panel_shown():
+            with self._panel.live if self._panel else nullcontext():
                 yield
         finally:
+            self._panel = None
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = is_passed_on
-
-    @contextmanager
-    def _panel_shown(self) -> Iterator[None]:
-        if self._level > logging.INFO or not can_redraw():
-            yield
-            return
-        self._panel = _Panel(self._total)
-        with Live(get_renderable=self._panel.render, refresh_per_second=4, transient=True, console=Console()) as live:
-            self._live = live
-            try:
-                yield
-            finally:
-                self._live = self._panel = None
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         """Print a line; with --quiet only from the level of outcomes on."""
         if level < self._level:
             return
-        if self._live:
-            self._live.console.print(Text(harmless_lines(text)), highlight=False)
+        if self._panel:
+            self._panel.live.console.print(Text(harmless_lines(text)), highlight=False)
         else:
             click.echo(harmless_lines(text))
 
-    def head(self, campaign: Campaign, output: str, workers: int) -> None:
+    def head(self, campaign: Campaign, output: str) -> None:
         """Print what is about to run."""
         mode = "parallel" if self._parallel else "sequential"
         shape = f"{len(campaign.conditions)} conditions x {len(campaign.table.seeds)} seeds"
@@ -83,7 +72,7 @@ class Lines:
         self.say(f"  max_steps: {campaign.max_steps}")
         self.say(f"  output: {output}")
         if self._parallel:
-            self.say(f"  workers: {workers}")
+            self.say(f"  workers: {campaign.workers}")
 
     def started(self, run: PlannedRun, pid: int | None, note: str) -> None:
         """Print that a run starts, continues, or was found alive."""
@@ -92,14 +81,13 @@ class Lines:
 
     def ended(self, run: PlannedRun, seconds: float, failure: str = "", *, note: str = "") -> None:
         """Print that a run has ended."""
-        outcome = f"FAILED: {failure}" if failure else "OK"
-        if note:
-            outcome = f"{outcome}; {note}"
+        note = f"; {note}" if note else ""
         if self._parallel:
-            outcome = f"FAILED ({failure})" if failure else "ok"
-            outcome = f"{run.name} {outcome}{f'; {note}' if note else ''} ({seconds:.1f}s)"
-        if failure and self._level > logging.INFO and not self._parallel:
-            outcome = f"{run.name} {outcome}"  # the line that names the run was not printed
+            outcome = f"{run.name} {f'FAILED ({failure})' if failure else 'ok'}{note} ({seconds:.1f}s)"
+        else:
+            outcome = (f"FAILED: {failure}" if failure else "OK") + note
+            if failure and self._level > logging.INFO:
+                outcome = f"{run.name} {outcome}"  # the line that names the run was not printed
         self.say(f"  {outcome}", logging.WARNING if failure else logging.INFO)
 
     def show(self, running: Mapping[str, PlannedRun], num_done: int) -> None:
@@ -129,6 +117,7 @@ class _Panel:
         self._running: Mapping[str, PlannedRun] = {}
         self._rows: RenderableType = Text("")
         self._looked = 0.0
+        self.live = Live(get_renderable=self.render, refresh_per_second=4, transient=True, console=Console())
 
     def update(self, running: Mapping[str, PlannedRun], num_done: int) -> None:
         self._running, self._num_done = dict(running), num_done

@@ -22,21 +22,15 @@ from retrain.campaign.load import Campaign
 from retrain.campaign.looks import PlannedLooks
 from retrain.campaign.manifest import Manifest, now
 from retrain.campaign.on_record import CampaignRecord
-from retrain.campaign.outcome import (
-    Adopted,
-    State,
-    can_continue,
-    has_records,
-    is_done,
-    owner,
-    progress,
-    reason_of_failure,
-)
+from retrain.campaign.outcome import Adopted, State, can_continue, is_done, progress, reason_of_failure
 from retrain.campaign.planned import PlannedRun, config_text, run_config, run_environ
 from retrain.campaign.report_lines import Lines
 from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, RetrainError
 from retrain.kernel.registry import Plugins
 from retrain.records.files import write_text
+from retrain.records.lock import owner_of
+from retrain.records.run import is_run
+from retrain.text.amounts import counted
 from retrain.text.process import python_command
 from retrain.text.terminal_text import OUTCOME_LEVEL
 
@@ -136,22 +130,28 @@ class Schedule:
         if is_done(run):
             self._manifest.change_run(run.name, status=State.DONE)
             self._done(run)
-        elif isinstance(self._launcher, FindsJobs) and (job := self._launcher.find(run.name, run.folder)):
-            steps = progress(run.folder).steps_done
-            self._active[run.name] = _Active(
-                run=run, job=job, since=time.monotonic(), is_own=True, continues=has_records(run), steps_before=steps
-            )
-            self._manifest.change_run(run.name, status=State.RUNNING, pid=job.pid)
-            self._lines.started(run, job.pid, "started by an earlier session, waiting for it")
-        elif pid := owner(run):
-            self._active[run.name] = _Active(run=run, job=Adopted(run), since=time.monotonic(), is_own=False)
-            self._manifest.change_run(run.name, status=State.RUNNING, pid=max(pid, 0) or None)
-            self._lines.started(run, max(pid, 0) or None, "still alive, waiting for it")
-        elif self._looks and not self._looks.is_needed(run) and not has_records(run):
+        elif isinstance(self._launcher, FindsJobs) and (found := self._launcher.find(run.name, run.folder)):
+            self._manifest.change_run(run.name, status=State.RUNNING)
+            self._follow(run, found, "started by an earlier session, waiting for it", continues=is_run(run.folder))
+        elif owner_of(run.folder):
+            self._manifest.change_run(run.name, status=State.RUNNING)
+            self._follow(run, Adopted(run.folder), "still alive, waiting for it", is_own=False)
+        elif self._looks and not self._looks.is_needed(run) and not is_run(run.folder):
             self._manifest.change_run(run.name, status=State.NOT_NEEDED)
         else:
             self._manifest.change_run(run.name, status=State.QUEUED, pid=None)
             self._queue.append(run)
+
+    def _follow(
+        self, run: PlannedRun, job: RunningJob, note: str, *, is_own: bool = True, continues: bool = False
+    ) -> None:
+        """Wait for the run from now on."""
+        steps = progress(run.folder).steps_done if continues else 0
+        self._active[run.name] = _Active(
+            run=run, job=job, since=time.monotonic(), is_own=is_own, continues=continues, steps_before=steps
+        )
+        self._manifest.change_run(run.name, pid=job.pid)
+        self._lines.started(run, job.pid, note)
 
     def _launch(self) -> None:
         """Start what there is room for; the manifest counts the attempts before the first process starts."""
@@ -159,7 +159,7 @@ class Schedule:
         is_waiting = self._workers == 1 and self._follow_ups.num_open  # sequential: follow-up first
         room = 0 if is_waiting else min(self._workers - len(self._active), STARTS_AT_ONCE)
         while self._queue and len(chosen) < room and time.monotonic() >= self._next_launch:
-            run = next((run for run in self._queue if self._may_start(run)), None)
+            run = next((run for run in self._queue if not self._looks or self._looks.may_start(run)), None)
             if run is None:
                 break
             self._next_launch = time.monotonic() + self._campaign.table.stagger_seconds
@@ -178,29 +178,21 @@ class Schedule:
             else:
                 self._start(run)
 
-    def _may_start(self, run: PlannedRun) -> bool:
-        return not self._looks or self._looks.may_start(run)
-
     def _start(self, run: PlannedRun) -> None:
         continues = run.name not in self._anew and can_continue(run)
         self.attempts[run.name] += 1
         self._record.attempt(run.name, self._manifest.run(run.name)["attempts"], continues=continues)
         try:
-            if not continues and has_records(run):
+            if not continues and is_run(run.folder):
                 keep_earlier(run.folder)
             job = self._launcher.start(self._job(run, continues=continues))
         except (RetrainError, OSError) as error:
             self._lines.started(run, None, "")
             self._failed(run, EXIT_USAGE, str(error), may_retry=False)
             return
-        steps = progress(run.folder).steps_done if continues else 0
-        self._active[run.name] = _Active(
-            run=run, job=job, since=time.monotonic(), is_own=True, continues=continues, steps_before=steps
-        )
-        self._manifest.change_run(run.name, pid=job.pid)
         number = self.attempts[run.name]
         notes = [f"attempt {number}"] * (number > 1) + ["continued"] * continues
-        self._lines.started(run, job.pid, ", ".join(notes))
+        self._follow(run, job, ", ".join(notes), continues=continues)
 
     def _job(self, run: PlannedRun, *, continues: bool) -> Job:
         campaign = self._campaign
@@ -227,9 +219,9 @@ class Schedule:
             if code is None:
                 continue
             run = active.run
-            if pid := owner(run):  # the job is gone, but a process holds the folder: an orphan, or another user's
-                active.job, active.is_own = Adopted(run), False
-                self._manifest.change_run(name, pid=max(pid, 0) or None)
+            if owner_of(run.folder):  # the job is gone, but a process holds the folder: an orphan, or another user's
+                active.job, active.is_own = Adopted(run.folder), False
+                self._manifest.change_run(name, pid=active.job.pid)
                 continue
             del self._active[name]
             self._ended(active, code)
@@ -259,7 +251,7 @@ class Schedule:
 
     def _failed(self, run: PlannedRun, code: int, reason: str, *, may_retry: bool, seconds: float = 0.0) -> None:
         left = self._campaign.table.retries + 1 - self.attempts[run.name] if may_retry else 0
-        note = f"retrying, {left} attempt{'s' if left > 1 else ''} left" if left > 0 else ""
+        note = f"retrying, {counted(left, 'attempt')} left" if left > 0 else ""
         self._lines.ended(run, seconds, " ".join(reason.split()), note=note)
         if left > 0:
             self._manifest.change_run(run.name, status=State.QUEUED, error=reason)
@@ -299,14 +291,11 @@ class Schedule:
             self._manifest.change_run(active.run.name, status=State.STOPPED, ended=now(), pid=None)
 
 
-# Signals to a campaign: the first asks its runs to save their state and exit, a second kills them.
-
-
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, n))
 
 
 class Stops:
-    """The stop requested so far. `wait` is a sleep that a signal interrupts."""
+    """The stop requested so far: a first signal asks the runs to save their state and exit, a second one kills them."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -320,7 +309,7 @@ class Stops:
         self._event.set()
 
     def wait(self, seconds: float) -> None:
-        """Sleep until the time is over or a signal arrives."""
+        """Sleep until the time is over or a stop is requested."""
         self._event.wait(seconds)
         self._event.clear()
 
@@ -341,9 +330,6 @@ class Stops:
         self.request(signal.Signals(number).name)
 
 
-# Calls `retrain_campaign_run_done` for finished runs, in a thread, while other runs continue.
-
-
 HOOK = "retrain_campaign_run_done"
 
 
@@ -357,7 +343,7 @@ class FollowUpResult:
 
 
 class FollowUps:
-    """Calls the hook for one run after another, in a daemon thread."""
+    """Calls the hook for one finished run after another, in a daemon thread, while other runs continue."""
 
     def __init__(self, campaign: Campaign, plugins: Plugins, folder: Path, tables: frozenset[str]) -> None:
         self._campaign, self._plugins, self._folder, self._tables = campaign, plugins, folder, tables
@@ -386,15 +372,9 @@ class FollowUps:
             self._results.put(self._call(run, is_first))
 
     def _call(self, run: PlannedRun, is_first: bool) -> FollowUpResult:
+        told = {"config": self._campaign.config, "tables": self._tables, "campaign": self._folder}
         try:
-            answers = self._plugins.notify(
-                HOOK,
-                config=self._campaign.config,
-                tables=self._tables,
-                run=run.folder,
-                campaign=self._folder,
-                is_first=is_first,
-            )
+            answers = self._plugins.notify(HOOK, run=run.folder, is_first=is_first, **told)
             fields = {name: value for answer in answers if answer for name, value in answer.items()}
             return FollowUpResult(run=run, fields=fields)
         except RetrainError as error:

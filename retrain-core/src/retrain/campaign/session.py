@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from retrain.campaign.explain import warnings_of, workers_of
+from retrain.campaign.explain import warnings_of
 from retrain.campaign.folder import CampaignFolder, open_campaign
 from retrain.campaign.launching import Launcher
 from retrain.campaign.load import Campaign
 from retrain.campaign.looks import PlannedLooks, StudyJudge
-from retrain.campaign.manifest import Manifest, new_content, now, session_fields
+from retrain.campaign.manifest import Manifest, new_content, now
 from retrain.campaign.on_record import CampaignRecord
 from retrain.campaign.outcome import State, is_done
 from retrain.campaign.planned import PlannedRun, plan_runs
@@ -40,7 +41,7 @@ from retrain.records.run import Run
 from retrain.run.check import registered_tables
 from retrain.run.devices import ENTRY, KEY, SettledDevices
 from retrain.run.selected import identity_of
-from retrain.text.amounts import duration
+from retrain.text.amounts import counted, duration
 from retrain.text.terminal_text import OUTCOME_LEVEL, printable, program
 
 THROTTLE = "tinker_throttle"
@@ -62,12 +63,9 @@ def run_campaign(
     `is_new` and `is_beyond_plan` are those of `open_campaign`.
     RetrainError when a run failed after its retries, StopRequested when a signal ended the session.
     """
-    folder = open_campaign(campaign, plugins, is_new=is_new, is_beyond_plan=is_beyond_plan)
-    try:
-        opening = {"is_new": is_new, "is_beyond_plan": is_beyond_plan}
+    opening = {"is_new": is_new, "is_beyond_plan": is_beyond_plan}
+    with closing(open_campaign(campaign, plugins, **opening)) as folder:
         _session(campaign, plugins, folder, is_quiet=is_quiet, opening=opening)
-    finally:
-        folder.close()
 
 
 def _session(
@@ -79,18 +77,17 @@ def _session(
     changed = changed_runs(runs, identities)
     if not campaign.config.resume.anyway:
         refuse_changed(changed, campaign, str(folder.path))
-    if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, _needed(runs, folder.before))):
-        counts = f"all {len(_needed(runs, folder.before))} runs are done"
-        done = f"Already complete: {counts} in {folder.path}. `--new` starts another campaign."
-        for told in (done, *changed.notes):
+    needed = _needed(runs, folder.before) if folder.before and folder.before.get("status") == State.DONE else []
+    if needed and all(map(is_done, needed)):
+        done = f"all {len(needed)} runs are done in {folder.path}. `--new` starts another campaign."
+        for told in (f"Already complete: {done}", *changed.notes):
             lines.say(told, OUTCOME_LEVEL)
         return
-    workers = workers_of(campaign)
-    _say_head(campaign, folder, changed, lines, workers)
+    _say_head(campaign, folder, changed, lines)
     launcher = _launcher(campaign, plugins)
     stops, began = Stops(), time.monotonic()
     try:
-        manifest = _manifest(campaign, plugins, runs, folder, workers, changed)
+        manifest = _manifest(campaign, plugins, runs, folder, changed)
         tables = frozenset(manifest.content["tables"])
         record = CampaignRecord(folder.path, lines, continues=folder.before is not None)
         record.opened(manifest.content, **opening)
@@ -100,7 +97,7 @@ def _session(
             schedule = Schedule(
                 campaign,
                 runs,
-                workers=workers,
+                workers=campaign.workers,
                 throttle_dir=folder.path / THROTTLE if campaign.table.parallel else None,
                 manifest=manifest,
                 launcher=launcher,
@@ -119,10 +116,10 @@ def _session(
     _conclude(manifest, runs, schedule, stops, lines, time.monotonic() - began, folder, record)
 
 
-def _say_head(campaign: Campaign, folder: CampaignFolder, changed: ChangedRuns, lines: Lines, workers: int) -> None:
+def _say_head(campaign: Campaign, folder: CampaignFolder, changed: ChangedRuns, lines: Lines) -> None:
     if folder.notice:
         lines.say(f"note: {folder.notice}", logging.WARNING)
-    lines.head(campaign, str(folder.path), workers)
+    lines.head(campaign, str(folder.path))
     for told in _device_notes(folder):
         lines.say(told, OUTCOME_LEVEL)
     if folder.growth.adds_runs:
@@ -151,11 +148,9 @@ def _manifest(
     plugins: Plugins,
     runs: list[PlannedRun],
     folder: CampaignFolder,
-    workers: int,
     changed: ChangedRuns,
 ) -> Manifest:
     """Write the manifest before the first run starts, with what an earlier session recorded about the runs."""
-    folder.path.mkdir(parents=True, exist_ok=True)
     content = new_content(campaign, runs, folder.started)
     if folder.before:
         earlier = {entry["run_name"]: entry for entry in folder.before["runs"]}
@@ -167,11 +162,17 @@ def _manifest(
         content["grown"] = [*content.get("grown", []), {"time": now(), **added}]
     if changed.by_change:
         content["accepted"] = [*content.get("accepted", []), {"time": now(), "changes": changed.lines}]
-    if folder.growth.devices:
-        settled = folder.growth.devices.items()
-        content["devices"] = {**content.get("devices", {}), **{label: each.entry[ENTRY] for label, each in settled}}
+    if devices := {label: each.entry[ENTRY] for label, each in folder.growth.devices.items()}:
+        content["devices"] = content.get("devices", {}) | devices
     manifest = Manifest(folder.path, content)
-    manifest.change(**session_fields(campaign, workers), paths=_places(campaign, plugins, folder.path))
+    manifest.change(
+        status=State.RUNNING,
+        parallel=campaign.table.parallel,
+        max_workers=campaign.workers,
+        launcher=campaign.table.launcher,
+        runner_pid=os.getpid(),
+        paths=_places(campaign, plugins, folder.path),
+    )
     manifest.save()  # before its content: a manifest that is ahead of `campaign.json` matches its hash
     write_json(folder.path / CAMPAIGN_CONTENT, campaign.content())
     write_text(folder.path / CONFIG_FILE, _config_toml(campaign, folder.growth.devices))
@@ -245,9 +246,6 @@ def _needed(runs: list[PlannedRun], manifest: Mapping[str, Any]) -> list[Planned
     return [run for run in runs if run.name not in saved]
 
 
-# Runs of a campaign that were made with other code, data or plugins than a run started now would be.
-
-
 MOST_CHANGES, MOST_NAMES = 10, 8
 
 Identities = Mapping[str, Mapping[str, Any]]  # by condition, in the form of `Identity.as_data`
@@ -255,11 +253,11 @@ Identities = Mapping[str, Mapping[str, Any]]  # by condition, in the form of `Id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedRuns:
-    """The runs behind each change that makes them different runs. `unknown` ones recorded no code and data."""
+    """Runs that were made with other code, data or plugins, by change. `unknown` ones recorded no code and data."""
 
-    by_change: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    unknown: Sequence[str] = ()
-    num_runs: int = 0
+    by_change: Mapping[str, Sequence[str]]
+    unknown: Sequence[str]
+    num_runs: int
 
     @property
     def lines(self) -> list[str]:
@@ -269,12 +267,10 @@ class ChangedRuns:
 
     @property
     def notes(self) -> list[str]:
-        """What is told when the user insists, and where nothing can be told."""
+        """The changes that the user accepted, and the runs that cannot be compared."""
         told = [f"made with other code or data than those of now: {line}" for line in self.lines]
-        if self.unknown:
-            listed = _listed(self.unknown)
-            told.append(f"made by an earlier version, which recorded no code and data: {listed}")
-        return told
+        listed = [_listed(self.unknown)] if self.unknown else []
+        return told + [f"made by an earlier version, which recorded no code and data: {each}" for each in listed]
 
 
 def current_identities(campaign: Campaign, plugins: Plugins) -> Identities:
@@ -286,19 +282,18 @@ def current_identities(campaign: Campaign, plugins: Plugins) -> Identities:
 def changed_runs(runs: Iterable[PlannedRun], now: Identities, *, told: Callable[[Change], str] = str) -> ChangedRuns:
     """Compare every run that has begun with what a run of its condition would be made of; `told` words a change."""
     by_change: dict[str, list[str]] = {}
-    unknown, changed = [], 0
+    unknown, num_changed = [], 0
     for run in runs:
-        with suppress(ResumeError):  # has not begun, or is damaged: then it begins anew
+        with suppress(ResumeError):  # has not begun, or is damaged: then it starts again
             manifest, current = Run(run.folder).started_manifest(), now[run.condition.label]
+            name = f"{run.name}, done" if is_done(run) else run.name
             if not isinstance(manifest.get("identity"), dict):
-                unknown.append(_named(run))
-                continue
-            if not _refused(manifest["identity"], current):  # by digest, without reading what it consists of
-                continue
-            changed += 1
-            for change in _refused(Run(run.folder).identity, current):
-                by_change.setdefault(printable(told(change)), []).append(_named(run))
-    return ChangedRuns(by_change=by_change, unknown=unknown, num_runs=changed)
+                unknown.append(name)
+            elif _refused(manifest["identity"], current):  # by digest, without reading what it consists of
+                num_changed += 1
+                for change in _refused(Run(run.folder).identity, current):
+                    by_change.setdefault(printable(told(change)), []).append(name)
+    return ChangedRuns(by_change=by_change, unknown=unknown, num_runs=num_changed)
 
 
 def refuse_changed(changed: ChangedRuns, campaign: Campaign, folder: str) -> None:
@@ -318,10 +313,6 @@ def _refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     return [change for change in changes_between(before, now) if change.refuses]
 
 
-def _named(run: PlannedRun) -> str:
-    return f"{run.name}, done" if is_done(run) else run.name
-
-
 def _listed(names: Sequence[str]) -> str:
     more = f"; and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"{len(names)} run{'' if len(names) == 1 else 's'}: {'; '.join(names[:MOST_NAMES])}{more}"
+    return f"{counted(len(names), 'run')}: {'; '.join(names[:MOST_NAMES])}{more}"

@@ -18,7 +18,9 @@ COLUMNS = {"ArrayJobID": 24, "ArrayTaskID": 64, "State": 24, "exit_code": 16, "N
 ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
-TAKEN_AWAY = frozenset(("DEADLINE", "PREEMPTED", "TIMEOUT"))  # the run itself is sound: it is continued
+# After a limit or a preemption the run itself is sound: it is continued.
+CODES = dict.fromkeys(("DEADLINE", "PREEMPTED", "TIMEOUT"), EXIT_RESUMABLE)
+CODES |= {"COMPLETED": EXIT_DONE, "CANCELLED": -int(signal.SIGTERM)}
 
 
 class SlurmError(Exception):
@@ -43,15 +45,9 @@ class TaskState:
     @property
     def code(self) -> int:
         """The exit code of the run, negative for a signal."""
-        if self.state == "COMPLETED":
-            return EXIT_DONE
-        if self.state in TAKEN_AWAY:
-            return EXIT_RESUMABLE
-        if self.state == "CANCELLED":
-            return -int(signal.SIGTERM)
         if self.state == "FAILED":
             return -(self.status & 127) or self.status >> 8 or EXIT_FAILED
-        return -int(signal.SIGKILL)
+        return CODES.get(self.state, -int(signal.SIGKILL))
 
     @property
     def text(self) -> str:
@@ -131,13 +127,10 @@ def _answer(program: str, *arguments: str, text: str = "") -> str:
 
     A campaign that is a Slurm job itself does not pass its own job's variables on.
     """
-    environ = {
-        name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith("SLURM_")
-    }
+    kept = [name for name in os.environ if name == "SLURM_CONF" or not name.startswith("SLURM_")]
+    environ, command = {name: os.environ[name] for name in kept}, [program, *arguments]
     try:
-        done = subprocess.run(
-            [program, *arguments], input=text, env=environ, capture_output=True, text=True, timeout=ANSWER_S
-        )
+        done = subprocess.run(command, input=text, env=environ, capture_output=True, text=True, timeout=ANSWER_S)
     except subprocess.TimeoutExpired as error:
         raise SlurmError(f"{program} did not answer within {ANSWER_S:g} s") from error
     except OSError as error:

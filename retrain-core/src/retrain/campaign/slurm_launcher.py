@@ -18,7 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -85,10 +85,9 @@ def build(context: PluginContext) -> SlurmLauncher:
         what, fix = f"Slurm does not answer: {error}", "try `sinfo`; start the campaign again when the cluster is up"
         raise ConfigError(Problem(where=where, what=what, fix=fix)) from error
     if not found:
-        what = (
-            f"the cluster has no partition {options.partition!r}" if options.partition else "the cluster has no nodes"
-        )
-        raise ConfigError(Problem(where=where, what=what, fix="choose one of those that `sinfo` lists"))
+        missing_part = f"partition {options.partition!r}" if options.partition else "nodes"
+        fix = "choose one of those that `sinfo` lists"
+        raise ConfigError(Problem(where=where, what=f"the cluster has no {missing_part}", fix=fix))
     has_gpus = any(kind.startswith("gpu") for kind in found)
     return SlurmLauncher(options, has_gpus=has_gpus, grace_s=context.config.training.grace_s)
 
@@ -109,15 +108,14 @@ class SlurmLauncher:
     def start(self, job: Job) -> SlurmJob:
         """Hand the run in with the next round, beside all that start together with it."""
         job = replace(job, folder=job.cwd / job.folder)
-        num_gpus = self._options.num_gpus
-        if num_gpus is None:
-            num_gpus = job.num_gpus if self._has_gpus else 0
+        configured = self._options.num_gpus
+        num_gpus = job.num_gpus * self._has_gpus if configured is None else configured
         try:
             write_start(job, self._options.num_cpus)
         except OSError as error:
             what, fix = f"{job.name}: {error}", "check the folder of the campaign"
             raise BackendError(Problem(what=what, fix=fix)) from error
-        started = SlurmJob(self, job.folder, cwd=job.cwd, num_gpus=num_gpus)
+        started = SlurmJob(self, job.folder, job.cwd, num_gpus)
         with self._lock:
             self._waiting.append(started)
         self.wake()
@@ -126,8 +124,7 @@ class SlurmLauncher:
     def find(self, name: str, folder: Path) -> SlurmJob | None:
         """The task that an earlier session handed in for a run, if it waits or runs."""
         folder = Path.cwd() / folder
-        record = TaskRecord.read(folder)
-        if record is None:
+        if (record := TaskRecord.read(folder)) is None:
             return None
         if self._listing is None:
             try:
@@ -198,8 +195,7 @@ class SlurmLauncher:
                 self._hand_in(alike[start : start + self._options.array_size])
         with self._lock:
             active = list(self._handed_in)
-        listing = self._ask() if active else None
-        if listing is None:
+        if not active or (listing := self._ask()) is None:
             return
         for job in active:
             job.update(listing)
@@ -217,7 +213,7 @@ class SlurmLauncher:
         folders = [job.folder for job in jobs]
         arguments = self._options.arguments(jobs[0].num_gpus, jobs[0].cwd, self._grace_s)
         script = array_script(folders, jobs[0].cwd, self._options.setup)
-        job_id: str | None
+        job_id: str | None = None
         try:
             job_id = slurm_commands.submit([*arguments, f"--job-name={name}", f"--array=0-{len(jobs) - 1}"], script)
         except SlurmError as error:
@@ -248,7 +244,7 @@ class SlurmLauncher:
             return None
         if self._is_away:
             LOG.warning("Slurm answers again")
-        self._is_away = False
+            self._is_away = False
         return listing
 
     def _pass_on(self, jobs: Sequence[SlurmJob], listing: Listing) -> None:
@@ -279,26 +275,19 @@ class SlurmLauncher:
                 LOG.warning("%d runs wait in the queue of Slurm: %s", count, reason)
 
 
+@dataclass(slots=True, eq=False)
 class SlurmJob:
     """A task of a job array. `code` is set once, by the thread that speaks to Slurm."""
 
+    launcher: SlurmLauncher
+    folder: Path
+    cwd: Path = Path()
+    num_gpus: int = 0
+    record: TaskRecord = field(default_factory=lambda: TaskRecord(name="", task=0))
+    request: tuple[str, ...] = ()  # options of `scancel`
+    code: int | None = None
+    is_stopped: bool = False
     pid: int | None = None
-
-    def __init__(
-        self,
-        launcher: SlurmLauncher,
-        folder: Path,
-        *,
-        cwd: Path = Path(),
-        num_gpus: int = 0,
-        record: TaskRecord | None = None,
-    ) -> None:
-        self._launcher = launcher
-        self.folder, self.cwd, self.num_gpus = folder, cwd, num_gpus
-        self.record = record or TaskRecord(name="", task=0)
-        self.request: tuple[str, ...] = ()  # options of `scancel`
-        self.code: int | None = None
-        self.is_stopped = False
 
     @property
     def shown(self) -> str:
@@ -319,11 +308,11 @@ class SlurmJob:
 
     def _ask(self, request: tuple[str, ...]) -> None:
         self.is_stopped = True
-        if self._launcher.withdraw(self):
+        if self.launcher.withdraw(self):
             self.code = EXIT_RESUMABLE
         elif self.code is None:
             self.request = request
-            self._launcher.wake()
+            self.launcher.wake()
 
     def update(self, listing: Listing) -> None:
         """Take over how the job has ended; one that Slurm has forgotten ended as the records of the run say."""
@@ -347,12 +336,9 @@ class SlurmJob:
         self.code = code
 
 
-# What a Slurm node executes: one script for a job array, and a file in the folder of each run.
-#
-# The file holds the run's command line and the variables that differ from the campaign's environment, secrets among
-# them: only its owner can read it, and it is removed when the run begins. Slurm itself stores the script alone.
-
-
+# A node executes one script for a job array, and `slurm.sh` in the folder of each run: the command line and the
+# variables that differ from the campaign's environment, secrets among them. Only its owner can read that file, and the
+# run removes it.
 START, RECORD = "slurm.sh", "slurm.json"
 NOT_SEEN = 66  # exit code of a task whose node does not see the folders
 SCRIPT = """\
@@ -398,13 +384,10 @@ def array_script(folders: Sequence[Path], cwd: Path, setup: Sequence[str]) -> st
 def write_start(job: Job, num_cpus: int) -> None:
     """Write the file that starts one run, for its owner's eyes."""
     variables = {"OMP_NUM_THREADS": str(num_cpus), **job.environ}
-    lines = [
-        'rm -f -- "$folder/slurm.sh"',
-        *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
-        f"exec {shlex.join(job.argv)}",  # the run becomes the job's own process, which gets Slurm's signals
-    ]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    command = f"exec {shlex.join(job.argv)}"  # the run becomes the job's own process, which gets Slurm's signals
     file = job.folder / START
     file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as stream:
-        stream.write("\n".join([*lines, ""]))
+        stream.write("\n".join(['rm -f -- "$folder/slurm.sh"', *exports, command, ""]))

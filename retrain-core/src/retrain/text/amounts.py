@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import timedelta
 
 ABSENT = "—"  # a value that is missing
@@ -31,6 +32,11 @@ def size(num_bytes: float) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 error`, `1,200 errors`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def first_few(names: Sequence[str], most: int = 3) -> str:
+    """`a, b, c and 4 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def amount(value: float) -> str:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.verdicts.ledger.chain import FIRST, NAME, append, read_chain
-from retrain.verdicts.ledger.history import read_history
+from retrain.verdicts.ledger.chain import FIRST, NAME, append
+from retrain.verdicts.ledger.history import read_chain, read_history
 
 LINES = 5
 WRITER = "import sys; from pathlib import Path; from retrain.verdicts.ledger.chain import append\n"

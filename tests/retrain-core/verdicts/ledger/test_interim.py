@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import retrain
-from retrain.verdicts.ledger.chain import NAME, read_chain
+from retrain.verdicts.ledger.chain import NAME
+from retrain.verdicts.ledger.history import read_chain
 from retrain.verdicts.ledger.interim import InterimLooks, campaign_of
 
 Command = Callable[..., Any]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.verdicts.stats.e_process import AnytimeTest, least_seeds, running_evidence
+from retrain.verdicts.stats.e_process import AnytimeTest, running_evidence
 
 VALUES = st.one_of(st.integers(-3, 3).map(float), st.floats(-1e3, 1e3, allow_nan=False, width=32))
 
@@ -46,8 +46,6 @@ def test_interval_and_p_agree(diffs: list[float], alpha: float) -> None:
     assert low <= np.mean(diffs) <= high
     assert (low > 0.0 or high < 0.0) == (test.p <= alpha)
     assert test.smallest_p <= test.p * (1 + 1e-9)
-    if len(diffs) < least_seeds(alpha):
-        assert test.p > alpha
 
 
 @settings(max_examples=30, deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from retrain.verdicts.stats.flip import FlipTest, at_most, flip_interval, patterns_for, sign_flip_p
+from retrain.verdicts.stats.flip import FlipTest, at_most, patterns_for
 
 DIFFS = st.lists(st.integers(-20, 20), min_size=1, max_size=9)
 ALPHAS = st.one_of(st.floats(0.001, 0.4), st.sampled_from([0.05, 0.1, 0.05 / 3, 0.05 / 19, 1 / 32, 3 / 64, 0.25]))
@@ -35,14 +35,14 @@ def leaves_out_zero(interval: tuple[float, float]) -> bool:
 def test_p_is_the_share_of_sign_patterns(diffs: list[int]) -> None:
     sums = [abs(sum(s * d for s, d in zip(signs, diffs, strict=True))) for signs in product((1, -1), repeat=len(diffs))]
     want = sum(each >= abs(sum(diffs)) for each in sums) / len(sums)
-    assert sign_flip_p(np.array(diffs, dtype=float)) == want
-    assert sign_flip_p(np.array(diffs) / 1000) == want  # where sums of equal patterns differ in the last digit
+    assert FlipTest.of(np.array(diffs, dtype=float)).p == want
+    assert FlipTest.of(np.array(diffs) / 1000).p == want  # where sums of equal patterns differ in the last digit
 
 
 @settings(max_examples=50)
 @given(DIFFS, st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 1 - 0.05 / 19]))
 def test_the_interval_is_hartigans(diffs: list[int], level: float) -> None:
-    assert flip_interval(np.array(diffs, dtype=float), level) == pytest.approx(hartigan(diffs, level), abs=1e-12)
+    assert FlipTest.of(np.array(diffs, dtype=float)).interval(level) == pytest.approx(hartigan(diffs, level), abs=1e-12)
 
 
 @example(diffs=[1, 1, 1, 1, 1, 1], alpha=1 / 32, scale=1e-3, extra=0)
@@ -65,7 +65,7 @@ def test_the_interval_leaves_out_zero_exactly_where_the_test_rejects(
     assert 0.0 < test.smallest_p <= test.p <= 1.0
     slack = 1e-9 * float(np.abs(diffs_N).max())
     assert interval[0] - slack <= diffs_N.mean() <= interval[1] + slack
-    assert math.isinf(interval[0]) == math.isinf(interval[1]) == (not at_most(1 / test.num_patterns, alpha))
+    assert math.isinf(interval[0]) == math.isinf(interval[1]) == (not at_most(1 / (test.means_K.size // 2), alpha))
 
 
 @settings(max_examples=30)
@@ -88,8 +88,8 @@ def test_drawn_patterns_are_those_of_scipy_up_to_monte_carlo_error(num_seeds: in
 
     options: dict[str, Any] = {"permutation_type": "samples", "vectorized": True, "n_resamples": 20_000}
     want = stats.permutation_test((diffs_N,), mean, **options, rng=np.random.default_rng(1)).pvalue
-    assert sign_flip_p(diffs_N) == pytest.approx(want, abs=5 * math.sqrt(want * (1 - want) * 1.5 / 10_000))
-    low, high = flip_interval(diffs_N, 0.95)
+    assert FlipTest.of(diffs_N).p == pytest.approx(want, abs=5 * math.sqrt(want * (1 - want) * 1.5 / 10_000))
+    low, high = FlipTest.of(diffs_N).interval(0.95)
     by_t = stats.t.interval(0.95, num_seeds - 1, diffs_N.mean(), stats.sem(diffs_N))
     assert (low, high) == pytest.approx(by_t, abs=0.12 * (by_t[1] - by_t[0]))
 
@@ -99,12 +99,12 @@ def test_exact_and_drawn_patterns_meet_at_the_border(monkeypatch: pytest.MonkeyP
     exact = FlipTest.of(diffs_N)
     monkeypatch.setattr("retrain.verdicts.stats.flip.EXACT_SEEDS", 2)
     drawn = FlipTest.of(diffs_N, patterns=50_000)
-    assert (exact.num_patterns, drawn.num_patterns) == (8192, 50_000)
+    assert (exact.means_K.size, drawn.means_K.size) == (2 * 8192, 2 * 50_000)
     assert drawn.p == pytest.approx(exact.p, abs=5 * math.sqrt(exact.p / 50_000))
     assert drawn.interval(0.95) == pytest.approx(exact.interval(0.95), abs=0.03)
     # Of three seeds, many drawn patterns turn no sign or all: these bound nothing.
     again = FlipTest.of(diffs_N[:3], patterns=4_000)
-    assert again.p == pytest.approx(sign_flip_p(diffs_N[:3]), abs=0.05)
+    assert again.p == pytest.approx(FlipTest.of(diffs_N[:3]).p, abs=0.05)
     assert again.interval(0.95) == (-math.inf, math.inf)
 
 

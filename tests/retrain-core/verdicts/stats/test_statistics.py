@@ -15,7 +15,7 @@ from scipy import stats
 
 from retrain.records.runs.metric import Direction, parse_metric
 from retrain.verdicts.stats import power
-from retrain.verdicts.stats.flip import FlipTest, patterns_for, sign_flip_p
+from retrain.verdicts.stats.flip import FlipTest, patterns_for
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, holm, judge, levels
 from retrain.verdicts.study.study import Options, Study
@@ -243,7 +243,7 @@ def detection(d: float, *, others: int, studies: int = 1000) -> float:
 
 def has_verdict(diffs: list[np.ndarray], *, of: int | None = None, verdict: Verdict | None = None) -> bool:
     """Whether any comparison (or that one) has a verdict; the whole judgement is made only where p allows one."""
-    p_M = holm([sign_flip_p(each) for each in diffs]) if of is None else [sign_flip_p(diffs[of])]
+    p_M = holm([FlipTest.of(each).p for each in diffs]) if of is None else [FlipTest.of(diffs[of]).p]
     if min(p_M) > ALPHA:
         return False
     verdicts = [each.verdict for each in judged(*diffs)]

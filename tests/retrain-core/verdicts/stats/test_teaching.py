@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import roots_jacobi
 from scipy.stats import beta as beta_distribution
 
 from retrain.verdicts.stats.teaching import (
@@ -16,32 +15,10 @@ from retrain.verdicts.stats.teaching import (
     RateBook,
     TeachingForecast,
     calibration,
-    chance_of_teaching,
     teaching,
 )
 
 GROUP = 8
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.floats(0.05, 60.0), st.floats(0.05, 60.0), st.integers(1, 32))
-def test_the_chance_is_the_integral(alpha: float, beta: float, group_size: int) -> None:
-    """Gauss-Jacobi quadrature of 20 nodes is exact for polynomials of degree 39."""
-    with np.errstate(invalid="ignore"):  # scipy computes a branch that it does not take
-        nodes, weights = roots_jacobi(20, beta - 1.0, alpha - 1.0)
-    rates = (1.0 + nodes) / 2
-    expected = float(weights @ (1.0 - rates**group_size - (1.0 - rates) ** group_size) / weights.sum())
-    assert chance_of_teaching(alpha, beta, group_size) == pytest.approx(expected, abs=1e-9)
-
-
-def test_known_chances() -> None:
-    assert chance_of_teaching(1.0, 1.0, 2) == pytest.approx(1 / 3)  # E[2 p (1-p)] of a uniform rate
-    assert chance_of_teaching(1.0, 1.0, 8) == pytest.approx(1 - 2 / 9)
-    assert chance_of_teaching(3.0, 0.2, 1) == 0.0
-    assert chance_of_teaching(1e-9, 5.0, 8) == pytest.approx(0.0, abs=1e-8)
-    for wrong in ((0.0, 1.0, 2), (1.0, float("nan"), 2), (1.0, float("inf"), 2), (1.0, 1.0, 0)):
-        with pytest.raises(ValueError, match="group of"):
-            chance_of_teaching(*wrong)
 
 
 def test_evidence_moves_the_chance_and_fades_to_the_populations() -> None:

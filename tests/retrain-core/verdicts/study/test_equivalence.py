@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from retrain.campaign.load import PlanTable, seal_plan
 from retrain.records.runs.metric import Direction
-from retrain.verdicts.stats.flip import flip_interval
+from retrain.verdicts.stats.flip import FlipTest
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, judge, with_margin
 
@@ -67,9 +67,9 @@ def test_the_whole_family_sets_the_level() -> None:
     clear = [0.5 + each for each in SMALL]
     *_, last = judged(clear, clear, clear, SMALL)
     assert last.level == 1 - 0.05 / 4
-    assert last.interval == flip_interval(np.array(SMALL), 1 - 0.05 / 4)
+    assert last.interval == FlipTest.of(np.array(SMALL)).interval(1 - 0.05 / 4)
     assert last.verdict is Verdict.PRACTICALLY_SAME
-    low, high = flip_interval(np.array(SMALL), 0.95)
+    low, high = FlipTest.of(np.array(SMALL)).interval(0.95)
     between = (max(-low, high) + max(-last.interval[0], last.interval[1])) / 2
     *_, last = judged(clear, clear, clear, SMALL, margin=between)
     assert last.verdict is Verdict.CANNOT_TELL

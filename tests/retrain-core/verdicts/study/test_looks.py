@@ -17,7 +17,7 @@ from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.registered import Spend
 from retrain.records.runs.source import find_runs
 from retrain.verdicts.stats.e_process import AnytimeTest
-from retrain.verdicts.stats.futility import conditional_power
+from retrain.verdicts.stats.sequential import conditional_powers
 from retrain.verdicts.study.comparison import Comparison
 from retrain.verdicts.study.study import Options, study_of
 
@@ -162,12 +162,13 @@ def test_a_campaign_looks_as_compare_does_and_twice_the_same(campaign: Made, tmp
 def test_hopeless_and_certain_futures() -> None:
     flat_N, steep_N = np.array([1.0, -1.1, 0.9, -1.0, 1.05, -0.9]), np.array([1.0, 1.1, 0.9, 1.2, 0.8, 1.0])
     chance = {"counts_K": [6], "looks": [6, 8, 10], "spend": Spend.POCOCK, "alpha": 0.05}
-    hopeless, certain = (conditional_power(diffs_N, **chance) for diffs_N in (flat_N, steep_N))  # type: ignore[arg-type]
-    assert (hopeless, certain) == (conditional_power(flat_N, **chance), 1.0)  # type: ignore[arg-type]
+    hopeless, certain = (conditional_powers(diffs_N, **chance) for diffs_N in (flat_N, steep_N))  # type: ignore[arg-type]
+    assert hopeless == conditional_powers(flat_N, **chance)  # type: ignore[arg-type]
     assert hopeless is not None
-    assert hopeless < 0.05
-    assert conditional_power(np.zeros(6), **chance) is None  # type: ignore[arg-type]
-    assert conditional_power(steep_N[:2], **{**chance, "counts_K": [2]}) is None  # type: ignore[arg-type]
+    assert certain is not None
+    assert (sum(hopeless) < 0.05, sum(certain)) == (True, 1.0)
+    assert conditional_powers(np.zeros(6), **chance) is None  # type: ignore[arg-type]
+    assert conditional_powers(steep_N[:2], **{**chance, "counts_K": [2]}) is None  # type: ignore[arg-type]
 
 
 def test_a_condition_that_only_its_control_keeps_from_a_verdict_is_futile(made: Any, tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.files import hash_of
+from retrain.records.files import hash_of, seal_of
 from retrain.records.reading import Record, number, read_object
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
+from retrain.text.amounts import counted, first_few
 from retrain.verdicts.ledger.disk import RESTORE, Finding, RunOnDisk
 from retrain.verdicts.ledger.history import History, RunHistory, Setup
-from retrain.verdicts.ledger.place import cells_of, name_in
+from retrain.verdicts.ledger.place import name_in
 
-MOST_NAMES = 3
 Key = tuple[str, int]  # a campaign's folder in the ledger, and how many campaigns had begun there
 
 
@@ -56,17 +56,17 @@ def find_campaign(history: History, folder: Path, present: Sequence[RunOnDisk]) 
     """
     name, manifest = name_in(history.folder, folder), read_object(folder / CAMPAIGN_FILE)
     heads = Counter((run.known.campaign, run.known.opening) for run in present if run.known and run.known.campaign)
-    named = (name, history.num_openings(name))
+    named = (name, len(history.openings(name)))
     likely = sorted(heads, key=lambda key: (-heads[key], key != named))
     plan = _plan_hash(manifest)
     sealed = [
         (each, number + 1)
-        for each, openings in history.campaigns.items()
-        for number, opening in enumerate(_begun(openings))
+        for each in history.campaigns
+        for number, opening in enumerate(history.openings(each))
         if plan and opening.get("plan") == plan
     ]
     for key in (*likely, named, *sealed):
-        openings = _begun(history.campaigns.get(key[0], ()))
+        openings = history.openings(key[0])
         if 0 < key[1] <= len(openings):
             opening = openings[key[1] - 1]
             sessions = [each for each in history.campaigns[key[0]] if each["line"] >= opening["line"]]
@@ -128,8 +128,8 @@ def _redefined(found: OnRecord, opening: Record, last: Record) -> Iterator[Findi
 def _alike(history: History, opening: Record) -> Iterator[tuple[Key, Record]]:
     """Other campaigns that ask the same question, or without a plan have the same definition."""
     key = "question" if opening.get("question") else "content"
-    for name, openings in history.campaigns.items():
-        for place, each in enumerate(_begun(openings), start=1):
+    for name in history.campaigns:
+        for place, each in enumerate(history.openings(name), start=1):
             if each["line"] != opening["line"] and opening.get(key) and each.get(key) == opening.get(key):
                 yield (name, place), each
 
@@ -154,17 +154,17 @@ def _run_elsewhere(
     for key, runs in others.items():
         if key in named:
             continue
-        openings = _begun(history.campaigns.get(key[0], ()))
-        is_planned = bool(openings) and 0 < key[1] <= len(openings) and bool(openings[key[1] - 1].get("plan"))
+        openings = history.openings(key[0])
+        is_planned = 0 < key[1] <= len(openings) and bool(openings[key[1] - 1].get("plan"))
         is_earlier = min(run.line for run in runs) < start
         were = "already run" if is_earlier else "run again"
         seeds = sorted({run.setup[1] for run in runs}, key=lambda seed: (len(seed), seed))
-        where = key[0] or _listed([run.name for run in runs])
+        where = key[0] or first_few([run.name for run in runs])
         where = "an earlier campaign in the same folder" if where == found.name else where
         is_there = any((history.folder / (run.campaign or run.name)).exists() for run in runs)
         kept = "" if is_there else ", and it is gone"
-        count = f"{len(runs)} run{'' if len(runs) == 1 else 's'} of the same conditions, begun {runs[0].started}"
-        what = f"{found.name}: these seeds were {were} in {where} (seeds {_listed(seeds)}; {count}){kept}"
+        count = f"{counted(len(runs), 'run')} of the same conditions, begun {runs[0].started}"
+        what = f"{found.name}: these seeds were {were} in {where} (seeds {first_few(seeds)}; {count}){kept}"
         fix = "plan a campaign with other seeds, or publish both"
         yield Finding(what=what, fix=fix, is_certain=is_earlier or is_planned)
 
@@ -181,8 +181,8 @@ def run_before(found: OnRecord, present: Sequence[RunOnDisk], unknown: Iterable[
         if found.opening and run.started < str(found.opening.get("time")) and run.setup in setups
     ]
     if names:
-        count = f"{len(names)} run{'' if len(names) == 1 else 's'}"
-        what = f"{found.name}: these seeds were already run in {_listed(names)} ({count}, which no ledger saw begin)"
+        count = counted(len(names), "run")
+        what = f"{found.name}: these seeds were already run in {first_few(names)} ({count}, which no ledger saw begin)"
         yield Finding(what=what, fix="plan a campaign with other seeds, or publish both")
 
 
@@ -195,22 +195,13 @@ def not_given(history: History, present: Sequence[RunOnDisk]) -> list[Finding]:
     left = [run.name for run in others if run.setup not in given and (run.setup[0], run.setup[2]) in alike]
     if not left:
         return []
-    runs = f"{len(left)} finished run{'' if len(left) == 1 else 's'}"
-    what = f"{runs} of these conditions on record {'was' if len(left) == 1 else 'were'} not given: {_listed(left)}"
+    runs = counted(len(left), "finished run")
+    what = f"{runs} of these conditions on record {'was' if len(left) == 1 else 'were'} not given: {first_few(left)}"
     return [Finding(what=what, fix="give them, too", is_certain=False)]
 
 
 def _has_result(run: RunHistory) -> bool:
     return run.ended is None or bool(number(run.ended.get("steps")))
-
-
-def _begun(openings: Iterable[Record]) -> list[Record]:
-    return [each for each in openings if not each.get("continued")]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def _plan_hash(manifest: Mapping[str, Any]) -> str:
@@ -229,3 +220,15 @@ def _content_hash(folder: Path) -> str:
 def unreadable(name: str, error: ConfigError) -> Finding:
     """A campaign whose manifest cannot be read."""
     return Finding(what=f"{name}: {error.problems[0].what}", fix=RESTORE)
+
+
+def cells_of(manifest: Mapping[str, Any]) -> str:
+    """Hash of the runs that a campaign's manifest lists, in order: condition, seed and folder of each."""
+    runs = manifest.get("runs")
+    entries = [each for each in runs if isinstance(each, dict)] if isinstance(runs, list) else []
+    return seal_of({"cells": [[each.get(name) for name in ("condition", "seed", "run_name")] for each in entries]})
+
+
+def question_of(plan: Mapping[str, Any]) -> str:
+    """Hash of what a plan asks: hypothesis, metric, baseline and conditions; plans with other seeds ask the same."""
+    return seal_of({name: plan.get(name) for name in ("hypothesis", "primary_metric", "baseline", "conditions")})

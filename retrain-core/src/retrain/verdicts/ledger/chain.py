@@ -1,8 +1,8 @@
-"""`ledger.jsonl`: events that each carry the hash of the one before, appended under a lock and flushed to disk.
+"""Appends events to `ledger.jsonl`, each with the hash of the one before, under a lock and flushed to disk.
 
-A line is `{"time", "kind", ..., "previous", "sha256"}`: `sha256` is that of the line's bytes without itself, `previous`
-the `sha256` of the line before, 64 zeros in the first. So an edited, dropped, added, repeated or moved line is found; a
-tail that was cut off only by somebody who knows a later hash. Secrets are left out as in all records.
+A line is `{"time", "kind", ..., "previous", "sha256"}`: `sha256` is the hash of the line's bytes without itself,
+`previous` the `sha256` of the line before, 64 zeros in the first. So an edited, dropped, added, repeated or moved line
+is found; a tail that was cut off only with a later hash. Secrets are left out as in all records.
 """
 
 from __future__ import annotations
@@ -16,14 +16,10 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.config.toml_file import open_regular
-from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.reading import Record, parse_record
 from retrain.text.secrets import hide, redacted_json
 
 NAME = "ledger.jsonl"
@@ -34,24 +30,13 @@ SUFFIX = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n')
 SUFFIX_BYTES = len(', "sha256": ""}\n') + 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A line of the ledger; `fault` says how it breaks the chain, empty if it does not. A torn one has no record."""
-
-    line: int
-    record: Record
-    sha256: str
-    fault: str = ""
-    is_torn: bool = False
-
-
 def append(folder: Path, kind: str, **fields: Any) -> str:
     """Append an event to the ledger in `folder`; why that failed, or nothing. It never raises because of the disk.
 
     `fields` are plain data; numbers that are not finite become null. Only the end of the file is read. A last line that
     a kill tore is removed first, and the event says so (`healed`: bytes): it was never on record.
     """
-    content = as_recorded(fields)
+    content = as_recorded(hide(fields))
     try:
         with _locked(folder / NAME) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -61,50 +46,11 @@ def append(folder: Path, kind: str, **fields: Any) -> str:
                 content["healed"] = len(last)
                 last = _last_line(descriptor, size - len(last))
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            line = _line({"time": now, "kind": kind, **content, "previous": _hash_of(last)})
+            line = _line({"time": now, "kind": kind, **content, "previous": hash_of_line(last)})
             _write(descriptor, line)
     except OSError as error:
         return f"{folder / NAME} cannot be written: {error.strerror or error}"
     return ""
-
-
-def read_chain(file: Path) -> Iterator[Entry]:
-    """Every line with what is wrong with it, streamed; nothing where there is no ledger.
-
-    After a fault the chain goes on from the hash that the line itself states, so that each fault is told once.
-    ConfigError when the file cannot be read.
-    """
-    previous, number = FIRST, 0
-    try:
-        with open_regular(file) as stream:
-            for number, line in enumerate(stream, start=1):
-                if not line.endswith(b"\n"):
-                    yield Entry(line=number, record={}, sha256=previous, is_torn=True)
-                    return
-                entry = _entry(number, line, previous)
-                previous = entry.sha256
-                yield entry
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        what, fix = f"cannot be read: {error.strerror or error}", "make it readable, or restore it from a backup"
-        raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from error
-
-
-def _entry(number: int, line: bytes, previous: str) -> Entry:
-    try:
-        record = parse_record(line)
-    except (ValueError, RecursionError):
-        record = {}
-    stated = _hash_of(line)
-    fault = ""
-    if not SUFFIX.fullmatch(line[-SUFFIX_BYTES:]) or not record:
-        fault = "is not a line that retrain writes"
-    elif hashlib.sha256(_body(line)).hexdigest() != stated:
-        fault = "was edited: its hash is not that of its text"
-    elif record.get("previous") != previous:
-        fault = "does not follow the line before: lines were removed, added, repeated or moved"
-    return Entry(line=number, record=record, sha256=stated, fault=fault)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
@@ -112,11 +58,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return body[:-1] + f', "sha256": "{hashlib.sha256(body).hexdigest()}"}}\n'.encode("ascii")
 
 
-def _body(line: bytes) -> bytes:
-    return line[:-SUFFIX_BYTES] + b"}"
-
-
-def _hash_of(line: bytes) -> str:
+def hash_of_line(line: bytes) -> str:
     """The hash that a line states; that of its bytes when it states none, so that the chain goes on from damage too."""
     if not line:
         return FIRST
@@ -124,17 +66,12 @@ def _hash_of(line: bytes) -> str:
     return found[1].decode("ascii") if found else hashlib.sha256(line).hexdigest()
 
 
-def as_recorded(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields as they go on record: plain data without secrets, numbers that are not finite as null."""
-    content: dict[str, Any] = _finite(hide(fields))
-    return content
-
-
-def _finite(value: Any) -> Any:
+def as_recorded(value: Any) -> Any:
+    """Fields as they go on record: plain data, numbers that are not finite as null."""
     if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
+        return {str(name): as_recorded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [as_recorded(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

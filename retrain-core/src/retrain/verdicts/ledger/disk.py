@@ -6,26 +6,20 @@ told as unknown. Runs are found by start time, condition and seed, so a renamed 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from retrain.records.reading import Record, number
-from retrain.records.record_names import RUN_FILE
+from retrain.records.record_names import METRICS, RUN_FILE
 from retrain.records.run import Run
-from retrain.verdicts.ledger.history import History, Identity, RunHistory, Setup
-from retrain.verdicts.ledger.place import (
-    EMPTY,
-    HASHED,
-    folders_below,
-    learned_by,
-    manifest_hashes,
-    name_in,
-    record_hashes,
-)
+from retrain.text.amounts import first_few
+from retrain.verdicts.ledger.history import History, Identity, RunHistory, Setup, folders_below
+from retrain.verdicts.ledger.place import learned_by, manifest_hashes, name_in, record_hashes
 
-METRICS = HASHED[0]
+EMPTY = hashlib.sha256().hexdigest()  # of a file without a byte, which runs that failed early share
 WORDS = {"settings": "the settings in run.json", "inputs": "code and data in run.json"}
 RESTORE = "restore it from a backup, or publish with the verdict that it is gone"
 
@@ -200,10 +194,11 @@ def unseen(history: History, present: Iterable[RunOnDisk], opening: Record | Non
         elif known is None or (known.ended is None and run.manifest.get("status") == "done"):
             unknown.append(run.name)
     if unknown:
-        names = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
         day = (history.since or datetime.now(UTC).isoformat())[:10]  # a ledger that this look begins knows no more
         are = "is" if len(unknown) == 1 else "are"
-        what = f"unknown: whether {names} {are} as recorded, and what else was run: the ledger knows nothing"
+        what = (
+            f"unknown: whether {first_few(unknown)} {are} as recorded, and what else was run: the ledger knows nothing"
+        )
         what += f" before {day}, or of what was made elsewhere"
         fix = "compare where they were made, or verify the ledger there"
         found.append(Finding(what=what, fix=fix, is_certain=False))

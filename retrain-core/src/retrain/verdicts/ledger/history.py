@@ -1,18 +1,73 @@
-"""What a ledger says: campaigns, runs, looks and verdicts, gathered in one pass over its lines."""
+"""Reads a ledger: its lines with what breaks their chain, and the campaigns, runs, looks and verdicts on record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retrain.records.reading import Record
-from retrain.verdicts.ledger.chain import FIRST, NAME, read_chain
+from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.reading import Record, parse_record
+from retrain.records.record_names import RUN_FILE
+from retrain.verdicts.ledger.chain import FIRST, NAME, SUFFIX, SUFFIX_BYTES, hash_of_line
 from retrain.verdicts.ledger.place import RUNS
 
+LEVELS_ABOVE = 3
 Cell = tuple[str, str]  # a run by its folder and the time at which it began; going on from a checkpoint keeps it
 Identity = tuple[str, str, str]  # start time, condition and seed: a copied, moved or renamed folder keeps them
 Setup = tuple[str, str, str]  # condition, seed and a hash of the settings that decide what is learned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A line of the ledger; `fault` says how it breaks the chain, empty if it does not. A torn one has no record."""
+
+    line: int
+    record: Record
+    sha256: str
+    fault: str = ""
+    is_torn: bool = False
+
+
+def read_chain(file: Path) -> Iterator[Entry]:
+    """Every line with what is wrong with it, streamed; nothing where there is no ledger.
+
+    After a fault the chain goes on from the hash that the line itself states, so that each fault is told once.
+    ConfigError when the file cannot be read.
+    """
+    previous, number = FIRST, 0
+    try:
+        with open_regular(file) as stream:
+            for number, line in enumerate(stream, start=1):
+                if not line.endswith(b"\n"):
+                    yield Entry(line=number, record={}, sha256=previous, is_torn=True)
+                    return
+                entry = _entry(number, line, previous)
+                previous = entry.sha256
+                yield entry
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        what, fix = f"cannot be read: {error.strerror or error}", "make it readable, or restore it from a backup"
+        raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from error
+
+
+def _entry(number: int, line: bytes, previous: str) -> Entry:
+    try:
+        record = parse_record(line)
+    except (ValueError, RecursionError):
+        record = {}
+    stated = hash_of_line(line)
+    fault = ""
+    if not SUFFIX.fullmatch(line[-SUFFIX_BYTES:]) or not record:
+        fault = "is not a line that retrain writes"
+    elif hashlib.sha256(line[:-SUFFIX_BYTES] + b"}").hexdigest() != stated:
+        fault = "was edited: its hash is not that of its text"
+    elif record.get("previous") != previous:
+        fault = "does not follow the line before: lines were removed, added, repeated or moved"
+    return Entry(line=number, record=record, sha256=stated, fault=fault)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,12 +106,6 @@ class RunHistory:
         return str(self.ended.get("state")) if self.ended else "running"
 
     @property
-    def settings(self) -> str:
-        """Hash of its settings when it began."""
-        hashes = self.first.get("hashes")
-        return str(hashes.get("settings", "")) if isinstance(hashes, dict) else ""
-
-    @property
     def hashes(self) -> Mapping[str, str]:
         """Those of its final records; empty while it goes on."""
         found = self.ended.get("hashes") if self.ended else None
@@ -91,13 +140,9 @@ class History:
         """The file that was read."""
         return self.folder / NAME
 
-    def opening(self, campaign: str) -> Record | None:
-        """The event with which what is in a campaign's folder now began; None if none is on record."""
-        return next((each for each in reversed(self.campaigns.get(campaign, ())) if not each.get("continued")), None)
-
-    def num_openings(self, campaign: str) -> int:
-        """How many campaigns began in this folder, one after another."""
-        return sum(not each.get("continued") for each in self.campaigns.get(campaign, ()))
+    def openings(self, campaign: str) -> list[Record]:
+        """The events with which the campaigns began that were in this folder, one after another."""
+        return [each for each in self.campaigns.get(campaign, ()) if not each.get("continued")]
 
     def known(self, name: str, identity: Identity, hashes: Mapping[str, str]) -> RunHistory | None:
         """The run with this start time, condition and seed, whatever its folder is called now; None if there is none.
@@ -131,7 +176,7 @@ class History:
             if same and (record.get("resumed") or record["kind"] == "run_ended"):
                 known = same[-1]  # it continues in a folder that was renamed
             else:
-                run.opening = self.num_openings(run.campaign)
+                run.opening = len(self.openings(run.campaign))
                 same.append(run)
                 known = self.runs[name, started] = run
         known.ended = record if record["kind"] == "run_ended" else None
@@ -151,3 +196,14 @@ def read_history(folder: Path, *, known_head: str = "") -> History:
             found.faults.append(f"line {entry.line} {entry.fault}")
         found.take(entry.record)
     return found
+
+
+def ledgers_above(folder: Path) -> list[Path]:
+    """Folders further up that have a ledger: what lies in `folder` may have been moved down from there."""
+    return [each for each in folder.parents[:LEVELS_ABOVE] if (each / NAME).is_file()]
+
+
+def folders_below(folder: Path) -> Iterator[Path]:
+    """The runs that the ledger in `folder` covers: `RUN` and `CAMPAIGN/runs/RUN`."""
+    for pattern in (f"*/{RUN_FILE}", f"*/{RUNS}/*/{RUN_FILE}"):
+        yield from (file.parent for file in sorted(folder.glob(pattern)))

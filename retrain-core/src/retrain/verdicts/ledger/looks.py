@@ -8,6 +8,8 @@ from typing import Any
 
 from retrain.records.files import seal_of
 from retrain.records.reading import Record
+from retrain.text.amounts import counted
+from retrain.text.secrets import hide
 from retrain.verdicts.ledger.chain import as_recorded
 from retrain.verdicts.ledger.history import History
 
@@ -24,7 +26,6 @@ class Look:
     A look at a campaign that had not ended, by another command than `compare`, has its name in `by`, and no choices.
     """
 
-    time: str
     metric: str
     seeds: Mapping[str, tuple[int, ...]]
     choices: Mapping[str, Any]
@@ -39,9 +40,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """Looks at the runs of one campaign, or at the same runs, in the order in which they were taken."""
+    """Looks at the runs of one campaign, or at the same runs, in the order in which they were taken.
+
+    The same choices on the same records are one look. `registered_in` is the file of the plan, empty without one.
+    """
 
     looks: tuple[Look, ...] = ()
+    registered_in: str = ""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -58,7 +63,7 @@ class Looks:
 def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collection[str] = (), data: str = "") -> Looks:
     """Looks on record at a campaign, by any name of its folder, at any of these runs, or at records with this hash.
 
-    The last finds looks at a folder that was renamed since. The same choices on the same records are one look.
+    The last finds looks at a folder that was renamed since.
     """
     wanted = set(runs)
     found = [
@@ -77,14 +82,13 @@ def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collect
 
 def is_on_record(events: Sequence[Record], fields: Mapping[str, Any]) -> bool:
     """Whether an event with just these fields was recorded before."""
-    wanted = seal_of(as_recorded(fields))
+    wanted = seal_of(as_recorded(hide(fields)))
     return any(seal_of({n: value for n, value in each.items() if n not in OF_THE_LINE}) == wanted for each in events)
 
 
 def _look(record: Record) -> Look:
     seeds = record.get("seeds")
     return Look(
-        time=str(record.get("time", "")),
         metric=str(record.get("metric", "")),
         seeds={name: tuple(_list(each)) for name, each in (seeds if isinstance(seeds, dict) else {}).items()},
         choices={name: record.get(name) for name in CHOICES},
@@ -97,28 +101,13 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shopping:
-    """Every look on record at these runs, this one included; `registered_in` is the file of the plan, empty without.
-
-    The same choices on the same records are one look. The chance of a false verdict is that of one planned look only.
-    """
-
-    looks: Looks
-    registered_in: str = ""
-
-
-def shopping_sentence(shopping: Shopping | None) -> str:
+def looks_sentence(looks: Looks | None) -> str:
     """`3 looks, at 2 metrics, with 3 choices of ...`; nothing without a ledger."""
-    if shopping is None:
+    if looks is None:
         return ""
-    looks, metrics, choices = len(shopping.looks.looks), len(shopping.looks.metrics), shopping.looks.num_choices
-    parts = [_counted(looks, "look")]
+    metrics, choices = len(looks.metrics), looks.num_choices
+    parts = [counted(len(looks.looks), "look")]
     parts += [f"at {metrics} metrics"] if metrics > 1 else []
     parts += [f"with {choices} choices of metric, side, alpha, baseline and budget"] if choices > metrics else []
-    plan = f"; plan registered in {shopping.registered_in}" if shopping.registered_in else ""
+    plan = f"; plan registered in {looks.registered_in}" if looks.registered_in else ""
     return ", ".join(parts) + plan
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

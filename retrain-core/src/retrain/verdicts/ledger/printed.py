@@ -11,12 +11,13 @@ import click
 
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
+from retrain.text.amounts import first_few
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger import disk
 from retrain.verdicts.ledger.campaigns import check_campaign, find_campaign, run_before, unreadable
-from retrain.verdicts.ledger.chain import NAME, read_chain
-from retrain.verdicts.ledger.history import History, read_history
-from retrain.verdicts.ledger.place import RUNS, folders_below, ledger_folder, name_in
+from retrain.verdicts.ledger.chain import NAME
+from retrain.verdicts.ledger.history import History, folders_below, read_chain, read_history
+from retrain.verdicts.ledger.place import RUNS, ledger_folder, name_in
 
 FOLDER = Path("logs")
 HIDDEN_FIELDS = ("time", "kind", "previous", "sha256", "hashes")
@@ -73,9 +74,10 @@ def _unended(history: History) -> Iterator[disk.Finding]:
     """Runs without an end on record, whose files cannot be compared with those that they ended with."""
     names = [run.name for run in history.runs.values() if run.ended is None]
     if names:
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        what = f"unknown: no end of {shown} is on record, so the files cannot be verified: still running, or killed"
-        yield disk.Finding(what=what, fix="wait for it, or end it with --resume", is_certain=False)
+        what = f"unknown: no end of {first_few(names)} is on record, so the files cannot be verified"
+        yield disk.Finding(
+            what=what, fix="it runs or was killed: wait for it, or end it with --resume", is_certain=False
+        )
 
 
 def _undeclared(folder: Path) -> Iterator[disk.Finding]:

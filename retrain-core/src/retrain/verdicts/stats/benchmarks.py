@@ -4,10 +4,9 @@ R. Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical P
 package rliable 1.2.0, with which the tests compare. `scores_NM` holds one score per run (N) and benchmark (M), higher
 being better; each function takes any further axes in front, which is how the bootstrap calls them.
 
-We differ in one thing. rliable draws the runs of each benchmark anew, as if every benchmark had runs of its own. A run
-of ours is scored on all of them, and a good seed is often good on all: drawing whole runs keeps that, and drawing per
-benchmark covers less (`benchmarks/claims/many_benchmarks.py` has both figures). Percentile intervals of few runs cover
-less than they say either way: they are shown, and no verdict rests on them.
+rliable draws the runs of each benchmark separately. We draw whole runs: a good seed is often good on all benchmarks,
+and drawing per benchmark covers less. Percentile intervals of few runs cover less than they say either way: they are
+shown, and no verdict rests on them.
 """
 
 from __future__ import annotations
@@ -38,11 +37,6 @@ def interquartile_mean(scores_NM: Floats) -> Floats:
 def optimality_gap(scores_NM: Floats, gamma: float = 1.0) -> Floats:
     """By how much scores fall short of `gamma` on average, those above counted as `gamma`."""
     return np.asarray(gamma - np.minimum(scores_NM, gamma).mean(axis=(-2, -1)))
-
-
-def mean_score(scores_NM: Floats) -> Floats:
-    """The mean over benchmarks of the mean over runs."""
-    return np.asarray(scores_NM.mean(axis=(-2, -1)))
 
 
 def performance_profile(scores_NM: Floats, thresholds_T: Floats) -> Floats:

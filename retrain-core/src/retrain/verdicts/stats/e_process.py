@@ -12,7 +12,7 @@ from retrain.kernel.types import Floats
 from retrain.verdicts.stats.flip import at_most
 from retrain.verdicts.stats.inversion import Interval, inverted
 
-BETS = (0.4, 0.8, 1.6, 3.2)  # on both sides of zero
+BETS_B: Floats = np.array([0.4, 0.8, 1.6, 3.2, -0.4, -0.8, -1.6, -3.2])
 MOST_SEEDS = 200
 
 
@@ -31,10 +31,8 @@ def running_evidence(diffs_N: Floats) -> Floats:
     unitless_N = diffs_N / peak if peak > 0.0 else diffs_N  # squares of tiny differences would vanish
     rms_N = np.sqrt(np.cumsum(unitless_N**2) / np.arange(1, diffs_N.size + 1))
     x_N = np.divide(unitless_N, rms_N, out=np.zeros_like(unitless_N), where=rms_N > 0)
-    bets_B = np.array([*BETS, *(-bet for bet in BETS)])
-    log_BN = np.cumsum(math.log(2.0) - np.logaddexp(0.0, -2.0 * bets_B[:, None] * x_N), axis=1)
-    evidence_N: Floats = np.exp(log_BN).mean(axis=0)
-    return evidence_N
+    log_BN = np.cumsum(math.log(2.0) - np.logaddexp(0.0, -2.0 * BETS_B[:, None] * x_N), axis=1)
+    return np.asarray(np.exp(log_BN).mean(axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,12 +65,6 @@ class AnytimeTest:
         )
 
 
-def least_seeds(alpha: float) -> int:
-    """The fewest seeds with which the test can reject at `alpha`, if each difference dwarfs those before it."""
-    possible = (seeds for seeds in range(1, MOST_SEEDS) if _least_p(tuple(range(1, seeds + 1))) <= alpha)
-    return next(possible, MOST_SEEDS)
-
-
 def fewest_equal(alpha: float) -> int:
     """The fewest equal differences with which the test rejects at `alpha`: seven at 0.05."""
     return next((seeds for seeds in range(1, MOST_SEEDS) if _p(np.ones(seeds)) <= alpha), MOST_SEEDS)
@@ -87,8 +79,7 @@ def _least_p(places: tuple[int, ...]) -> float:
     number of t_i remain: largest where every t_i is.
     """
     roots_N = np.sqrt(np.array(places, dtype=float))
-    bets_B = np.array([*BETS, *(-bet for bet in BETS)])
-    evidence = np.exp((math.log(2.0) - np.logaddexp(0.0, -2.0 * bets_B[:, None] * roots_N)).sum(axis=1)).mean()
+    evidence = np.exp((math.log(2.0) - np.logaddexp(0.0, -2.0 * BETS_B[:, None] * roots_N)).sum(axis=1)).mean()
     return float(min(1.0, 1.0 / evidence))
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations, count
 from typing import Self
 
@@ -37,8 +36,8 @@ _SEEDS = Seeds(0)  # fixed, so that a comparison is reproducible
 class FlipTest:
     """The means of subsets of the differences, in ascending order, from which p and every interval are read off.
 
-    They come in pairs of a subset and its complement, one pair per sign pattern of the two-sided test. The pair of no
-    seed and all seeds is the observed pattern: it bounds nothing and stands as -inf and inf.
+    One pair of a subset and its complement per sign pattern of the two-sided test. The pair of no seed and all seeds is
+    the observed pattern, as -inf and inf.
     """
 
     means_K: Floats
@@ -78,17 +77,11 @@ class FlipTest:
         both_M = both_M - both_M.mean()
         peak = float(np.abs(both_M).max()) or 1.0
         left_N, right_N = np.split(both_M / peak, 2)
-        exchanged = (
-            _all_exchanges if baseline_N.size <= EXACT_EXCHANGES else partial(_drawn_exchanges, patterns=patterns)
-        )
-        means_K = np.concatenate([[-np.inf, np.inf], exchanged(left_N, right_N)])
+        is_exact = baseline_N.size <= EXACT_EXCHANGES
+        exchanged_K = _all_exchanges(left_N, right_N) if is_exact else _drawn_exchanges(left_N, right_N, patterns)
+        means_K = np.concatenate([[-np.inf, np.inf], exchanged_K])
         means_K[np.abs(means_K) <= _rounding(both_M / peak)] = 0.0
         return cls(np.sort(means_K) * peak, 2.0 / means_K.size)
-
-    @property
-    def num_patterns(self) -> int:
-        """Sign patterns up to turning all signs, the observed one included."""
-        return self.means_K.size // 2
 
     @property
     def p(self) -> float:
@@ -102,18 +95,9 @@ class FlipTest:
         have one mean, else more. Infinite where k is 0: so few seeds cannot bound the difference at this level, as
         they cannot reach p <= 1 - level.
         """
-        k = math.floor((1.0 - level) * self.num_patterns * (1.0 + COUNT_SLACK))
+        patterns = self.means_K.size // 2  # up to turning all signs, the observed one included
+        k = math.floor((1.0 - level) * patterns * (1.0 + COUNT_SLACK))
         return float(self.means_K[k]), float(self.means_K[-1 - k])
-
-
-def sign_flip_p(diffs_N: Floats, *, patterns: int = PATTERNS) -> float:
-    """Two-sided p of the mean difference under flipping signs, see `FlipTest`."""
-    return FlipTest.of(diffs_N, patterns=patterns).p
-
-
-def flip_interval(diffs_N: Floats, level: float, *, patterns: int = PATTERNS) -> tuple[float, float]:
-    """The interval of the mean difference that leaves out zero exactly where `sign_flip_p` <= 1 - level."""
-    return FlipTest.of(diffs_N, patterns=patterns).interval(level)
 
 
 def fewest_exchanged(alpha: float) -> int:
@@ -185,7 +169,7 @@ def _all_exchanges(left_N: Floats, right_N: Floats) -> Floats:
     return np.concatenate(found) if found else np.zeros(0)
 
 
-def _drawn_exchanges(left_N: Floats, right_N: Floats, *, patterns: int) -> Floats:
+def _drawn_exchanges(left_N: Floats, right_N: Floats, patterns: int) -> Floats:
     """The same of `patterns` - 1 drawn deals, each followed by the difference of the runs that stay."""
     stream, size = _SEEDS.stream("compare", "exchanges"), left_N.size
     found = []

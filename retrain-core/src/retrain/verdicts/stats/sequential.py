@@ -65,17 +65,12 @@ class SequentialFlip:
 
     def __post_init__(self) -> None:
         counts_K = list(self.counts_K)
-        if len(counts_K) != len(self.shares_K) or counts_K != sorted(counts_K) or (counts_K or [0])[-1] > self.size:
-            raise ValueError(f"looks at {counts_K} of {self.size} differences, {len(self.shares_K)} shares")
+        if len(counts_K) != len(self.shares_K) or counts_K != sorted(counts_K) or self._seen > self.diffs_N.size:
+            raise ValueError(f"looks at {counts_K} of {self.diffs_N.size} differences, {len(self.shares_K)} shares")
         if not np.isfinite(self.diffs_N).all():
             raise ValueError("a difference is not finite")
         signs_NP = _patterns(self.n_max, self.drawn) if self.n_max > EXACT_SEEDS else _every_pattern(self._seen)
         object.__setattr__(self, "_signs_NP", signs_NP[: self._seen])
-
-    @property
-    def size(self) -> int:
-        """How many differences there are."""
-        return int(self.diffs_N.size)
 
     @property
     def _seen(self) -> int:
@@ -168,3 +163,39 @@ def _patterns(n_max: int, drawn: int) -> Floats:
     """Drawn patterns of signs, (n_max, drawn): the first rows are the same however many are used."""
     stream = _STREAMS.stream("compare", "planned looks", n_max, drawn)
     return np.asarray(stream.integers(0, 2, (n_max, drawn)) * 2.0 - 1.0, dtype=np.float64)
+
+
+FUTURES = 200
+DRAWN_OF_A_FUTURE = 999
+LEAST_SEEDS = 3  # fewer say nothing about the spread
+
+
+def conditional_powers(
+    diffs_N: Floats, *, counts_K: Sequence[int], looks: Sequence[int], spend: Spend, alpha: float
+) -> tuple[float, float] | None:
+    """Shares of 200 possible futures in which the test rejects at `alpha` by its last look, below zero and above it.
+
+    Futures are normal with the mean and the standard deviation seen so far ("current trend"), one difference for every
+    seed still to come; `counts_K` are the differences at each look taken. None below three differences or without any
+    spread: there is no trend to continue. The futures are the same at every call. Stopping for futility cannot raise
+    the chance of a false verdict, so nothing is corrected for it; it costs some power where the trend is unlucky.
+    """
+    seen = counts_K[-1] if counts_K else 0
+    if seen < LEAST_SEEDS or np.ptp(diffs_N[:seen]) == 0.0:
+        return None
+    n_max, taken = looks[-1], looks[len(counts_K) - 1]
+    mean, sd = float(diffs_N[:seen].mean()), float(diffs_N[:seen].std(ddof=1))
+    coming_FN = mean + sd * _STREAMS.stream("compare", "futures", n_max).standard_normal((FUTURES, n_max - taken))
+    later_K = [seen + look - taken for look in looks[len(counts_K) :]]
+    rejected = [0, 0]
+    for coming_N in coming_FN:
+        test = SequentialFlip(
+            diffs_N=np.concatenate([diffs_N[:seen], coming_N]),
+            counts_K=[*counts_K, *later_K],
+            shares_K=[look / n_max for look in looks],
+            n_max=n_max,
+            spend=spend,
+            drawn=DRAWN_OF_A_FUTURE,
+        )
+        rejected[int(test.diffs_N.sum() > 0.0)] += test.rejected_at(alpha) is not None
+    return rejected[0] / FUTURES, rejected[1] / FUTURES

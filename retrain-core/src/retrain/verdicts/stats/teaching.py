@@ -20,24 +20,6 @@ _ROUNDS = 40  # of expectation maximisation: further ones change no forecast by 
 _DRIFT_SD, _DRIFT_STEP_SD = 0.1, 0.01  # of the drift per step before anything is seen, and of its change in a step
 
 
-def chance_of_teaching(alpha: float, beta: float, group_size: int) -> float:
-    """E[1 - p^G - (1-p)^G] for p ~ Beta(alpha, beta), in [0, 1]; exact, by the moments of the distribution.
-
-    E[p^G] = B(alpha + G, beta) / B(alpha, beta), and E[(1-p)^G] with the two parameters exchanged. ValueError unless
-    both parameters are positive and finite and `group_size` is at least 1.
-    """
-    if not (0.0 < alpha < math.inf and 0.0 < beta < math.inf and group_size >= 1):
-        raise ValueError(f"Beta({alpha}, {beta}) and a group of {group_size}")
-
-    def moment(one: float) -> float:
-        whole = alpha + beta
-        return math.exp(
-            math.lgamma(one + group_size) - math.lgamma(one) + math.lgamma(whole) - math.lgamma(whole + group_size)
-        )
-
-    return max(0.0, 1.0 - moment(alpha) - moment(beta))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeachingForecast:
     """How a `RateBook` turns outcomes into rates.

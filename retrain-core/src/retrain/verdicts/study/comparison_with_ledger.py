@@ -9,6 +9,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.files import seal_of
+from retrain.records.record_names import METRICS
 from retrain.records.runs.source import Candidate, Source, find_runs
 from retrain.verdicts.ledger import disk
 from retrain.verdicts.ledger.campaigns import (
@@ -20,9 +21,9 @@ from retrain.verdicts.ledger.campaigns import (
     unreadable,
 )
 from retrain.verdicts.ledger.chain import append
-from retrain.verdicts.ledger.history import History, RunHistory, read_history
-from retrain.verdicts.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, Shopping, is_on_record, looks_in
-from retrain.verdicts.ledger.place import ledger_folder, ledgers_above, name_in
+from retrain.verdicts.ledger.history import History, RunHistory, ledgers_above, read_history
+from retrain.verdicts.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, is_on_record, looks_in
+from retrain.verdicts.ledger.place import ledger_folder, name_in
 from retrain.verdicts.study.study import Options, Study, study_of
 
 CONTRADICTED = "the ledger names what does not fit the plan or the records"
@@ -80,8 +81,8 @@ def comparison_with_ledger(paths: Sequence[Path], options: Options, *, is_record
         if each.is_own:
             looks, reason = _recorded(each, study, options, source, is_recorded=is_recorded)
             notices += [UNRECORDED.format(reason)] if reason else []
-    shopping = Shopping(looks=looks, registered_in=_registered_in(source))
-    return replace(study, notices=tuple(dict.fromkeys(notices)), shopping=shopping)
+    looks = replace(looks, registered_in=source.plan.registered_in if source.plan else "")
+    return replace(study, notices=tuple(dict.fromkeys(notices)), looks=looks)
 
 
 def _earlier(source: Source, ledgers: Sequence[_Ledger]) -> list[int]:
@@ -142,7 +143,7 @@ def _data(study: Study, source: Source, present: Sequence[disk.RunOnDisk]) -> st
     """Hash of the records that were compared."""
     left_out = {each.name for each in study.left_out}
     compared = {str(each.folder.resolve()) for each in source.candidates if each.folder and each.name not in left_out}
-    hashes = [[*run.identity[1:], run.hashes.get(disk.METRICS)] for run in present]
+    hashes = [[*run.identity[1:], run.hashes.get(METRICS)] for run in present]
     kept = [each for run, each in zip(present, hashes, strict=True) if str(run.folder.resolve()) in compared]
     return seal_of({"runs": sorted(kept, key=str)})
 
@@ -190,7 +191,3 @@ def _verdicts(study: Study) -> list[dict[str, Any]]:
         }
         for each in study.comparisons
     ]
-
-
-def _registered_in(source: Source) -> str:
-    return source.plan.registered_in if source.plan else ""

@@ -27,7 +27,7 @@ from retrain.records.runs.readable import (
 from retrain.records.runs.registered import Analysis, Plan, departures
 from retrain.records.runs.source import Source, find_runs
 from retrain.records.runs.undeclared import other_examples, undeclared, without_inputs
-from retrain.verdicts.ledger.looks import Shopping
+from retrain.verdicts.ledger.looks import Looks as RecordedLooks
 from retrain.verdicts.study.comparison import Comparison
 from retrain.verdicts.study.controls import controls_in, with_controls
 from retrain.verdicts.study.examples import two_runs, with_examples
@@ -110,7 +110,7 @@ class Study:
     `num_examples` is the number of held-out examples that decide, None for metrics of training; `other_examples` says
     which runs had other ones than the first.
     `samplers` are those of the runs if they differ and the metric is one of training, whose prompts they chose.
-    `notices` and `shopping` are what the ledger knows, `is_unverified` says that it does not have all runs and
+    `notices` and `looks` are what the ledger knows, `is_unverified` says that it does not have all runs and
     the plan as they are on disk; `comparison_with_ledger` adds them.
     """
 
@@ -137,7 +137,7 @@ class Study:
     two_runs: TwoPolicies | None = None
     samplers: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
-    shopping: Shopping | None = None
+    looks: RecordedLooks | None = None
     is_unverified: bool = False
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.records.runs.registered import Plan
-from retrain.verdicts.ledger.looks import Shopping
+from retrain.verdicts.ledger.looks import Looks
 from retrain.verdicts.study.comparison import Comparison
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.study.summaries import Condition
@@ -36,7 +36,7 @@ def study_data(study: Study) -> dict[str, Any]:
         "undeclared": list(study.undeclared),
         "unknown_inputs": study.unknown,
         "notices": list(study.notices),
-        "shopping": _shopping(study.shopping),
+        "shopping": _looks(study.looks),
         "plan": _plan(study.plan),
         "conditions": [_condition(each) for each in study.conditions],
         "comparisons": [_comparison(each, study) for each in study.comparisons],
@@ -90,12 +90,11 @@ def _condition(condition: Condition) -> dict[str, Any]:
     }
 
 
-def _shopping(shopping: Shopping | None) -> dict[str, Any] | None:
-    if shopping is None:
+def _looks(looks: Looks | None) -> dict[str, Any] | None:
+    if looks is None:
         return None
-    looks = shopping.looks
     counts = {"looks": len(looks.looks), "metrics": list(looks.metrics), "choices": looks.num_choices}
-    return counts | {"registered_in": shopping.registered_in or None}
+    return counts | {"registered_in": looks.registered_in or None}
 
 
 def _plan(plan: Plan | None) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from retrain.records.runs.budget import Align
 from retrain.records.runs.metric import Metric, shown_difference
-from retrain.verdicts.ledger.looks import shopping_sentence
+from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
 from retrain.verdicts.stats.e_process import fewest_equal
 from retrain.verdicts.stats.power import spread_range
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
@@ -99,7 +99,7 @@ def metric_sentence(study: Study) -> str:
 
 def standing(study: Study) -> str:
     """`as planned`, or `exploratory` and why."""
-    looks = shopping_sentence(study.shopping)
+    looks = recorded_looks(study.looks)
     counted = f"; {looks}" if looks else ""
     if not study.exploratory:
         head = f"As planned, but unverified, since {UNVERIFIED}" if study.is_unverified else "As planned"

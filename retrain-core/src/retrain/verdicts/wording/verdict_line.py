@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from retrain.records.runs.metric import Metric, shown, shown_difference
 from retrain.records.runs.registered import NO_PLAN
-from retrain.verdicts.ledger.looks import shopping_sentence
+from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
 from retrain.verdicts.stats.components import MOST, Foreseen, Needed
 from retrain.verdicts.study.advice import Advice, Way
 from retrain.verdicts.study.comparison import Comparison, ExamplesView, Verdict, VerdictReason
@@ -43,7 +43,7 @@ def verdict_line(comparison: Comparison, study: Study) -> str:
 
 def short_standing(study: Study) -> str:
     """`Planned`, or `Exploratory:` and the first reason, and the looks on record: `no plan was registered; 3 looks`."""
-    looks = shopping_sentence(study.shopping)
+    looks = recorded_looks(study.looks)
     counted = f"; {looks}" if looks else ""
     if not study.exploratory:
         return f"Planned{f', unverified: {UNVERIFIED}' if study.is_unverified else ''}{counted}"
