@@ -31,7 +31,7 @@ from retrain.campaign.session import _launcher
 from retrain.cli.command_line import run
 from retrain.cli.scaffold.naming import KINDS, kind_of, slug, template
 from retrain.credit.algorithm import build_detector
-from retrain.credit.forms import find_loss
+from retrain.credit.configured_loss import find_loss
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.configure import load_checked

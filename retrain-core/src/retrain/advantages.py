@@ -14,14 +14,10 @@ A plugin that needs none of these stages registers a whole `Algorithm` instead: 
 No gradient flows through credit. Arrays hold action tokens only; plugins may use lists or numpy arrays.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from retrain.credit.algorithm import train_rows
-from retrain.credit.group_status import group_status
-from retrain.credit.public import (
-    amplify_planning,
-    compute_composable_advantages,
-    gtpo_weights,
-    top_rho_threshold,
-)
 from retrain.credit.specs import (
     AdvantageContext,
     AdvantageSpec,
@@ -36,7 +32,7 @@ from retrain.credit.specs import (
     UncertaintySpec,
 )
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
-from retrain.kernel.types import GroupStatus
+from retrain.kernel.types import GroupStatus, group_status
 
 __all__ = [
     "AdvantageContext",
@@ -62,3 +58,22 @@ __all__ = [
     "top_rho_threshold",
     "train_rows",
 ]
+
+if TYPE_CHECKING:
+    from retrain.credit.public import (
+        amplify_planning,
+        compute_composable_advantages,
+        gtpo_weights,
+        top_rho_threshold,
+    )
+else:
+
+    def __getattr__(name: str) -> object:
+        """The functions that compute credit outside a run, imported when one is used."""
+        if name in __all__:
+            return getattr(import_module("retrain.credit.public"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from retrain.campaign.launching import FindsJobs, Job, Launcher, RunningJob
-    from retrain.credit.forms import find_loss
+    from retrain.credit.configured_loss import find_loss
     from retrain.credit.logprob_gap import LogprobRow
-    from retrain.credit.parts import Controller, ControllerView, PlanningDetector
+    from retrain.credit.specs import Controller, ControllerView, PlanningDetector
     from retrain.engines.policy import Policy, TakesWeights
     from retrain.engines.throttle import Throttle
     from retrain.kernel.config.keys import Table, TableTraits, key
@@ -268,7 +268,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.tasks.columns",
     "retrain.kernel.contracts.verifier",
     "retrain.tasks.sampling",
-    "retrain.credit.parts",
+    "retrain.credit.specs",
     "retrain.observe.trackers.contract",
     "retrain.observe.health.contract",
     "retrain.run.streaming",
@@ -285,7 +285,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.kernel.contracts.export",
     "retrain.engines.throttle",
     "retrain.kernel.contracts.memory",
-    "retrain.credit.forms",
+    "retrain.credit.configured_loss",
 )
 
 if not TYPE_CHECKING:  # type checkers read the imports above and so find misspelt names

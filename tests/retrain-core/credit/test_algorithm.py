@@ -11,8 +11,7 @@ import pytest
 
 from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.flow import CreditFlow
-from retrain.credit.parts import ControllerView
-from retrain.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
+from retrain.credit.specs import AdvantageSpec, ControllerView, TransformSpec, UncertaintySpec
 from retrain.kernel.contracts.algorithm import Needs
 from retrain.kernel.errors import PluginError
 from retrain.kernel.types import Completion, Group, GroupStatus

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.flow import CreditFlow
-from retrain.credit.group_status import group_status
 from retrain.credit.overlong import MaskedOverlong, SoftPunishment, longest_turn, soft_punishment
 from retrain.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
 from retrain.kernel.contracts.algorithm import Algorithm
 from retrain.kernel.overlap import Planned, Sampled
 from retrain.kernel.progress import Clock
-from retrain.kernel.types import Completion, Group, GroupStatus, StopReason, verdicts
+from retrain.kernel.types import Completion, Group, GroupStatus, StopReason, group_status, verdicts
 from retrain.records.run import Run
 from retrain.run.steps.selection import joined_fields, selection
 from tests.overlapped import GENERATIONS, lines, steps

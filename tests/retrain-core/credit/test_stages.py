@@ -212,7 +212,7 @@ def test_plugins_are_discovered_once_until_something_changes(
         discovered.append(None)
         return load_plugins()
 
-    monkeypatch.setattr("retrain.credit.stages.load_plugins", counted)
+    monkeypatch.setattr("retrain.credit.public.load_plugins", counted)
     group = ([1.0, 0.0], [[-1.0], [-1.0]])
     compute_composable_advantages(*group, advantage_mode="toy_raw")  # writes byte code beside what it imports
     compute_composable_advantages(*group, advantage_mode="toy_raw")

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retrain.credit.group_status import group_status
-from retrain.kernel.types import Group, GroupStatus, num_correct, verdicts
+from retrain.kernel.types import Group, GroupStatus, group_status, num_correct, verdicts
 
 MakeGroup = Callable[..., Group]
 

@@ -12,8 +12,7 @@ import click
 import numpy as np
 import pytest
 
-from retrain.credit.group_status import GroupStatus
-from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Score, StopReason
+from retrain.kernel.types import GroupStatus, Sample, SampleRequest, SamplingParams, Score, StopReason
 from retrain.run.opened import Opened
 from retrain.text.chat import encode
 from retrain.use import chat_command

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.campaign.devices import listed_devices
 from retrain.campaign.load import Campaign, load_campaign
-from retrain.credit.check_loss import capability_fields
+from retrain.credit.configured_loss import capability_fields
 from retrain.credit.flow import build_flow
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.plugins.build import declared_capabilities

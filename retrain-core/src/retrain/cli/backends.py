@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from retrain.credit.check_loss import capability_fields
+from retrain.credit.configured_loss import capability_fields
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugin_spec import PluginSpec, Registered
 from retrain.kernel.plugins.first_party import install_line, promised_names, provider

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from retrain.credit.check_loss import applicable_losses, capability_fields
+from retrain.credit.configured_loss import applicable_losses, capability_fields
 from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from retrain.credit.checks import as_numbers, call_part, check_count, refusal
-from retrain.credit.episode import CreditGroup, named_rewards
+from retrain.credit.checks import refusal
 from retrain.credit.flow import CreditFlow
-from retrain.credit.group_status import group_status
-from retrain.credit.overlong import MaskedOverlong
-from retrain.credit.parts import Controller, ControllerView, PlanningDetector
-from retrain.credit.pipeline import CreditResult, assign_credit
+from retrain.credit.pipeline import CreditGroup, CreditResult, assign_credit, named_rewards
+from retrain.credit.specs import Controller, ControllerView, PlanningDetector
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.step_fields import merge_fields
 from retrain.kernel.types import (
@@ -31,31 +27,10 @@ from retrain.kernel.types import (
     Score,
     StopReason,
     TrainRow,
+    group_status,
     num_correct,
 )
 from retrain.text.token_text import token_texts
-
-
-class NoController:
-    """Lambda is 0 in every step."""
-
-    def value(self, step: int) -> float:
-        """0."""
-        return 0.0
-
-    def observe(self, view: ControllerView) -> None:
-        """Nothing to learn."""
-
-    def metrics(self) -> Mapping[str, float | bool]:
-        """No field."""
-        return {}
-
-    def state(self) -> Mapping[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to bring back."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -70,7 +45,7 @@ class CreditAlgorithm:
     mode: str = ""  # the text of `[algorithm] algorithm_mode`
     detector: PlanningDetector | None = None
     tokenizer: Any = None  # decodes the tokens for a transform that asks for their text
-    controller: Controller = field(default_factory=NoController)
+    controller: Controller | None = None  # lambda is 0 without one
 
     @property
     def needs(self) -> Needs:
@@ -94,10 +69,12 @@ class CreditAlgorithm:
         A completion without a verdict is neither trained nor part of its group's statistics, unless the advantage
         needs none: then every group teaches.
         """
-        statuses_P = tuple(map(group_status if self.flow.needs_verdict else _teaching, groups))
+        statuses_P = tuple(
+            group_status(group) if self.flow.needs_verdict else GroupStatus.INFORMATIVE for group in groups
+        )
         judged_P = [self._judged(group) for group in groups]
         planning_P = self._planning(judged_P)
-        sepa_lambda = self.controller.value(step)
+        sepa_lambda = self.controller.value(step) if self.controller else 0.0
         informative_P = [status is GroupStatus.INFORMATIVE for status in statuses_P]
         credit_groups = [
             self._credit_group(f"step {step} group {number} (example {group.example.id})", group, judged, planning_G)
@@ -125,15 +102,16 @@ class CreditAlgorithm:
 
     def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
         """Show the controller the step that `assign` measured."""
-        self.controller.observe(credit.memo)
+        if self.controller:
+            self.controller.observe(credit.memo)
 
     def state(self) -> Mapping[str, Any]:
         """The controller's state; {} without a controller."""
-        return {} if isinstance(self.controller, NoController) else {"controller": dict(self.controller.state())}
+        return {"controller": dict(self.controller.state())} if self.controller else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with the controller's state, where there is one."""
-        if "controller" in state:
+        if self.controller and "controller" in state:
             self.controller.restore(state["controller"])
 
     def _counts(self, score: Score) -> bool:
@@ -188,19 +166,18 @@ class CreditAlgorithm:
         pooled_A = concatenated((u for pooled_G in result.pooled for u in pooled_G), np.float64)
         kind = self.flow.uncertainty.name
         fields = {"sepa_lambda": sepa_lambda, **token_metrics(judged, planning_A, pooled_A, uncertainty=kind)}
-        fields = merge_fields(fields, self.controller.metrics(), source=f"controller {self.flow.controller!r}")
+        if self.controller:
+            fields = merge_fields(fields, self.controller.metrics(), source=f"controller {self.flow.controller!r}")
         return merge_fields(fields, result.metrics, source=self.flow.condition)
 
     def _view(
         self, step: int, groups: Sequence[Group], planning_A: Mask, result: CreditResult
     ) -> ControllerView | None:
         """What the controller learns from the step, before pooling; None without a controller."""
-        if isinstance(self.controller, NoController):
+        if self.controller is None:
             return None
         uncertainty_A = concatenated((u for u_G in result.uncertainties for u in u_G), np.float64)
-        unselected = [
-            group for group in groups if not group.round
-        ]  # these scores decide whether there are further rounds
+        unselected = [group for group in groups if not group.round]  # no later round was drawn because of these scores
         total = sum(len(group.completions) for group in unselected)
         return ControllerView(
             step=step,
@@ -235,34 +212,35 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
             group=group,
             is_truncated=completion.stop_reason is StopReason.LENGTH,
         )
-        for part in contexts(completion)
+        for part in completion.contexts
     ]
 
 
-def contexts(completion: Completion) -> list[slice]:
-    """The spans of a completion that were each a context of their own, and in which the policy sampled something."""
-    ends = (*completion.starts[1:], len(completion.tokens_T))
-    parts = map(slice, completion.starts, ends)
-    return [part for part in parts if completion.action_T[part].any()]
-
-
 def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
-    """The algorithm of a run; with `[training] overlong = "mask"` it leaves truncated rows out."""
-    algorithm = _build(flow, context)
-    return MaskedOverlong(algorithm) if context.config.training.overlong == "mask" else algorithm
+    """A plugin's own algorithm, or the flow with its planning detector and controller.
 
-
-def _build(flow: CreditFlow, context: PluginContext) -> Algorithm:
-    """A plugin's own algorithm, or the flow with its planning detector and controller."""
-    config = context.config
-    mode = config.algorithm.algorithm_mode
+    With `[training] overlong = "mask"` it leaves truncated rows out.
+    """
+    config, mode = context.config, context.config.algorithm.algorithm_mode
+    algorithm: Algorithm
     if flow.is_custom:
-        return build_custom(mode, context, flow.recipe)
-    controller: Controller = NoController()
-    if flow.controller:
-        controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
-    detector = build_detector(flow, context)
-    return CreditAlgorithm(flow=flow, mode=mode, detector=detector, tokenizer=context.tokenizer, controller=controller)
+        from retrain.credit.custom import build_custom
+
+        algorithm = build_custom(mode, context, flow.recipe)
+    else:
+        name = flow.controller
+        algorithm = CreditAlgorithm(
+            flow=flow,
+            mode=mode,
+            detector=build_detector(flow, context),
+            tokenizer=context.tokenizer,
+            controller=build_part(Kind.CONTROLLER, name, "algorithm.transform_mode", context) if name else None,
+        )
+    if config.training.overlong != "mask":
+        return algorithm
+    from retrain.credit.overlong import MaskedOverlong
+
+    return MaskedOverlong(algorithm)
 
 
 def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector | None:
@@ -275,11 +253,6 @@ def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector
         Kind.PLANNING_DETECTOR, name, "planning.detector", context, params, "planning.params"
     )
     return detector
-
-
-def _teaching(group: Group) -> GroupStatus:
-    """The status of every group where each token has a reward of its own, whatever the scores."""
-    return GroupStatus.INFORMATIVE
 
 
 def _values(values: Iterable[float | None]) -> Floats:
@@ -344,84 +317,3 @@ def _split(name: str, values_A: Floats, planning_A: Mask) -> dict[str, float]:
         if chosen.size:
             fields |= {f"{part}_{name}_mean": float(chosen.mean()), f"{part}_{name}_var": float(chosen.var())}
     return fields
-
-
-# A plugin's own `Algorithm` in a run: built by name, and its credit checked before anything is trained on it.
-
-
-CONDITION = "condition"
-UNUSED_LABELS = ("advantage_mode", "transform_mode", "uncertainty_kind")  # labels of the default algorithm
-
-
-class CustomAlgorithm:
-    """A plugin's algorithm; CreditError, with its name and the completion, for credit of the wrong shape or value."""
-
-    def __init__(self, name: str, algorithm: Algorithm, condition: str = "") -> None:
-        self.name = name
-        self.algorithm = algorithm
-        self._condition = {CONDITION: condition} if condition else {}
-
-    @property
-    def needs(self) -> Needs:
-        """What the plugin asks of the sampler."""
-        return self.algorithm.needs
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The plugin's labels; those of the default algorithm's parts are empty unless the plugin sets them."""
-        labels = {"algorithm_mode": self.name, **dict.fromkeys(UNUSED_LABELS, ""), **self.algorithm.labels}
-        return labels | self._condition
-
-    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
-        """The plugin's credit, checked."""
-        what = f"step {step}: algorithm {self.name!r}"
-        credit = call_part(self.algorithm.assign, (step, groups), what, spread=True)
-        if not isinstance(credit, Credit):
-            raise refusal(f"{what} returned {type(credit).__name__}, not Credit")
-        _check_credit(credit, groups, what)
-        return credit
-
-    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
-        """Let the plugin learn from the step."""
-        call_part(self.algorithm.observe, (step, groups, credit), f"step {step}: algorithm {self.name!r}", spread=True)
-
-    def state(self) -> Mapping[str, Any]:
-        """The plugin's state."""
-        return self.algorithm.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the plugin's state."""
-        self.algorithm.restore(state)
-
-
-def build_custom(name: str, context: PluginContext, condition: str = "") -> CustomAlgorithm:
-    """The algorithm that `[algorithm] algorithm_mode` names; PluginError unless its labels name the condition.
-
-    `condition`, the label of a recipe, replaces that one.
-    """
-    params = context.config.algorithm.params
-    algorithm = build_part(Kind.ALGORITHM, name, "algorithm.algorithm_mode", context, params, "algorithm.params")
-    labels = getattr(algorithm, "labels", None)
-    if not isinstance(labels, Mapping) or not isinstance(labels.get(CONDITION), str):
-        what = f"algorithm {name!r} has no label {CONDITION!r}, which names the run in its records"
-        where, fix = context.config.place("algorithm.algorithm_mode"), f"set labels = {{{CONDITION!r}: {name!r}}}"
-        raise PluginError(Problem(where=where, what=what, fix=fix))
-    return CustomAlgorithm(name, algorithm, condition)
-
-
-def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:
-    for name in ("statuses_P", "tokens_PG"):
-        if len(getattr(credit, name)) != len(groups):
-            raise refusal(f"{what}: {name} has {len(getattr(credit, name))} entries, expected {len(groups)} groups")
-    for number, (group, tokens_G) in enumerate(zip(groups, credit.tokens_PG, strict=True)):
-        check_count(tokens_G, len(group.completions), what=f"{what}: credit of group {number}")
-        for index, (completion, tokens) in enumerate(zip(group.completions, tokens_G, strict=True)):
-            place = f"{what}: advantages of group {number} completion {index}"
-            as_numbers(tokens.advantages_A, completion.num_actions, what=place)
-    is_near = any(completion.kl_coef for group in groups for completion in group.completions)
-    for number, row in enumerate(credit.rows):
-        if is_near and row.reference_logprobs_T is None:
-            raise refusal(f"{what}: row {number} has no reference log-probabilities for [kl]: build it with train_rows")
-        advantages_T = as_numbers(row.advantages_T, len(row.tokens_T), what=f"{what}: advantages of row {number}")
-        if advantages_T[~row.action_T].any():
-            raise refusal(f"{what}: row {number} has an advantage where the policy sampled no token")

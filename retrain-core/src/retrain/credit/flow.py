@@ -9,15 +9,16 @@ from typing import Any
 from retrain.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty
 from retrain.credit.recipes import recipe_label
 from retrain.credit.specs import AdvantageSpec, AlgorithmSpec, CreditStage, TransformSpec, UncertaintySpec
-from retrain.credit.stages import CARRIERS, GTPO, HICRA, TOP_RHO, find_stage, optional_stage
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Needs
-from retrain.kernel.errors import ConfigError, Problem, RetrainError
+from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
 from retrain.kernel.plugins.build import validated_params
-from retrain.kernel.plugins.resolve import Found, resolve
+from retrain.kernel.plugins.resolve import Found, problem_with, resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 
+GTPO, HICRA, TOP_RHO = "gtpo", "hicra", "top_rho"
+CARRIERS = {GTPO: "gtpo", HICRA: "gtpo_hicra", TOP_RHO: "gtpo"}  # stage -> the transform that carries it
 UNCERTAINTY_PARAMS = ("uncertainty_kind", "uncertainty_metric", "token_uncertainty")
 
 
@@ -218,6 +219,33 @@ def _stages(
     return stages
 
 
+def find_stage(plugins: Plugins, name: str, *, where: str, needed_by: str) -> CreditStage:
+    """The stage `name`; PluginError says which distribution provides it when it is missing.
+
+    `where` is the place of the setting that switches it on, `needed_by` the part that uses it: for the message.
+    """
+    carrier = CARRIERS[name]
+    problem = problem_with(plugins, Kind.TRANSFORM, carrier, where=where)
+    if problem is not None:
+        what = f"{needed_by} needs stage {name!r}, and there is {problem.what}"
+        raise PluginError(replace(problem, what=what))
+    found = resolve(plugins, Kind.TRANSFORM, carrier, where=where)
+    stage = as_transform(found).stages.get(name)
+    if stage is None:
+        what = f"transform {carrier!r} of {found.owner} carries no stage {name!r}"
+        fix = f"give its TransformSpec stages={{{name!r}: CreditStage(...)}}, or leave out {found.owner.distribution}"
+        raise PluginError(Problem(where=where, what=what, fix=fix))
+    return stage
+
+
+def optional_stage(plugins: Plugins, name: str) -> CreditStage | None:
+    """The stage `name` if exactly one distribution provides it."""
+    if len(plugins.find(Kind.TRANSFORM, CARRIERS[name])) != 1:
+        return None
+    found = resolve(plugins, Kind.TRANSFORM, CARRIERS[name], where=f"stage {name!r}")
+    return as_transform(found).stages.get(name)
+
+
 def _custom_flow(found: Found, needs: Needs, config: Config) -> CreditFlow:
     """The flow of a plugin's own `Algorithm`; ConfigError for parameters that its model refuses."""
     _, problems = validated_params(found.params, config.algorithm.params, where=config.place("algorithm.params"))
@@ -240,6 +268,16 @@ def _custom_flow(found: Found, needs: Needs, config: Config) -> CreditFlow:
         params=config.algorithm.params,
         is_custom=True,
     )
+
+
+def group_problem(config: Config, flow: CreditFlow) -> Problem | None:
+    """The problem with groups of one, for an advantage that compares the completions of a group."""
+    is_used = not (flow.is_custom or (flow.algorithm and flow.algorithm.compute_context))
+    if config.training.group_size > 1 or not is_used or not flow.advantage.needs_group:
+        return None
+    what = f"advantage {flow.advantage.name!r} compares the completions of a group, and group_size is 1"
+    why = "every advantage would be 0, so nothing would be trained"
+    return Problem(where=config.place("training.group_size"), what=what, why=why, fix="set group_size to 2 or more")
 
 
 def uncertainty_name(config: Config) -> tuple[str, str]:

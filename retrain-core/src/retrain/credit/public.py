@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from retrain.credit.flow import CreditFlow, build_flow
+from retrain.credit.flow import GTPO, HICRA, TOP_RHO, CreditFlow, build_flow, find_stage
 from retrain.credit.pipeline import CreditGroup, assign_credit
-from retrain.credit.specs import Numbers
-from retrain.credit.stages import GTPO, HICRA, TOP_RHO, installed_plugins, public_stage
+from retrain.credit.specs import CreditStage, Numbers
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.registry import Plugins
 from retrain.kernel.types import NOTHING, Floats, Mask
 
 
@@ -103,3 +107,30 @@ def top_rho_threshold(uncertainties: Sequence[Floats], rho: float) -> float:
     Computed by retrain-sepa; PluginError when it is missing.
     """
     return float(public_stage(TOP_RHO, needed_by="top_rho_threshold()").apply(uncertainties, rho))
+
+
+def public_stage(name: str, *, needed_by: str) -> CreditStage:
+    """The stage `name` for a call outside a run."""
+    return find_stage(installed_plugins(), name, where="retrain.advantages", needed_by=needed_by)
+
+
+def installed_plugins() -> Plugins:
+    """Everything that is plugged in, discovered again only when the answer could have changed.
+
+    It can after a change of `RETRAIN_PLUGINS`, `RETRAIN_BLOCK` or `sys.path`, and of a folder on that path, which
+    installing a distribution changes. The result is shared: read it only. A run calls `load_plugins` itself.
+    """
+    settings = os.environ.get("RETRAIN_PLUGINS"), os.environ.get("RETRAIN_BLOCK")
+    return _discovered(settings, tuple((folder, _changed_at(folder)) for folder in sys.path))
+
+
+@lru_cache(maxsize=4)
+def _discovered(settings: tuple[str | None, str | None], path: tuple[tuple[str, int], ...]) -> Plugins:
+    return load_plugins()
+
+
+def _changed_at(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0

@@ -8,9 +8,8 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from retrain.credit.episode import step_advantages
 from retrain.credit.flow import CreditFlow, uncertainty_name
-from retrain.credit.pipeline import CreditGroup, assign_credit, measure_uncertainty
+from retrain.credit.pipeline import CreditGroup, assign_credit, measure_uncertainty, step_advantages
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.seeding import Seeds
@@ -45,16 +44,6 @@ def synthetic_groups(size: int = 4) -> list[CreditGroup]:
             (rewards, np.resize(lengths, size)) for rewards, lengths in zip(REWARDS, LENGTHS, strict=True)
         )
     ]
-
-
-def group_problem(config: Config, flow: CreditFlow) -> Problem | None:
-    """The problem with groups of one, for an advantage that compares the completions of a group."""
-    is_used = not (flow.is_custom or (flow.algorithm and flow.algorithm.compute_context))
-    if config.training.group_size > 1 or not is_used or not flow.advantage.needs_group:
-        return None
-    what = f"advantage {flow.advantage.name!r} compares the completions of a group, and group_size is 1"
-    why = "every advantage would be 0, so nothing would be trained"
-    return Problem(where=config.place("training.group_size"), what=what, why=why, fix="set group_size to 2 or more")
 
 
 def try_flow(config: Config, flow: CreditFlow, *, provides_entropy: bool = True) -> list[Problem]:

@@ -13,10 +13,9 @@ import click
 import numpy as np
 
 from retrain.credit.algorithm import build_detector
-from retrain.credit.episode import named_rewards
 from retrain.credit.flow import CreditFlow
-from retrain.credit.parts import PlanningDetector
-from retrain.credit.pipeline import CreditGroup, CreditResult, assign_credit
+from retrain.credit.pipeline import CreditGroup, CreditResult, assign_credit, named_rewards
+from retrain.credit.specs import PlanningDetector
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins

@@ -10,9 +10,9 @@ from typing import Any
 import click
 import numpy as np
 
-from retrain.credit.flow import CreditFlow
+from retrain.credit.flow import CreditFlow, group_problem
 from retrain.credit.pipeline import CreditResult, assign_credit
-from retrain.credit.trial import LAMBDAS, group_problem, synthetic_groups
+from retrain.credit.trial import LAMBDAS, synthetic_groups
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import EXIT_FAILED, Problem, RetrainError
 from retrain.kernel.plugins.build import declared_capabilities

@@ -122,6 +122,12 @@ class Completion:
         """Number of tokens that the policy sampled."""
         return int(np.count_nonzero(self.action_T))
 
+    @property
+    def contexts(self) -> list[slice]:
+        """The spans that were each a fresh context of the policy, and in which it sampled something."""
+        parts = map(slice, self.starts, (*self.starts[1:], len(self.tokens_T)))
+        return [part for part in parts if self.action_T[part].any()]
+
 
 class Outcome(StrEnum):
     """The three outcomes of scoring; they are never merged."""
@@ -335,3 +341,24 @@ def num_correct(group: Group) -> int:
 def values_of(scores: Iterable[Score]) -> list[float]:
     """The values of the scores that are verdicts."""
     return [score.value for score in scores if score.outcome is Outcome.SCORED and score.value is not None]
+
+
+def group_status(group: Group) -> GroupStatus:
+    """INFORMATIVE unless all scores are exactly equal or fewer than two completions have one.
+
+    Decided on raw scores, without those of completions that a shaper left without a verdict.
+    """
+    pairs = zip(group.raw_scores, group.scores, strict=True)
+    status = status_of(values_of(raw for raw, score in pairs if score.outcome is Outcome.SCORED))
+    return GroupStatus.SURPLUS if status is GroupStatus.INFORMATIVE and group.is_surplus else status
+
+
+def status_of(values: Sequence[float]) -> GroupStatus:
+    """The status of a group with these scores."""
+    if len(values) < 2:
+        return GroupStatus.NO_VERDICT
+    if any(value != values[0] for value in values):
+        return GroupStatus.INFORMATIVE
+    if values[0] >= 1.0:
+        return GroupStatus.ALL_RIGHT
+    return GroupStatus.ALL_WRONG if values[0] <= 0.0 else GroupStatus.TIED

@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from retrain.credit.algorithm import build_algorithm
-from retrain.credit.check_loss import check_clips, check_loss
-from retrain.credit.flow import CreditFlow, build_flow
+from retrain.credit.configured_loss import check_clips, check_loss
+from retrain.credit.flow import CreditFlow, build_flow, group_problem
 from retrain.credit.recipes import mode_problems, with_owner
-from retrain.credit.trial import group_problem, try_flow
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Shaper
@@ -112,6 +111,8 @@ def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Proble
     provides_entropy = capabilities is None or capabilities.provides_entropy
 
     def tried() -> list[dict[str, str]]:
+        from retrain.credit.trial import try_flow  # in the copy only
+
         return [asdict(problem) for problem in try_flow(config, flow, provides_entropy=provides_entropy)]
 
     found = in_copy(tried, timeout_s=TRIAL_S)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from retrain.credit.check_loss import KEY as LOSS
-from retrain.credit.check_loss import selected_loss
+from retrain.credit.configured_loss import KEY as LOSS
+from retrain.credit.configured_loss import selected_loss
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind

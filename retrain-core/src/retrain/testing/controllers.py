@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from retrain.credit.parts import ControllerView
+from retrain.credit.specs import ControllerView
 from retrain.kernel.seeding import Seeds
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect

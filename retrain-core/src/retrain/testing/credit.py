@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.credit.algorithm import build_algorithm
-from retrain.credit.episode import step_advantages
 from retrain.credit.flow import CreditFlow, build_flow
-from retrain.credit.group_status import group_status
-from retrain.credit.pipeline import CreditGroup, assign_credit, measure_uncertainty
+from retrain.credit.pipeline import CreditGroup, assign_credit, measure_uncertainty, step_advantages
 from retrain.kernel.contracts.algorithm import Algorithm, Credit
 from retrain.kernel.errors import PluginError
-from retrain.kernel.types import Floats, Group, GroupStatus, Kind
+from retrain.kernel.types import Floats, Group, GroupStatus, Kind, group_status
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.state import expect_plain_metrics, expect_plain_state, expect_same

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from retrain.credit.check_loss import check_loss
-from retrain.credit.forms import as_loss
+from retrain.credit.configured_loss import as_loss, check_loss
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.losses import LossTraits, LossTrial, LossValue
 from retrain.kernel.declared import Kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retrain.cli.manual.support import KEYS, Asked, ask, questions, support
-from retrain.credit.check_loss import applicable_losses
+from retrain.credit.configured_loss import applicable_losses
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins

@@ -12,14 +12,12 @@ import pytest
 
 from retrain.api import BackendError, Completion, Example, Group, Outcome, ResumeError, Score, StopReason
 from retrain.credit.algorithm import train_rows
-from retrain.credit.divergence import k1, k3
-from retrain.credit.group_status import group_status
-from retrain.credit.kl.shaper import KlShaper, shaper_of, steered
+from retrain.credit.kl.shaper import KlShaper, k1, k3, shaper_of, steered
 from retrain.kernel.config.plugin_tables import KlTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.contracts.views import GroupsView
-from retrain.kernel.types import GroupStatus, num_correct
+from retrain.kernel.types import GroupStatus, group_status, num_correct
 
 LOGPROBS, REFERENCE = np.array([-1.0, -0.5, -2.0]), np.array([-0.8, -0.9, -2.0])
 REPORT: Any = SimpleNamespace()

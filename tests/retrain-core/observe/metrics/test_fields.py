@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.credit.group_status import group_status
-from retrain.kernel.types import Completion, Group, StopReason
+from retrain.kernel.types import Completion, Group, StopReason, group_status
 from retrain.observe.metrics.fields import group_metrics, length_metrics, quantiles, reward_metrics
 
 MakeGroup = Callable[..., Group]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retrain.api import Capabilities, Kind, LossTraits, PluginSpec
-from retrain.credit.check_loss import applicable_losses, capability_fields, selected_loss
+from retrain.credit.configured_loss import applicable_losses, capability_fields, selected_loss
 from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.credit.check_loss import applicable_losses
+from retrain.credit.configured_loss import applicable_losses
 from retrain.kernel.config.plugin_tables import REFERENCE, SftTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import DataTable

@@ -48,19 +48,30 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     """What does not go with a teacher, and with a run that needs no verdicts."""
-    from retrain.credit.teacher.table import problems_of
+    from retrain.credit.flow import build_flow
+    from retrain.kernel.errors import RetrainError
+    from retrain.tasks.scoring.build import has_verifier
 
-    return problems_of(config, plugins)
+    try:
+        flow = build_flow(config, plugins)
+    except RetrainError:  # reported by the check of the flow
+        return []
+    table = config.teacher
+    is_named = table.is_set or table.url or table.api_key_env
+    if not is_named and flow.needs_verdict and has_verifier(config):
+        return []
+    from retrain.credit.teacher.check import problems_of
+
+    return list(problems_of(config, plugins, flow))
 
 
 @hookimpl
 def retrain_explain(config: Config) -> Mapping[str, Any] | None:
     """Who teaches, if anybody does."""
-    from retrain.credit.teacher.table import has_teacher
+    if not config.teacher.is_set:
+        return None
     from retrain.kernel.config.plugin_tables import HERE
 
-    if not has_teacher(config):
-        return None
     table = config.teacher
     model = table.model or (config.model.model if table.engine == HERE else "its only model")
     adapter = f" with the adapter in {table.adapter}" if table.adapter else ""
@@ -70,7 +81,8 @@ def retrain_explain(config: Config) -> Mapping[str, Any] | None:
 @hookimpl
 def retrain_shape_rewards(context: PluginContext) -> Sequence[Shaper] | None:
     """The teacher of a run, if it has one."""
-    from retrain.credit.teacher.shaper import open_teacher  # only a run needs them
-    from retrain.credit.teacher.table import has_teacher
+    if not context.config.teacher.is_set:
+        return None
+    from retrain.credit.teacher.shaper import open_teacher
 
-    return [open_teacher(context)] if has_teacher(context.config) else None
+    return [open_teacher(context)]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrain.credit.algorithm import contexts
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.losses import LossTrial
 from retrain.kernel.registry import Plugins
@@ -50,7 +49,7 @@ class TokenWeights:
             (number, _part(completion, span))
             for number, group in enumerate(groups)
             for completion in group.completions
-            for span in contexts(completion)
+            for span in completion.contexts
         ]
         found = logprobs([part for _, part in parts], temperature)
         self._logprobs = {_key(number, part): values_T for (number, part), values_T in zip(parts, found, strict=True)}
@@ -84,7 +83,7 @@ class TokenWeights:
             (number, index): np.concatenate([self._of_part(number, completion, span, by_key) for span in spans])
             for number, group in enumerate(self._groups)
             for index, completion in enumerate(group.completions)
-            if (spans := contexts(completion))
+            if (spans := completion.contexts)
         }
 
     @staticmethod

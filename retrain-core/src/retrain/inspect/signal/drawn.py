@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.credit.group_status import status_of
-from retrain.kernel.types import Floats, GroupStatus, Mask, Outcome, StopReason
+from retrain.kernel.types import Floats, GroupStatus, Mask, Outcome, StopReason, status_of
 from retrain.records.reading import Record, damaged, number, parse_record, parsed_lines
 from retrain.records.record_names import GENERATIONS
 from retrain.records.run import Run

@@ -157,6 +157,11 @@ class TeacherTable(Table):
 
     _urls = field_validator("url")(server_urls)
 
+    @property
+    def is_set(self) -> bool:
+        """Whether a run has a teacher."""
+        return bool(self.model or self.adapter or self.engine != HERE)
+
 
 _of_sft = partial(key, needs="sft.steps")
 

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from threading import Lock
 from typing import Any
 
-from retrain.credit.group_status import group_status
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.contracts.views import GroupsView
@@ -24,7 +23,7 @@ from retrain.kernel.errors import PluginError, Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import MetricSpec
 from retrain.kernel.plugins.build import build_part
-from retrain.kernel.types import Group, GroupStatus, Kind, num_correct, verdicts
+from retrain.kernel.types import Group, GroupStatus, Kind, group_status, num_correct, verdicts
 from retrain.tasks.prompts import PromptPool
 from retrain.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest, Sampler
 

@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from retrain.credit.group_status import group_status
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.overlap import Planned, Sample, Sampled
 from retrain.kernel.progress import Clock
-from retrain.kernel.types import Group, GroupStatus, Score, StopReason
+from retrain.kernel.types import Group, GroupStatus, Score, StopReason, group_status
 
 OF_FIRST_ROUND, LARGEST = re.compile(r"_(mean|rate)(_|$)"), re.compile(r"_max(_|$)")
 TRUNCATED = "truncated: [training] overlong = drop"

@@ -1,28 +1,18 @@
-"""`[teacher]`: the model that teaches, and where it runs."""
+"""Configurations of `[teacher]`, and of credit that needs no verdict, that are refused before anything loads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from retrain.credit.flow import CreditFlow, build_flow
+from retrain.credit.flow import CreditFlow
 from retrain.kernel.config.plugin_tables import HERE
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits, Kind
-from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.build import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.tasks.scoring.build import has_verifier
-
-
-def has_teacher(config: Config) -> bool:
-    """Whether a run has one."""
-    table = config.teacher
-    return bool(table.model or table.adapter or table.engine != HERE)
-
-
-# Configurations of a teacher, and of credit that needs no verdict, that are refused before anything loads.
-
 
 # What depends on verdicts and would do nothing, or the wrong thing, where credit needs none.
 # The first entry is the value that is refused or, if it is 0, the only one that is not.
@@ -33,25 +23,22 @@ OF_VERDICTS: dict[str, tuple[Any, str, str]] = {
 }
 
 
-def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
+def problems_of(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Problem]:
     """Every problem with `[teacher]`, and with a run that trains without verdicts."""
-    try:
-        flow = build_flow(config, plugins)
-    except RetrainError:  # reported by the check of the flow
-        return []
-    found = [*_without_verdicts(config, flow), *_without_verifier(config, flow)]
-    if has_teacher(config):
-        found += [*_unread(config, plugins, flow), *_of_engine(config, plugins)]
+    if not flow.needs_verdict:
+        yield from _of_verdicts(config, flow)
+    if not has_verifier(config):
+        yield from _without_verifier(config, flow)
+    if config.teacher.is_set:
+        yield from _unread(config, plugins, flow)
+        yield from _of_engine(config, plugins)
     elif config.teacher.url or config.teacher.api_key_env:
         where = config.place("teacher.url" if config.teacher.url else "teacher.api_key_env")
         fix = 'set engine = "vllm" or "sglang", or remove it'
-        found.append(Problem(where=where, what="has no effect: [teacher] names no server", fix=fix))
-    return found
+        yield Problem(where=where, what="has no effect: [teacher] names no server", fix=fix)
 
 
-def _without_verdicts(config: Config, flow: CreditFlow) -> Iterator[Problem]:
-    if flow.needs_verdict:
-        return
+def _of_verdicts(config: Config, flow: CreditFlow) -> Iterator[Problem]:
     for path, (value, why, fix) in OF_VERDICTS.items():
         given: Any = config.value(path, value if value == 0 else "")
         if (given == value) is bool(value):
@@ -61,14 +48,11 @@ def _without_verdicts(config: Config, flow: CreditFlow) -> Iterator[Problem]:
 
 def _without_verifier(config: Config, flow: CreditFlow) -> Iterator[Problem]:
     """A run that judges nothing: something else must teach, and nothing can be evaluated."""
-    if has_verifier(config):
-        return
-    weights: dict[str, float] = config.reward.weights
-    path = "reward.weights" if weights else "reward.type"
     if flow.needs_verdict:
+        where = config.place("reward.weights" if config.reward.weights else "reward.type")
         what, why = "no completion would be judged", f"{flow.condition} learns from scores alone"
         fix = 'choose a reward, or set [algorithm] advantage_mode = "distillation" with a [teacher]'
-        yield Problem(where=config.place(path), what=what, why=why, fix=fix)
+        yield Problem(where=where, what=what, why=why, fix=fix)
     if config.eval.examples:
         what, why = f"examples = {config.eval.examples} asks for an evaluation", "with no reward nothing is judged"
         fix = "set examples = 0, or choose a reward: beside a teacher its scores are recorded and not trained on"
@@ -77,7 +61,8 @@ def _without_verifier(config: Config, flow: CreditFlow) -> Iterator[Problem]:
 
 def _unread(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Problem]:
     """A teacher whose rewards nothing reads, or whose tokens the backend cannot train apart."""
-    where = config.place(_first_key(config))
+    table = config.teacher
+    where = config.place(f"teacher.{'model' if table.model else 'adapter' if table.adapter else 'engine'}")
     if not flow.needs_token_rewards:
         what, why = "the teacher would have no effect", f"{flow.condition} takes no rewards of single tokens"
         fix = 'set [algorithm] advantage_mode = "distillation", or remove [teacher]'
@@ -111,9 +96,3 @@ def _of_engine(config: Config, plugins: Plugins) -> Iterator[Problem]:
         why = "servers give log-probabilities of given tokens at temperature 1, and both must be of one kind"
         fix = 'set [training] temperature = 1.0, or use [teacher] engine = "pytorch"'
         yield Problem(where=config.place("training.temperature"), what=what, why=why, fix=fix)
-
-
-def _first_key(config: Config) -> str:
-    """The key that switches the teacher on."""
-    keys: Sequence[str] = ("model", "adapter", "engine")
-    return next(f"teacher.{name}" for name in keys if config.value(f"teacher.{name}", "") not in ("", HERE))

@@ -1,4 +1,4 @@
-"""Checks `[algorithm] loss` and the keys about it against the backend, without importing either."""
+"""The loss that `[algorithm]` names: checked against the backend without importing either, and found for it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from retrain.credit.forms import spec_or_callable, wrong_shape
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
-from retrain.kernel.contracts.losses import LossTraits
+from retrain.kernel.contracts.losses import AGGREGATIONS, LossSpec, LossTraits
 from retrain.kernel.declared import Capabilities, Kind
-from retrain.kernel.errors import Problem
+from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugin_spec import PluginSpec
 from retrain.kernel.plugins.build import validated_params
-from retrain.kernel.plugins.resolve import problem_with
+from retrain.kernel.plugins.resolve import Found, problem_with, resolve
 from retrain.kernel.registry import Plugins
 
 KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
@@ -23,10 +24,31 @@ CLIPS = ("algorithm.clip_eps", "algorithm.clip_eps_high")
 IS_KEYS = {"algorithm.is_level": "token", "algorithm.is_mode": "truncate"}
 
 
+def as_loss(found: Found) -> LossSpec:
+    """A `LossSpec`, from a spec, a factory of one, or `f(ctx) -> one term per token`."""
+    target = spec_or_callable(found, LossSpec, "f(ctx) -> one term per token")
+    if not isinstance(target, LossSpec):
+        return LossSpec(name=found.name, compute=target)
+    if target.aggregation not in AGGREGATIONS:
+        raise wrong_shape(found, LossSpec, f"averages by {target.aggregation!r}", "one of: " + ", ".join(AGGREGATIONS))
+    return target
+
+
+def find_loss(config: Config, plugins: Plugins) -> tuple[LossSpec, Any]:
+    """The loss that `[algorithm]` names, imported now, and its parameters: as its model, or as given if it has none."""
+    name, given = config.algorithm.loss, dict[str, Any](config.algorithm.loss_params)
+    found = resolve(plugins, Kind.LOSS, name, where=config.place(KEY), search_paths=config.plugins.search_paths)
+    params, problems = validated_params(found.params, given, where=config.place(PARAMS))
+    if problems:
+        raise ConfigError(*problems)
+    return as_loss(found), given if params is None else params
+
+
 def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
     """Problems with the name of the loss, with its backend and parameters, and with keys that would have no effect."""
-    if _is_told_elsewhere(config, plugins):
-        return []
+    backend = config.backend.backend
+    if plugins.find(Kind.BACKEND, backend) and not applicable_losses(plugins, backend):
+        return []  # it takes no loss from here, and refuses the keys about it by itself
     found = [*_weight_problems(config), *_unheeded(config, plugins)]
     name, where = config.algorithm.loss, config.place(KEY)
     spec = _spec(plugins, name)
@@ -70,9 +92,8 @@ def selected_loss(config: Config, plugins: Plugins) -> str:
 
 def applicable_losses(plugins: Plugins, backend: str) -> list[str]:
     """The losses that a backend can apply: its own, and the registered ones that name it."""
-    entries = plugins.find(Kind.BACKEND, backend)
-    capabilities = entries[0].spec.traits if entries else None
-    own = capabilities.losses if isinstance(capabilities, Capabilities) else frozenset()
+    capabilities = _capabilities(plugins, backend)
+    own = capabilities.losses if capabilities else frozenset()
     return sorted({*own, *(e.spec.name for e in plugins.registered(Kind.LOSS) if backend in _traits(e.spec).backends)})
 
 
@@ -86,34 +107,32 @@ def capability_fields(capabilities: Capabilities | None, backend: str, plugins: 
     return {**fields, "losses": applicable_losses(plugins, backend)}
 
 
-def _is_told_elsewhere(config: Config, plugins: Plugins) -> bool:
-    """Whether the backend takes no loss from here; it refuses the keys about it by itself."""
-    backend = config.backend.backend
-    return bool(plugins.find(Kind.BACKEND, backend)) and not applicable_losses(plugins, backend)
+def _capabilities(plugins: Plugins, backend: str) -> Capabilities | None:
+    entries = plugins.find(Kind.BACKEND, backend)
+    traits = entries[0].spec.traits if entries else None
+    return traits if isinstance(traits, Capabilities) else None
 
 
 def _unheeded(config: Config, plugins: Plugins) -> Iterable[Problem]:
     """Keys about the loss that the backend does not apply."""
-    backends = plugins.find(Kind.BACKEND, config.backend.backend)
-    capabilities = backends[0].spec.traits if backends else None
-    if not isinstance(capabilities, Capabilities):
+    capabilities = _capabilities(plugins, config.backend.backend)
+    if capabilities is None:
         return
     for name, harmless in LOSS_KEYS.items():
         value = config.value(f"algorithm.{name}", harmless[0])
         if value in harmless or name in capabilities.loss_keys:
             continue
-        able = (each.spec for each in plugins.registered(Kind.BACKEND) if isinstance(each.spec.traits, Capabilities))
-        others = [spec.name for spec in able if name in getattr(spec.traits, "loss_keys", ())]
+        backends = (each.spec for each in plugins.registered(Kind.BACKEND))
+        able = [spec.name for spec in backends if name in getattr(spec.traits, "loss_keys", ())]
         what = f"{name} = {value!r} would have no effect: backend {config.backend.backend!r} does not apply it"
-        fix = "remove it" + (f', or use backend = "{others[0]}"' if others else "")
+        fix = "remove it" + (f', or use backend = "{able[0]}"' if able else "")
         yield Problem(where=config.place(f"algorithm.{name}"), what=what, fix=fix)
 
 
 def _is_own(config: Config, plugins: Plugins) -> bool:
-    """Whether the backend applies the loss by itself."""
-    backends = plugins.find(Kind.BACKEND, config.backend.backend)
-    capabilities = backends[0].spec.traits if backends else None
-    return isinstance(capabilities, Capabilities) and config.algorithm.loss in capabilities.losses
+    """True if the backend applies the loss by itself."""
+    capabilities = _capabilities(plugins, config.backend.backend)
+    return capabilities is not None and config.algorithm.loss in capabilities.losses
 
 
 def _inapplicable(config: Config, plugins: Plugins, spec: PluginSpec | None) -> Problem | None:
@@ -128,37 +147,35 @@ def _inapplicable(config: Config, plugins: Plugins, spec: PluginSpec | None) -> 
     losses = applicable_losses(plugins, backend)
     others = {each.spec.name: each.spec.traits for each in plugins.registered(Kind.BACKEND)}
     able |= {each for each, traits in others.items() if isinstance(traits, Capabilities) and name in traits.losses}
+    nearest = next((each for each in ("ppo", *losses) if each in losses), "importance_sampling")  # clipped, if it can
     what = f"backend {backend!r} cannot apply the loss {name!r}"
     why = f"it can apply {_listed(losses)}; {name!r} is for {_listed(sorted(able), 'backend ')}"
-    fix = f"use loss = {_nearest(losses)}" + (f", or [backend] backend = {min(able)!r}" if able else "")
-    return Problem(where=config.place(KEY), what=what, why=why, fix=fix.replace("'", '"'))
+    fix = f'use loss = "{nearest}"' + (f', or [backend] backend = "{min(able)}"' if able else "")
+    return Problem(where=config.place(KEY), what=what, why=why, fix=fix)
 
 
 def _param_problems(config: Config, spec: PluginSpec | None) -> list[Problem]:
-    given: dict[str, Any] = config.value(PARAMS, {})
-    where = config.place(PARAMS)
+    name, where, given = config.algorithm.loss, config.place(PARAMS), config.algorithm.loss_params
     try:
         model = spec.load_params() if spec else None
     except Exception as error:  # a fault of that plugin
-        what = f"the parameters of loss {config.algorithm.loss!r} failed to load: {type(error).__name__}: {error}"
+        what = f"the parameters of loss {name!r} failed to load: {type(error).__name__}: {error}"
         return [Problem(where=where, what=what, fix="repair or reinstall the distribution that provides it")]
-    is_dotted = spec is None and "." in config.algorithm.loss
-    if given and model is None and not is_dotted:
-        what = f"the loss {config.algorithm.loss!r} takes no parameters"
-        return [Problem(where=where, what=what, fix="remove them")]
+    if given and model is None and (spec is not None or "." not in name):
+        return [Problem(where=where, what=f"the loss {name!r} takes no parameters", fix="remove them")]
     return validated_params(model, given, where=where)[1]
 
 
 def _weight_problems(config: Config) -> Iterable[Problem]:
     """Problems with the importance weight: `is_level` and `is_mode` need `is_bounds`, and `tis_cap` excludes it."""
-    bounds: list[float] = config.algorithm.is_bounds
-    if bounds and config.algorithm.tis_cap > 0.0:
+    bounds, cap = config.algorithm.is_bounds, config.algorithm.tis_cap
+    if bounds and cap > 0.0:
         what, why = "stands beside tis_cap", "both weigh the mismatch of sampler and trainer, which would count twice"
-        fix = f"remove one: tis_cap = {config.algorithm.tis_cap:g} is is_bounds = [0.0, {config.algorithm.tis_cap:g}]"
+        fix = f"remove one: tis_cap = {cap:g} is is_bounds = [0.0, {cap:g}]"
         yield Problem(where=config.place("algorithm.is_bounds"), what=what, why=why, fix=fix)
     for path, default in IS_KEYS.items():
         if not bounds and config.value(path, default) != default:
-            why = "tis_cap is by token and truncates" if config.algorithm.tis_cap > 0.0 else ""
+            why = "tis_cap is by token and truncates" if cap > 0.0 else ""
             what, fix = "has no effect without is_bounds", "set is_bounds = [0.0, 2.0], or remove it"
             yield Problem(where=config.place(path), what=what, why=why, fix=fix)
 
@@ -175,8 +192,3 @@ def _traits(spec: PluginSpec | None) -> LossTraits:
 
 def _listed(names: list[str], prefix: str = "") -> str:
     return prefix + ", ".join(map(repr, names)) if names else "none that is installed"
-
-
-def _nearest(losses: list[str]) -> str:
-    """The loss to suggest instead: in place of a clipped loss another clipped one, not the plain one."""
-    return repr(next((each for each in ("ppo", *losses) if each in losses), "importance_sampling"))

@@ -1,0 +1,90 @@
+"""A plugin's own `Algorithm` in a run: built by name, and its credit checked before anything is trained on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retrain.credit.checks import as_numbers, call_part, check_count, refusal
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import PluginError, Problem
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.types import Group, Kind
+
+CONDITION = "condition"
+UNUSED_LABELS = ("advantage_mode", "transform_mode", "uncertainty_kind")  # labels of the default algorithm
+
+
+class CustomAlgorithm:
+    """A plugin's algorithm; CreditError, with its name and the completion, for credit of the wrong shape or value."""
+
+    def __init__(self, name: str, algorithm: Algorithm, condition: str = "") -> None:
+        self.name = name
+        self.algorithm = algorithm
+        self._condition = {CONDITION: condition} if condition else {}
+
+    @property
+    def needs(self) -> Needs:
+        """What the plugin asks of the sampler."""
+        return self.algorithm.needs
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The plugin's labels; those of the default algorithm's parts are empty unless the plugin sets them."""
+        labels = {"algorithm_mode": self.name, **dict.fromkeys(UNUSED_LABELS, ""), **self.algorithm.labels}
+        return labels | self._condition
+
+    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
+        """The plugin's credit, checked."""
+        what = f"step {step}: algorithm {self.name!r}"
+        credit = call_part(self.algorithm.assign, (step, groups), what, spread=True)
+        if not isinstance(credit, Credit):
+            raise refusal(f"{what} returned {type(credit).__name__}, not Credit")
+        _check_credit(credit, groups, what)
+        return credit
+
+    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        """Let the plugin learn from the step."""
+        call_part(self.algorithm.observe, (step, groups, credit), f"step {step}: algorithm {self.name!r}", spread=True)
+
+    def state(self) -> Mapping[str, Any]:
+        """The plugin's state."""
+        return self.algorithm.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the plugin's state."""
+        self.algorithm.restore(state)
+
+
+def build_custom(name: str, context: PluginContext, condition: str = "") -> CustomAlgorithm:
+    """The algorithm that `[algorithm] algorithm_mode` names; PluginError unless its labels name the condition.
+
+    `condition`, the label of a recipe, replaces that one.
+    """
+    params = context.config.algorithm.params
+    algorithm = build_part(Kind.ALGORITHM, name, "algorithm.algorithm_mode", context, params, "algorithm.params")
+    labels = getattr(algorithm, "labels", None)
+    if not isinstance(labels, Mapping) or not isinstance(labels.get(CONDITION), str):
+        what = f"algorithm {name!r} has no label {CONDITION!r}, which names the run in its records"
+        where, fix = context.config.place("algorithm.algorithm_mode"), f"set labels = {{{CONDITION!r}: {name!r}}}"
+        raise PluginError(Problem(where=where, what=what, fix=fix))
+    return CustomAlgorithm(name, algorithm, condition)
+
+
+def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:
+    for name in ("statuses_P", "tokens_PG"):
+        if len(getattr(credit, name)) != len(groups):
+            raise refusal(f"{what}: {name} has {len(getattr(credit, name))} entries, expected {len(groups)} groups")
+    for number, (group, tokens_G) in enumerate(zip(groups, credit.tokens_PG, strict=True)):
+        check_count(tokens_G, len(group.completions), what=f"{what}: credit of group {number}")
+        for index, (completion, tokens) in enumerate(zip(group.completions, tokens_G, strict=True)):
+            place = f"{what}: advantages of group {number} completion {index}"
+            as_numbers(tokens.advantages_A, completion.num_actions, what=place)
+    is_near = any(completion.kl_coef for group in groups for completion in group.completions)
+    for number, row in enumerate(credit.rows):
+        if is_near and row.reference_logprobs_T is None:
+            raise refusal(f"{what}: row {number} has no reference log-probabilities for [kl]: build it with train_rows")
+        advantages_T = as_numbers(row.advantages_T, len(row.tokens_T), what=f"{what}: advantages of row {number}")
+        if advantages_T[~row.action_T].any():
+            raise refusal(f"{what}: row {number} has an advantage where the policy sampled no token")
