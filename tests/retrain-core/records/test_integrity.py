@@ -74,19 +74,6 @@ def test_a_line_that_cannot_be_read_is_named(made: tuple[Path, dict[str, Any]]) 
     file.write_bytes(before)
 
 
-def test_other_checkpoints_narrow_the_place_down(tmp_path: Path) -> None:
-    states = [{"record_sizes": {}, "next_step": 0}]  # that of an earlier version
-    with RunFolder(tmp_path, tmp_path / "adapter") as folder:
-        for first in (0, 3, 6):
-            write_steps(folder, first, first + 3)
-            states.append(folder.sync() | {"next_step": first + 3})
-    file = tmp_path / "emergence/generations.jsonl"
-    place = file.read_bytes().index(b"x", file.read_bytes().index(b'{"step": 4'))
-    file.write_bytes(file.read_bytes()[:place] + b"y" + file.read_bytes()[place + 1 :])
-    (told,) = check_records(tmp_path, states[-1], reversed(states)).damaged
-    assert told.startswith(f"{file} is damaged in what was written between the checkpoints at steps 3 and 6: its")
-
-
 def test_token_files_are_named_too(made: tuple[Path, dict[str, Any]]) -> None:
     run, state = made
     files = [token_file(run, step) for step in range(12)]

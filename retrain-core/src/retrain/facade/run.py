@@ -88,7 +88,6 @@ class Run:
     @property
     def adapter(self) -> Path:
         """The folder of the newest checkpoint, which PEFT can load; ConfigError while there is none."""
-
         folder = find_subject(self.folder).folder
         assert folder is not None  # of a run it is a checkpoint, or an error
         return folder
@@ -132,16 +131,25 @@ class Run:
         >>> [(entry["set"], entry["correct_rate"]) for entry in retrain.load("logs/tiny").evaluate()]
         [('held_out', 0...)]
         """
-
-        changed = {"examples": examples, "samples": samples, "greedy": greedy or None}
-        given = {
-            "sets": tuple(sets),
-            "checkpoints": tuple(map(str, checkpoints)),
-            "reward": reward,
-            "out": Path(out) if out is not None else None,
-            "changed": {name: value for name, value in changed.items() if value is not None},
-        }
-        return evaluate_run(self.folder, data, given, overrides)
+        given = {"examples": examples, "samples": samples, "greedy": greedy or None}
+        changed = {name: value for name, value in given.items() if value is not None}
+        with briefly_told(), restored_imports(), tempfile.TemporaryDirectory(prefix="retrain-data-") as folder:
+            plugins, file = _ready_plugins(self.folder), data_file(data, Path(folder), "run.evaluate(data=...)")
+            if (changed or reward) and not file:
+                what, fix = "says how `data` is evaluated, which is not given", "add data, or leave it out"
+                where = f"run.evaluate({next(iter(changed), 'reward')}=...)"
+                raise ConfigError(Problem(where=where, what=what, fix=fix))
+            request = Request(
+                named=str(self.folder),
+                sets=tuple(sets),
+                checkpoints=tuple(map(str, checkpoints)),
+                data=file,
+                reward=reward,
+                changed=changed,
+                overrides=tuple(arguments_of(overrides)),
+                out=Path(out) if out is not None else None,
+            )
+            return [result.as_data() for result in evaluate_subject(request, plugins, LOG.info)]
 
     def sample(
         self,
@@ -166,9 +174,15 @@ class Run:
         >>> retrain.load("logs/tiny").sample(["What is 2 + 3?"], greedy=True)[0]["num_tokens"]
         [10]
         """
-
-        how = {"samples": samples, "greedy": greedy, "seed": seed, "raw": raw}
-        return sample_run(self.folder, checkpoint, prompts, how, overrides)
+        wanted = Wanted(samples=samples, greedy=greedy, seed=seed, raw=raw, tokens=False, logprobs=False)
+        with briefly_told(), restored_imports(), tempfile.TemporaryDirectory(prefix="retrain-sample-") as folder:
+            plugins, file = _ready_plugins(self.folder), Path(folder, "samples.jsonl")
+            policy, arguments = find_subject(self.folder, checkpoint), arguments_of(overrides)
+            asked = _prompts(prompts, subject_config(policy, plugins, arguments).config, plugins)
+            with opened(policy, plugins, arguments) as source:
+                sample_file(source, asked, wanted, file)
+            entries = sorted(map(json.loads, file.read_text("utf-8").splitlines()), key=lambda line: int(line["index"]))
+        return [{name: each[name] for name in each if name not in ("index", "settings")} for each in entries]
 
     @property
     def _records(self) -> records.Run:
@@ -262,38 +276,6 @@ class RunStopped(KeyboardInterrupt):
 def load(folder: str | os.PathLike[str]) -> Run:
     """The run in a folder, finished or not; ConfigError when there is none. Nothing is trained or changed."""
     return Run(folder)
-
-
-# A trained policy from Python: scored and sampled as the commands do it.
-
-
-def evaluate_run(run: Path, data: Any, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The results that `retrain eval RUN --json` would print; `given` are fields of `Request`."""
-    with briefly_told(), restored_imports(), tempfile.TemporaryDirectory(prefix="retrain-data-") as folder:
-        plugins, file = _ready_plugins(run), data_file(data, Path(folder), "run.evaluate(data=...)")
-        if (given["changed"] or given["reward"]) and not file:
-            what, fix = "says how `data` is evaluated, which is not given", "add data, or leave it out"
-            name = next(iter(given["changed"]), "reward")
-            raise ConfigError(Problem(where=f"run.evaluate({name}=...)", what=what, fix=fix))
-        request = Request(named=str(run), data=file, overrides=tuple(arguments_of(overrides)), **given)
-        return [result.as_data() for result in evaluate_subject(request, plugins, LOG.info)]
-
-
-def sample_run(
-    run: Path, checkpoint: str, prompts: Any, how: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """The lines that `retrain sample RUN` would write."""
-    with briefly_told(), restored_imports(), tempfile.TemporaryDirectory(prefix="retrain-sample-") as folder:
-        plugins, file = _ready_plugins(run), Path(folder, "samples.jsonl")
-        policy, arguments = find_subject(run, checkpoint), arguments_of(overrides)
-        asked = _prompts(prompts, subject_config(policy, plugins, arguments).config, plugins)
-        with opened(policy, plugins, arguments) as source:
-            sample_file(source, asked, Wanted(**how, tokens=False, logprobs=False), file)
-        lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        entries = sorted(lines, key=lambda line: int(line["index"]))
-        return [
-            {name: value for name, value in entry.items() if name not in ("index", "settings")} for entry in entries
-        ]
 
 
 def _prompts(given: Any, config: Config, plugins: Plugins) -> list[Prompt]:

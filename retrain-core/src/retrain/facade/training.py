@@ -91,7 +91,9 @@ def run_training(
             if data is not None:
                 values |= {"data.source": "files", "data.path": data_file(data, DATA, "retrain.train(data=...)")}
             plugins = load_plugins()
-            checked = _checked(config, arguments_of(overrides), _settings(values), plugins)
+            origin = Origin(layer=Layer.COMMAND_LINE, place="retrain.train")
+            settings = [Setting(path=path, value=value, origin=origin) for path, value in values.items()]
+            checked = _checked(config, arguments_of(overrides), settings, plugins)
             from retrain.observe.console.console import run_console  # only after the checks
             from retrain.run.assemble import import_backend
             from retrain.run.session import train
@@ -123,11 +125,6 @@ def _checked(
         what, fix = f"is for `retrain {claim.command}`, which is no single run", "use the command line"
         raise ConfigError(Problem(where=words[0], what=what, fix=fix))
     return load_file(*split_arguments(words), plugins, starts_run=True, settings=settings)
-
-
-def _settings(values: Mapping[str, Any]) -> list[Setting]:
-    origin = Origin(layer=Layer.COMMAND_LINE, place="retrain.train")
-    return [Setting(path=path, value=value, origin=origin) for path, value in values.items()]
 
 
 @contextmanager

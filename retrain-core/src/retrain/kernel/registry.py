@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import pluggy
@@ -77,7 +78,7 @@ class Plugins:
             for kind, hook in HOOK_OF_KIND.items():
                 register = getattr(plugin, hook, None)
                 if register is not None:
-                    register(register=_collector(kind, collected))
+                    register(register=partial(_collect, collected, kind))
         except Exception as error:  # a faulty plugin must not affect others; its error is shown with its owner
             self.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
             if self.pluggy.is_registered(plugin):
@@ -122,10 +123,7 @@ def refuse_faulty_hooks(plugin: object, manager: pluggy.PluginManager) -> None:
             raise TypeError(f"{name} lacks the @hookimpl decorator of retrain.api")
 
 
-def _collector(kind: Kind, collected: list[tuple[Kind, PluginSpec]]) -> Any:
-    def register(spec: PluginSpec) -> None:
-        if not isinstance(spec, PluginSpec):
-            raise TypeError(f"{HOOK_OF_KIND[kind]}: register() takes a PluginSpec, not {type(spec).__name__}")
-        collected.append((kind, spec))
-
-    return register
+def _collect(collected: list[tuple[Kind, PluginSpec]], kind: Kind, spec: PluginSpec) -> None:
+    if not isinstance(spec, PluginSpec):
+        raise TypeError(f"{HOOK_OF_KIND[kind]}: register() takes a PluginSpec, not {type(spec).__name__}")
+    collected.append((kind, spec))

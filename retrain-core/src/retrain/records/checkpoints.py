@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,12 @@ def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state
     """
 
     def write(target: Path) -> None:
-        _fill(target, fill)
+        try:
+            fill(target)
+        except (OSError, RetrainError):
+            raise
+        except Exception as error:  # libraries report a full disk with exceptions of their own
+            raise _unwritten(target, f"{type(error).__name__}: {error}") from error
         (target / STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         files = sorted(file for file in target.rglob("*") if file.is_file())
         sums = {file.relative_to(target).as_posix(): digest_of(file).hexdigest() for file in files}
@@ -69,15 +73,6 @@ def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state
     except OSError as error:
         raise _unwritten(folder / name, error.strerror or str(error)) from error
     return folder / name
-
-
-def _fill(target: Path, fill: Callable[[Path], None]) -> None:
-    try:
-        fill(target)
-    except (OSError, RetrainError):
-        raise
-    except Exception as error:  # libraries report a full disk with exceptions of their own
-        raise _unwritten(target, f"{type(error).__name__}: {error}") from error
 
 
 def _unwritten(path: Path, reason: str) -> CheckpointError:
@@ -102,13 +97,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         name = getattr(error, "filename", None) or path
         raise _damaged(name, f"cannot be read: {type(error).__name__}: {error}") from error
-
-
-def valid_states(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """The states of all valid checkpoints."""
-    for path in checkpoint_folders(folder):
-        with suppress(CheckpointError):
-            yield read_checkpoint(path).state
 
 
 def without_checksum(path: Path) -> list[str]:

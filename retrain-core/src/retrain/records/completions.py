@@ -34,7 +34,8 @@ def generation_records(
     """
     records = []
     for at, (prompt, group, credit_G) in enumerate(zip(prompts, groups, credit.tokens_PG, strict=True)):
-        text = _prompt_text(prompt)
+        prompt_text = prompt.example.prompt
+        text = prompt_text if isinstance(prompt_text, str) else [dict(message) for message in prompt_text]
         is_group_trained = is_trained and credit.trains(at)
         pairs = zip(group.completions, group.raw_scores, group.scores, credit_G, strict=True)
         for index, (completion, raw, score, token_credit) in enumerate(pairs):
@@ -115,11 +116,6 @@ def _difficulty(example: Example) -> dict[str, Any]:
     """What the example says of its own difficulty, in the first of these columns; nothing where it does not."""
     found = next((each for name in DIFFICULTY if (each := example.info.get(name)) is not None), None)
     return {"difficulty": found} if isinstance(found, str | int) or number(found) is not None else {}
-
-
-def _prompt_text(prompt: Prompt) -> Any:
-    text = prompt.example.prompt
-    return text if isinstance(text, str) else [dict(message) for message in text]
 
 
 def _score_fields(score: Score) -> dict[str, Any]:

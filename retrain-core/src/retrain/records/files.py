@@ -7,11 +7,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import Problem, RecordError
@@ -41,7 +41,8 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     temporary.mkdir(parents=True)
     try:
         fill(temporary)
-        _sync_tree(temporary)
+        for entry in (temporary, *temporary.rglob("*")):
+            sync_folder(entry)  # works for files as well
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint must not occupy space that a whole one needs
         raise
@@ -65,11 +66,6 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sync_tree(path: Path) -> None:
-    for entry in (path, *path.rglob("*")):
-        sync_folder(entry)  # works for files as well
-
-
 def new_digest() -> blake2b:
     """A checksum to be updated; 16 bytes, as in `checksums.json`."""
     return blake2b(digest_size=16)
@@ -77,18 +73,12 @@ def new_digest() -> blake2b:
 
 def digest_of(file: Path, size: int = sys.maxsize) -> blake2b:
     """The checksum of a file, or of its first `size` bytes; OSError when it cannot be read."""
+    digest, left = new_digest(), size
     with open_regular(file) as stream:
-        return next(digests_of(stream, [size]))
-
-
-def digests_of(stream: BinaryIO, sizes: Sequence[int]) -> Iterator[blake2b]:
-    """The checksums of the first bytes of a file, for several growing sizes; the file is read once."""
-    digest, done = new_digest(), 0
-    for size in sizes:
-        while done < size and (chunk := stream.read(min(size - done, CHUNK))):
+        while chunk := stream.read(min(left, CHUNK)):
             digest.update(chunk)
-            done += len(chunk)
-        yield digest.copy()
+            left -= len(chunk)
+    return digest
 
 
 def is_at(descriptor: int, path: Path) -> bool:

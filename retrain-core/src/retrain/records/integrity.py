@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.files import digest_of, digests_of
+from retrain.kernel.errors import ConfigError
+from retrain.records.files import digest_of
 from retrain.records.folder import CHECKSUMS, SIZES
 from retrain.records.reading import parse_record, read_steps
 from retrain.records.record_names import TOKEN_FILES, token_file
@@ -30,17 +30,15 @@ class RecordCheck:
     notices: tuple[str, ...] = ()
 
 
-def check_records(run: Path, state: Mapping[str, Any], others: Iterable[Mapping[str, Any]] = ()) -> RecordCheck:
+def check_records(run: Path, state: Mapping[str, Any]) -> RecordCheck:
     """Read the records of a run up to a checkpoint, once, and compare them with the checksums in its state.
 
-    Their sizes must be known to suffice. Token files may be deleted to save space: missing ones are a notice. `others`
-    are the states of other checkpoints, which narrow down where a file is damaged.
+    Their sizes must be known to suffice. Token files may be deleted to save space: missing ones are a notice.
     """
     sizes, wanted = state[SIZES], state[CHECKSUMS]
     digests = {name: digest_of(run / name, int(size)) for name, size in sizes.items()}
     damaged = [name for name in sizes if digests[name].hexdigest() != wanted.get(name)]
-    states = list(others) if damaged else []
-    found = [_damage(run, name, states) for name in damaged]
+    found = [_damage(run / name) for name in damaged]
     bad, missing = ([], []) if TOKEN_FILES in damaged else _token_files(run, sizes.get(TOKEN_FILES, 0))
     found += [f"{file} is damaged: its checksum differs" for file in bad[:MOST_NAMED]]
     found += [f"{len(bad) - MOST_NAMED} more token files are damaged"] if len(bad) > MOST_NAMED else []
@@ -51,25 +49,13 @@ def check_records(run: Path, state: Mapping[str, Any], others: Iterable[Mapping[
     return RecordCheck(digests=digests, damaged=tuple(found), notices=notices)
 
 
-def _damage(run: Path, name: str, states: Sequence[Mapping[str, Any]]) -> str:
-    """Where a damaged file shows it: at a line that cannot be read, or between two checkpoints."""
-    file = run / name
+def _damage(file: Path) -> str:
+    """Where a damaged file shows it: at a line that cannot be read, if there is one."""
     try:
         for _ in read_steps(file):
             pass
     except ConfigError as error:
-        problem: Problem = error.problems[0]
-        return f"{problem.where} is damaged: {problem.what}"
-    states = [each for each in states if name in each["record_sizes"]]  # eval.jsonl may begin late
-    states.sort(key=lambda each: int(each["record_sizes"][name]))
-    first = 0
-    with file.open("rb") as stream:
-        for state, digest in zip(states, digests_of(stream, [s[SIZES][name] for s in states]), strict=True):
-            if digest.hexdigest() != state[CHECKSUMS][name]:
-                last = state["next_step"]
-                when = f"between the checkpoints at steps {first} and {last}" if first else f"before step {last}"
-                return f"{file} is damaged in what was written {when}: its checksum differs, yet every line can be read"
-            first = int(state["next_step"])
+        return f"{error.problems[0].where} is damaged: {error.problems[0].what}"
     return f"{file} is damaged: its checksum differs, yet every line can be read"
 
 

@@ -20,16 +20,8 @@ from retrain.kernel.types import Kind
 from retrain.text.secrets import hide, hide_arguments
 
 LIBRARIES = (
-    "torch",
-    "transformers",
-    "peft",
-    "numpy",
-    "tokenizers",
-    "datasets",
-    "reasoning-gym",
-    "verifiers",
-    "pydantic",
-    "pluggy",
+    *("torch", "transformers", "peft", "numpy", "tokenizers", "datasets", "reasoning-gym", "verifiers"),
+    *("pydantic", "pluggy"),
 )
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # in how many parts a sum is added up
 

@@ -17,7 +17,7 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
-from retrain.records.checkpoints import FINAL, Checkpoint, newest_valid, valid_states
+from retrain.records.checkpoints import FINAL, Checkpoint, newest_valid
 from retrain.records.folder import check_sizes
 from retrain.records.identity.changes import Change, changes_between
 from retrain.records.identity.collect import Identity
@@ -125,7 +125,7 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity, 
     if checkpoint is not None:
         _refuse_stranger(checkpoint, manifest)
         check_sizes(run, checkpoint.state["record_sizes"])
-    records = check_records(run, checkpoint.state, valid_states(adapters)) if checkpoint else RecordCheck()
+    records = check_records(run, checkpoint.state) if checkpoint else RecordCheck()
     return ResumePlan(
         run=run,
         adapters=adapters,

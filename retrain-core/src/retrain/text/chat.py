@@ -16,22 +16,9 @@ BATCH = 1000  # texts in one call of the tokenizer
 # Arguments of `apply_chat_template` itself, in any version; all others are passed to the template.
 OWN_ARGUMENTS = frozenset(
     {
-        "conversation",
-        "messages",
-        "tools",
-        "documents",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "sanitize_control_tokens",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
+        *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
+        *("continue_final_message", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
     }
 )
 
@@ -116,7 +103,12 @@ def check_template_args(tokenizer: Any, config: Config) -> tuple[str, ...]:
     if arguments and not tokenizer.chat_template:
         return (f"{where}: {config.model.model} has no chat template, so they are not used",)
     words = set(re.findall(r"\w+", str(tokenizer.chat_template)))
-    return tuple(_unread(name, words, where) for name in arguments if name not in words)
+    notes = []
+    for name in (name for name in arguments if name not in words):
+        near = get_close_matches(name, words, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        notes.append(f"{where}: the chat template does not read {printable(name)!r}{hint}")
+    return tuple(notes)
 
 
 def prompt_text(example: Example) -> str:
@@ -124,12 +116,6 @@ def prompt_text(example: Example) -> str:
     if isinstance(example.prompt, str):
         return example.prompt
     return repr([sorted(message.items(), key=lambda item: item[0]) for message in example.prompt])
-
-
-def _unread(name: str, words: set[str], where: str) -> str:
-    near = get_close_matches(name, words, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{where}: the chat template does not read {printable(name)!r}{hint}"
 
 
 def _with_plain_calls(message: Message) -> dict[str, Any]:
@@ -146,15 +132,18 @@ def _rendered(messages: Sequence[Message], tokenizer: Any, template_args: Mappin
     try:
         return chat_text(messages, tokenizer, template_args)
     except Exception as error:  # templates raise what they like: roles that must alternate, no system message, ...
-        what = f"the chat template refuses the prompt: {type(error).__name__}: {printable(str(error))[:300]}"
         fix = "change the roles of the chat, [data] system_prompt or template_args"
-        raise ConfigError(Problem(where=f"example {printable(name)}", what=what, fix=fix)) from error
+        raise _refused("chat template", name, error, fix) from error
 
 
 def _ids(text: str, tokenizer: Any, special: bool, name: str) -> list[int]:
     try:
         return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
     except Exception as error:
-        what = f"the tokenizer refuses the prompt: {type(error).__name__}: {printable(str(error))[:300]}"
         fix = "repair the text; half a surrogate pair is the usual cause"
-        raise ConfigError(Problem(where=f"example {printable(name)}", what=what, fix=fix)) from error
+        raise _refused("tokenizer", name, error, fix) from error
+
+
+def _refused(who: str, name: str, error: Exception, fix: str) -> ConfigError:
+    what = f"the {who} refuses the prompt: {type(error).__name__}: {printable(str(error))[:300]}"
+    return ConfigError(Problem(where=f"example {printable(name)}", what=what, fix=fix))

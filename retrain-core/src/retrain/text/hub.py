@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,11 @@ def hub_options(name: str, *, where: str) -> dict[str, Any]:
     fault = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
     if not fault:
         return {}
-    if not _is_cached(name, Path(constants.HF_HUB_CACHE)):
+    snapshots = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "snapshots"
+    if not any(map(os.environ.get, OTHER_CACHES)) and not any(snapshots.glob("*/*")):
         what = f"{name!r} is no folder here, is not in the cache, and the hub is not asked: {fault}"
-        fix = "correct the name, give a local folder, or connect once so that it is downloaded"
-        if constants.HF_HUB_OFFLINE:
-            fix = "correct the name, give a local folder, or unset HF_HUB_OFFLINE so that it is downloaded"
+        way = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "connect once"
+        fix = f"correct the name, give a local folder, or {way} so that it is downloaded"
         raise ConfigError(Problem(where=where, what=what, fix=fix))
     return {"local_files_only": True}
 
@@ -55,23 +54,17 @@ def _unreachable(endpoint: str) -> str:
             get_session().head(endpoint, timeout=PROBE_TIMEOUT_S)
             return ""
         except Exception as error:  # the HTTP library's own class, which depends on the version of huggingface_hub
-            fault = next((str(each) for each in _chain(error) if _is_no_connection(each)), "")
+            fault = _no_connection(error)
             if not fault:
                 LOG.info("%s did not answer within %g s; it is asked again", endpoint, PROBE_TIMEOUT_S)
                 return ""
     return f"{endpoint} cannot be reached ({fault})"
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _no_connection(error: BaseException | None) -> str:
+    """The fault in the causes of an error that says that there is no way to the hub; empty for any other."""
     while error is not None:
-        yield error
+        if isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno in NO_ROUTE):
+            return str(error)
         error = error.__cause__ or error.__context__
-
-
-def _is_no_connection(error: BaseException) -> bool:
-    return isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno in NO_ROUTE)
-
-
-def _is_cached(name: str, cache: Path) -> bool:
-    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
-    return any(os.environ.get(variable) for variable in OTHER_CACHES) or any(snapshots.glob("*/*"))
+    return ""

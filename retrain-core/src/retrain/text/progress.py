@@ -27,22 +27,13 @@ def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, A
     Empty when nothing has been reported. Unfinished completions are taken to need all their tokens, so the time left
     shrinks faster than the clock when they end early; without limit and tokens it follows from the share that is done.
     """
-    shown = {
-        "sampling": context.sampling_progress,
-        "scoring": context.sampling_progress,
-        "eval": context.sampling_progress,
-        "training": context.training_progress,
-        "starting": context.training_progress,  # the tensors of the model that loads
-    }.get(phase)
-    # one that is complete and older than the phase is that of the step before
-    if (
-        shown is None
-        or not shown.total
-        or (phase == "scoring" and shown.unit != SCORES)
-        or (shown.started < since and shown.done >= shown.total)
-    ):
+    shown = context.sampling_progress if phase in ("sampling", "scoring", "eval") else None
+    if phase in ("training", "starting"):  # what starts is the model: its tensors are counted
+        shown = context.training_progress
+    if shown is None or not shown.total or (phase == "scoring" and shown.unit != SCORES):
         return {}
-    return progress_data(shown)
+    is_of_step_before = shown.started < since and shown.done >= shown.total
+    return {} if is_of_step_before else progress_data(shown)
 
 
 def progress_data(shown: PhaseProgress) -> dict[str, Any]:
@@ -75,9 +66,8 @@ def progress_text(data: Mapping[str, Any], *, has_time: bool = True) -> str:
     parts = [f"{numbers['done']:,}/{numbers['total']:,} {printable(str(data.get('unit', '')))}".rstrip()]
     parts += [f"{numbers['tokens']:,} tokens"] if "tokens" in numbers else []
     parts += [f"{numbers['tokens_per_s']:,.0f} tokens/s"] if "tokens_per_s" in numbers else []
-    parts += (
-        [f"about {duration(numbers['time_left_s'])} left"] if has_time and numbers.get("time_left_s", 0) > 0 else []
-    )
+    left_s = numbers.get("time_left_s", 0) if has_time else 0
+    parts += [f"about {duration(left_s)} left"] if left_s > 0 else []
     return ", ".join(parts)
 
 
@@ -105,9 +95,6 @@ def _time_left_s(progress: PhaseProgress, elapsed_s: float) -> float | None:
         left = missing * progress.limit - (progress.drawn - progress.tokens)
         return max(left, 0) * elapsed_s / progress.drawn
     return missing * elapsed_s / progress.done if progress.done else None
-
-
-# A progress bar on stderr for the long work of a command; a run has its own panel.
 
 
 BAR_COLUMNS = 30

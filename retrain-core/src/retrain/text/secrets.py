@@ -139,23 +139,13 @@ def _without(text: str, forms: Sequence[str]) -> str:
 
 @lru_cache(maxsize=8)
 def _forms(values: frozenset[str]) -> tuple[str, ...]:
-    """As it is, and inside JSON, HTML, a URL and Python's `repr`."""
-    others = (lambda value: quote(value, safe=""), lambda value: repr(value)[1:-1])
-    ways = (str, _in_json, _in_ascii, html.escape, _in_template, *others)
-    return tuple(sorted({way(value) for value in values for way in ways}, key=lambda form: (-len(form), form)))
-
-
-def _in_template(value: str) -> str:
-    """As jinja2 escapes it."""
-    return html.escape(value).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
-
-
-def _in_json(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)[1:-1]
-
-
-def _in_ascii(value: str) -> str:
-    return json.dumps(value)[1:-1]
+    """As it is, and inside JSON, HTML, a template of jinja2, a URL and Python's `repr`."""
+    forms: set[str] = set()
+    for value in values:
+        in_html = html.escape(value)
+        forms |= {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
+        forms |= {in_html, in_html.replace("&quot;", "&#34;").replace("&#x27;", "&#39;"), quote(value, safe="")}
+    return tuple(sorted(forms, key=lambda form: (-len(form), form)))
 
 
 def _of_environ(environ: Mapping[str, str | None]) -> Iterator[str]:

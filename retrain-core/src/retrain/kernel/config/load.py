@@ -53,6 +53,10 @@ class _Draft:
         self.values.setdefault(table, {})[name] = value
         self.origins[path] = origin
 
+    def value(self, path: str) -> Any:
+        table, _, name = path.partition(".")
+        return self.values.get(table, {}).get(name)
+
     def place(self, path: str) -> str:
         table, _, name = path.partition(".")
         return f"{self.origins.get(path, 'default')} [{table}] {name}".rstrip()
@@ -89,8 +93,10 @@ def load_config(
         draft.problems += problems
         for override in overrides:
             _apply(draft, override)
-    for setting in settings:
-        _set(draft, setting)
+    for setting in settings:  # entries of a free table are added to those already set
+        current = draft.value(setting.path)
+        is_table = isinstance(setting.value, Mapping) and isinstance(current, Mapping)
+        draft.set(setting.path, {**current, **setting.value} if is_table else setting.value, setting.origin)
     added, problems = recipe(draft.values) if recipe else ([], [])
     draft.problems += problems
     for setting in added:
@@ -167,7 +173,7 @@ def _unknown_key(draft: _Draft, table: str, name: str, place: str) -> Problem:
 def _apply(draft: _Draft, override: Override) -> None:
     key = draft.keys[override.path]
     if override.entry:
-        current = draft.values.get(key.table, {}).get(key.name)
+        current = draft.value(override.path)
         merged = {**(current if isinstance(current, dict) else {}), override.entry: parse_free(override.text)}
         draft.set(override.path, merged, override.origin)
         return
@@ -176,15 +182,6 @@ def _apply(draft: _Draft, override: Override) -> None:
     except ValueError as error:
         what, fix = f"{override.text!r} is not a valid {key.path}: {error}", _expected(key, override.text, is_text=True)
         draft.problems.append(Problem(where=str(override.origin), what=what, fix=fix))
-
-
-def _set(draft: _Draft, setting: Setting) -> None:
-    """Set a value as it is; entries of a free table are added to those already set."""
-    table, _, name = setting.path.partition(".")
-    value, current = setting.value, draft.values.get(table, {}).get(name)
-    if isinstance(value, Mapping) and isinstance(current, Mapping):
-        value = {**current, **value}
-    draft.set(setting.path, value, setting.origin)
 
 
 def _parse(key: Key, text: str) -> Any:

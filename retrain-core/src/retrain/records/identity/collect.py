@@ -85,7 +85,7 @@ class Identity:
         """`summary` with the files of each kind, by name, as `stored_identity` returns it."""
         data = self.summary()
         for kind in ("code", "data", "model"):
-            data[kind]["files"] = _by_name(getattr(self, kind))
+            data[kind]["files"] = {file.name: file.as_data() for file in getattr(self, kind)}
         for name, plugin in self.plugins.items():
             files = {
                 file.name: {"hash": file.hash, **({"problem": file.problem} if file.problem else {})}
@@ -110,7 +110,8 @@ def collect_identity(
             _add_code(each, graph, packages, names)
         elif each.sort == "package":
             _add_package(each.value, graph, modules, packages)
-    without = frozenset(_record_folders(config))
+    written = (config.logging.log_dir, config.backend.adapter_path, config.backend.throttle_dir)
+    without = frozenset(os.path.realpath(os.path.expanduser(each)) for each in written if each)  # not read, if inside
     data = {each.value: each for each in inputs if each.sort == "data"}
     code, theirs = tuple(_code_files(graph, budget, names)), plugin_files(modules, budget)
     sources = [*code, *(file for plugin in theirs.values() if not plugin.is_ours for file in plugin.files)]
@@ -192,17 +193,6 @@ def _model_files(inputs: Sequence[NamedInput], plugins: Plugins, budget: Budget)
 def model_prefix(named: NamedInput) -> str:
     """The beginning of the names of a model's files: empty for the model that is trained, wherever it lies."""
     return "" if named.keys == OWN_MODEL else f"{named.written.rstrip('/')}/"
-
-
-def _record_folders(config: Config) -> Iterator[str]:
-    """Where this run writes: not part of what it reads, even inside a data folder."""
-    for folder in (config.logging.log_dir, config.backend.adapter_path, config.backend.throttle_dir):
-        if folder:
-            yield os.path.realpath(os.path.expanduser(folder))
-
-
-def _by_name(files: tuple[HashedFile, ...]) -> dict[str, dict[str, Any]]:
-    return {file.name: file.as_data() for file in files}
 
 
 def _summary(files: tuple[HashedFile, ...]) -> dict[str, Any]:

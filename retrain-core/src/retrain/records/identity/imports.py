@@ -1,11 +1,11 @@
-"""Finds the modules of a project that a module imports, directly or not, from the text of their import statements.
+"""Finds the modules of a project that a module imports, directly or not, by the syntax of its text.
 
-Nothing is imported or parsed: a regular expression reads the statements wherever they stand, inside functions too.
-What merely looks like an import, in a docstring say, counts only if the project has a module of that name.
+Nothing is imported: statements count wherever they stand, inside functions too.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import os
@@ -23,18 +23,7 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.plugin_spec import PluginSpec
 
 MAX_SOURCE_BYTES = 2**22  # what a larger source imports is not looked for
-_FORMS = (
-    rb"(?:from[ \t]+(?P<base>\.*[ \t]*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n;#]+)"
-    rb"|import[ \t]+(?P<modules>[^\n;#]+))"
-)
-_STATEMENT = re.compile(rb"^[ \t]*" + _FORMS, re.MULTILINE)
-_ANY_STATEMENT = re.compile(  # slow: for the few sources that import in other ways
-    rb"(?:^|[;:])[ \t]*" + _FORMS + rb"|(?:import_module|__import__)\([ \t\n]*[\"'](?P<called>[\w.]+)[\"']"
-    rb"|[\"'](?P<factory>[A-Za-z_][\w.]*):[A-Za-z_]\w*[\"']",  # as a PluginSpec names its factory
-    re.MULTILINE,
-)
-_OTHER_WAYS = re.compile(rb"[;:][ \t]*(?:from|import)[ \t]|import_module|__import__|PluginSpec")
-_NO_STATEMENT = re.compile(rb"#[^\n]*|\\\r?\n|\r")  # comments, and line ends that continue a statement
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # as a PluginSpec names its factory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,37 +152,34 @@ def imported_names(module: Module) -> Iterator[str]:
     try:
         with open_regular(Path(module.file)) as source:
             text = source.read(MAX_SOURCE_BYTES + 1)
-    except OSError:
+        tree = ast.parse(text if len(text) <= MAX_SOURCE_BYTES else b"")
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    if len(text) > MAX_SOURCE_BYTES:
-        return
-    text = _NO_STATEMENT.sub(b"", text)
-    for match in (_ANY_STATEMENT if _OTHER_WAYS.search(text) else _STATEMENT).finditer(text):
-        found = match.groupdict()
-        base, names, modules = found["base"], found["names"], found["modules"]
-        if called := found.get("called") or found.get("factory"):
-            yield called.decode("ascii", "ignore")
-        elif modules:
-            yield from filter(None, map(_first_word, modules.split(b",")))
-        elif base is not None and (absolute := _absolute(base.replace(b" ", b"").decode("utf-8", "ignore"), module)):
-            yield absolute
-            imported = names.strip(b"() \t\n").split(b",")
-            yield from (f"{absolute}.{word}" for word in filter(None, map(_first_word, imported)))
+    has_specs = b"PluginSpec" in text
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and (base := _base(node, module)):
+            yield base
+            yield from (f"{base}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__") and node.args:
+            name = getattr(node.args[0], "value", None)
+            yield from [name] if isinstance(name, str) else []
+        elif has_specs and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from [node.value.partition(":")[0]] if _FACTORY.fullmatch(node.value) else []
 
 
-def _first_word(text: bytes) -> str:
-    words = text.split()
-    return words[0].decode("utf-8", "ignore") if words else ""
+def _called(node: ast.Call) -> str:
+    return getattr(node.func, "attr", "") or getattr(node.func, "id", "")
 
 
-def _absolute(base: str, module: Module) -> str:
+def _base(node: ast.ImportFrom, module: Module) -> str:
     """The package that a `from` names; empty for a relative one outside a package."""
-    name = base.lstrip(".")
-    level = len(base) - len(name)
-    if not level:
+    name = node.module or ""
+    if not node.level:
         return name
     above = module.name.split(".")[: None if module.is_package else -1]
-    kept = above[: max(len(above) - level + 1, 0)]
+    kept = above[: max(len(above) - node.level + 1, 0)]
     return ".".join([*kept, *([name] if name else [])]) if kept else ""
 
 

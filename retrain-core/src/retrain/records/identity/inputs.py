@@ -61,7 +61,8 @@ class NamedInput:
 
 def named_inputs(config: Config, tables: Mapping[str, TableEntry], plugins: Plugins) -> list[NamedInput]:
     """All of them, each key once; `[campaign]` and `[resume]`, which are not part of a run, name none."""
-    values = {name: table for name, table in config.as_dict().items() if name in _tables_of_a_run(config)}
+    left_out = {*config.foreign_tables, "resume"}
+    values = {name: table for name, table in config.as_dict().items() if name not in left_out}
     found: dict[Keys, tuple[str, str]] = {}
     for keys, sort in _declared(config, tables, plugins, values):
         for place, text in texts_below(value_at(values, keys), keys):
@@ -105,10 +106,6 @@ def words_of(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError:
         return [command]
-
-
-def _tables_of_a_run(config: Config) -> frozenset[str]:
-    return frozenset(config.tables) - config.foreign_tables - {"resume"}
 
 
 def _declared(

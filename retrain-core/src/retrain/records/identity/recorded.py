@@ -69,9 +69,8 @@ def with_places(identity: Mapping[str, Any], manifest: Mapping[str, Any], run: P
         files = as_mapping(as_mapping(identity.get(kind)).get("files"))
         placed = {}
         for name, file in files.items():
-            own = [place for place in known if place.keys != OWN_MODEL and name.startswith(_names(place))] or models
-            own = own if kind == "model" else [place for place in own if place.keys != OWN_MODEL]
-            belongs = next(iter(own), None)
+            own = [place for place in known if place.keys != OWN_MODEL and name.startswith(_names(place))]
+            belongs = next(iter(own or (models if kind == "model" else [])), None)
             written = name if kind != "model" else ""
             places = [str(as_mapping(file).get("path") or name)]
             if belongs:
@@ -139,7 +138,9 @@ class _Follower:
         for place in self._places:
             if (place.keys, place.written) not in done and self._is_followed(place):
                 done.add((place.keys, place.written))
-                self._follow(place, [each for each in self._places if _same_key(each, place)])
+                self._follow(
+                    place, [each for each in self._places if (each.keys, each.written) == (place.keys, place.written)]
+                )
         problems = self._follow_moved() if self._is_resume else []
         if self._is_resume and LOG_DIR[0] in self._values:
             self._replace(LOG_DIR, str(self._records[0].folder), self._recorded_value(LOG_DIR))
@@ -152,14 +153,11 @@ class _Follower:
         table, name, *below = place.keys
         if place.keys == LOG_DIR or (place.keys == ADAPTER_PATH and not self._is_resume):
             return False
-        is_typed = self._config.origin(f"{table}.{name}").layer is Layer.COMMAND_LINE and not below
-        return not is_typed and self._has(place)
-
-    def _has(self, place: Place) -> bool:
-        text = value_at(self._values, place.keys[:-1] if place.keys[:-1] == COMMAND else place.keys)
+        if self._config.origin(f"{table}.{name}").layer is Layer.COMMAND_LINE and not below:
+            return False
         if place.keys[:-1] == COMMAND:
-            return isinstance(text, str) and place.written in words_of(text)
-        return bool(text == place.written)
+            return place.written in words_of(str(value_at(self._values, COMMAND) or ""))
+        return bool(value_at(self._values, place.keys) == place.written)
 
     def _follow(self, place: Place, same: Sequence[Place]) -> None:
         if place.sort == PATH:
@@ -182,7 +180,7 @@ class _Follower:
     def _follow_moved(self) -> list[Problem]:
         """Take other values of a resume for the present places of its inputs, where their content is the recorded."""
         problems = []
-        for each in named_inputs(self._now(), self._tables, self._plugins):
+        for each in named_inputs(self._result(""), self._tables, self._plugins):
             before, place = self._recorded_value(each.keys), local_place(each, self._plugins)
             place = place or _module_here(each)
             if not isinstance(before, str) or before in ("", each.written) or not place or not is_there(place):
@@ -307,9 +305,6 @@ class _Follower:
         elif written is not None:
             _set(self._written[path], keys[2:], written)
 
-    def _now(self) -> Config:
-        return self._result("")
-
     def _result(self, folder: str) -> Config:
         tables = dict(self._config.tables)
         for path in self._written:
@@ -363,10 +358,6 @@ def _import_from(folder: str, here: str) -> None:
 
 def _has_code(folder: str, code: Mapping[str, str]) -> bool:
     return all(hash_file(name, os.path.join(folder, name), Budget()).hash == digest for name, digest in code.items())
-
-
-def _same_key(one: Place, other: Place) -> bool:
-    return (one.keys, one.written) == (other.keys, other.written)
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -37,7 +37,7 @@ def variables_read(sources: Iterable[bytes], environ: Mapping[str, str] = os.env
             names.update(_names(source))
     if ALL in names:
         names |= {name for name in environ if not OF_THE_SESSION.fullmatch(name)}
-    return {name: _shown(name, environ.get(name)) if name != ALL else ALL for name in sorted(names)}
+    return {name: ALL if name == ALL else _shown(name, environ.get(name)) for name in sorted(names)}
 
 
 def _shown(name: str, value: str | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.reading import Record, number, read_object
+from retrain.records.reading import Record, number, read_object, table_of
 from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.records.run import is_run
 from retrain.records.runs.run_status import (
@@ -89,6 +89,10 @@ class CampaignStatus:
         """The run of one cell."""
         return next((run for run in self.runs if (run.condition, run.seed) == (condition, seed)), None)
 
+    def _rate(self, condition: str, seed: int) -> float | None:
+        run = self.run_of(condition, seed)
+        return run.status.correct_rate if run and run.status else None
+
     def as_data(self) -> dict[str, Any]:
         """The documented JSON form."""
         return {
@@ -101,7 +105,7 @@ class CampaignStatus:
             "failed": sum(run.has_failed for run in self.runs),
             "runs": [run.as_data() for run in self.runs],
             "matrix": {
-                condition: {str(seed): _rate(self.run_of(condition, seed)) for seed in self.seeds}
+                condition: {str(seed): self._rate(condition, seed) for seed in self.seeds}
                 for condition in self.conditions
             },
             "status": self.state,
@@ -127,6 +131,7 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
     pid = process_id(manifest.get("runner_pid"))
     is_alive = pid is not None and process_is_alive(pid)
     max_steps, num_runs = number(manifest.get("max_steps")), number(manifest.get("num_runs"))
+    looks = manifest["looks"] if isinstance(manifest.get("looks"), list) else []
     activity_s = [last_change_s(folder / CAMPAIGN_FILE), *(run.status.last_activity_s for run in runs if run.status)]
     return CampaignStatus(
         path=folder,
@@ -141,29 +146,22 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
         runner_pid=pid,
         runner_is_alive=is_alive,
         last_activity_s=max(activity_s),
-        planned_looks=_numbers(manifest.get("plan"), "looks"),
-        looks_taken=tuple(n for look in _entries(manifest.get("looks")) for n in _numbers([look.get("seeds")], "")),
+        planned_looks=_whole(table_of(manifest, "plan").get("looks")),
+        looks_taken=_whole([look.get("seeds") for look in looks if isinstance(look, dict)]),
     )
 
 
-def _entries(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def _numbers(value: Any, name: str) -> tuple[int, ...]:
-    """Whole numbers of a list, or of the list of that name in an object; nothing of anything else."""
-    listed = value.get(name) if isinstance(value, dict) else value
+def _whole(listed: Any) -> tuple[int, ...]:
+    """The whole numbers of a list; nothing of anything else."""
     return tuple(each for each in listed if type(each) is int) if isinstance(listed, list) else ()
 
 
 def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
     name, seed = text(entry.get("run_name")), entry.get("seed")
-    candidates = [
-        folder / "runs" / name,
-        Path(text(entry.get("log_dir"))),
-    ]  # the first is right even if the campaign was moved
+    candidates = [folder / "runs" / name, Path(text(entry.get("log_dir")))]  # the first even if the campaign was moved
     found = next((path for path in candidates if path.name and is_run(path)), None)
     status = status_of_run(found) if found else None
+    is_done, recorded = status is not None and status.state == "done", text(entry.get("status"))
     is_failed = status.state in FAILED if status else entry.get("returncode") not in (None, 0)
     return CampaignRun(
         condition=text(entry.get("condition")),
@@ -171,15 +169,9 @@ def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
         name=name,
         status=status,
         has_failed=is_failed,
-        is_needed=found is not None or entry.get("status") != NOT_NEEDED,
-        has_ended=_has_ended(status, text(entry.get("status"))),
+        is_needed=found is not None or recorded != NOT_NEEDED,
+        has_ended=is_done or (recorded == "failed" if recorded else status is not None and is_failed),
     )
-
-
-def _has_ended(status: RunStatus | None, recorded: str) -> bool:
-    if status is not None and status.state == "done":
-        return True
-    return recorded == "failed" if recorded else status is not None and status.state in FAILED
 
 
 def _labels(manifest: Record, runs: Sequence[CampaignRun]) -> tuple[str, ...]:
@@ -199,10 +191,6 @@ def _state(runs: Sequence[CampaignRun], *, is_alive: bool) -> str:
 
 def _is_done(run: CampaignRun) -> bool:
     return run.status is not None and run.status.state == "done"
-
-
-def _rate(run: CampaignRun | None) -> float | None:
-    return run.status.correct_rate if run and run.status else None
 
 
 def progress_text(campaign: CampaignStatus) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -74,35 +74,10 @@ class RunStatus:
 
     def as_data(self) -> dict[str, Any]:
         """The documented JSON form."""
-        return {
-            "path": str(self.path),
-            "condition": self.condition,
-            "step": self.step,
-            "max_steps": self.max_steps,
-            "correct_rate": self.correct_rate,
-            "shadow_correct_rate": self.shadow_correct_rate,
-            "health": list(self.health),
-            "gaming_example": self.gaming_example,
-            "eval_rates": dict(self.eval_rates),
-            "held_out_rate": self.held_out_rate,
-            "held_out_step": self.held_out_step,
-            "loss": self.loss,
-            "mean_reward": self.mean_reward,
-            "wall_time_s": self.wall_time_s,
-            "completed": self.state == "done",
-            "stale": self.state == "stale",
-            "pid": self.pid,
-            "alive": self.is_alive,
-            "trainer": self.trainer,
-            "status": self.state,
-            "last_activity": iso_time(self.last_activity_s),
-            "error": self.error,
-            "accepted": list(self.accepted),
-            "phase": self.phase,
-            "phase_step": self.phase_step,
-            "phase_elapsed_s": self.phase_elapsed_s,
-            "progress": dict(self.progress),
-        }
+        data = asdict(self) | {"path": str(self.path), "health": list(self.health), "accepted": list(self.accepted)}
+        data |= {"status": data.pop("state"), "alive": data.pop("is_alive")}
+        data |= {"completed": self.state == DONE, "stale": self.state == "stale"}
+        return data | {"last_activity": iso_time(data.pop("last_activity_s"))}
 
 
 def status_of_run(folder: Path) -> RunStatus:
@@ -128,7 +103,7 @@ def status_of_run(folder: Path) -> RunStatus:
         max_steps=None if max_steps is None else int(max_steps),
         correct_rate=number(metrics.get("correct_rate")),
         shadow_correct_rate=number(metrics.get("shadow_correct_rate")),
-        health=_health(metrics),
+        health=tuple(filter(text, states)) if isinstance(states := metrics.get("health"), list) else (),
         gaming_example=text(metrics.get("gaming_example")),
         eval_rates=_eval_rates(metrics),
         **_held_out(run, metrics),
@@ -146,12 +121,6 @@ def status_of_run(folder: Path) -> RunStatus:
         phase_elapsed_s=number(beat.get("phase_elapsed_s")),
         progress=progress if isinstance(progress := beat.get("progress"), dict) else {},
     )
-
-
-def _health(metrics: Record) -> tuple[str, ...]:
-    """The states that the health monitors found at the last step."""
-    states = metrics.get("health")
-    return tuple(state for state in states if isinstance(state, str)) if isinstance(states, list) else ()
 
 
 def _eval_rates(metrics: Record) -> dict[str, float]:

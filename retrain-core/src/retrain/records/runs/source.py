@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import Run, compared_settings, is_run
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.registered import Plan, read_plan
-from retrain.records.runs.run_status import status_of_run
+from retrain.records.runs.run_status import status_of_run, text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +71,7 @@ def find_runs(paths: Sequence[Path]) -> Source:
             what = "is neither a campaign (manifest.json) nor a run (run.json)" if path.is_dir() else "no such folder"
             fix = "give the folder of a campaign, or those of runs; `retrain status` lists them"
             raise ConfigError(Problem(where=str(path), what=what, fix=fix))
-    return _runs(list(dict.fromkeys(path.resolve() for path in paths)), dict(_spelling(paths)))
-
-
-def _spelling(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    return ((path.resolve(), str(path)) for path in reversed(paths))
+    return _runs({path.resolve(): str(path) for path in reversed(paths)}, [path.resolve() for path in paths])
 
 
 def _campaign(folder: Path) -> Source:
@@ -137,7 +133,7 @@ def _declared(folder: Path) -> dict[str, dict[str, Any]]:
     return {label: values for label, values in found.items() if isinstance(values, dict)}
 
 
-def _runs(folders: Sequence[Path], names: Mapping[Path, str]) -> Source:
+def _runs(names: Mapping[Path, str], folders: Sequence[Path]) -> Source:
     records = {folder: Run(folder).record for folder in folders}
     label_of = _labels(records)
     candidates = []
@@ -170,7 +166,7 @@ def _began(run: Candidate) -> tuple[bool, float, int, str, str]:
 def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:
     """Labels of individual runs: the condition, and the settings in which runs of that condition differ."""
     settings = {folder: dict(compared_settings(record)) for folder, record in records.items()}
-    names = {folder: _condition(record) for folder, record in records.items()}
+    names = {folder: text(record.get("condition")) or "(no condition)" for folder, record in records.items()}
     differing: dict[str, list[str]] = {}
     for name in set(names.values()):
         alike = [settings[folder] for folder in records if names[folder] == name]
@@ -183,8 +179,3 @@ def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:
         return f"{name}~{','.join(parts)}" if parts else name
 
     return label
-
-
-def _condition(record: Record) -> str:
-    value = record.get("condition")
-    return value if isinstance(value, str) and value else "(no condition)"

@@ -88,8 +88,9 @@ def _of_the_machine(run: Candidate, against: Candidate) -> Iterator[str]:
     for name in sorted(ours.keys() & theirs.keys()):  # versions of retrain record different libraries
         if ours[name] != theirs[name]:
             yield f"{name} {ours[name]}, not {theirs[name]}{_than(run, against)}"
-    kinds = [_device_kind(each) for each in (run, against)]
-    if all(kinds) and kinds[0] != kinds[1]:
+    used = [str(table_of(each.record, "devices").get("used", "")) for each in (run, against)]
+    kinds = ["CPU" if each.startswith("cpu") else "GPU" for each in used]
+    if all(used) and kinds[0] != kinds[1]:
         yield f"trained on a {kinds[0]}, not on a {kinds[1]}{_than(run, against)}"
 
 
@@ -98,15 +99,15 @@ def _sentences(found: Sequence[Finding], compared: Sequence[Candidate]) -> Itera
     for name, text in found:
         by_text.setdefault(text, []).append(name)
     for text, names in by_text.items():
-        whole = [
-            label
-            for label in dict.fromkeys(run.condition for run in compared)
-            if label in names or all(run.name in names for run in compared if run.condition == label)
-        ]
-        single = [run.name for run in compared if run.name in names and run.condition not in whole]
-        who = [*whole, *single]
-        more = f" and {len(who) - MOST_NAMES} more" if len(who) > MOST_NAMES else ""
-        yield f"{', '.join(who[:MOST_NAMES])}{more}: {text}"
+        yield f"{_named(names, compared, MOST_NAMES)}: {text}"
+
+
+def _named(names: Sequence[str], compared: Sequence[Candidate], most: int) -> str:
+    """The conditions that are named or of which every run is, then the other runs."""
+    labels = dict.fromkeys(run.condition for run in compared)
+    whole = [x for x in labels if x in names or all(run.name in names for run in compared if run.condition == x)]
+    who = [*whole, *(run.name for run in compared if run.name in names and run.condition not in whole)]
+    return ", ".join(who[:most]) + (f" and {len(who) - most} more" if len(who) > most else "")
 
 
 def _settings(run: Candidate) -> dict[str, Any]:
@@ -132,15 +133,9 @@ def _than(run: Candidate, against: Candidate) -> str:
     return f" (against {against.name if run.condition == against.condition else against.condition})"
 
 
-def _device_kind(run: Candidate) -> str:
-    used = str(table_of(run.record, "devices").get("used", ""))
-    return ("CPU" if used.startswith("cpu") else "GPU") if used else ""
-
-
 SPLIT = ("eval.seed", "eval.examples")  # these draw the held-out examples from the data
 # Examples come from here; other keys of [data] change the wording or order of prompts.
 FROM = re.compile(r"data\.(?:source|path|options|prompt_key|answer_key|messages_key)|environment\..*")
-MOST_RUNS = 3
 
 
 def other_examples(compared: Sequence[Candidate], metric: Metric, *, are_ids_alike: bool) -> tuple[str, ...]:
@@ -156,14 +151,13 @@ def other_examples(compared: Sequence[Candidate], metric: Metric, *, are_ids_ali
         name = HELD_OUT_SET
     first = compared[0]
     reference = _drawn(first, name, with_data=not are_ids_alike)
-    by_text: dict[str, list[Candidate]] = {}
+    found: list[Finding] = []
     for run in compared[1:]:
         drawn = _drawn(run, name, with_data=not are_ids_alike)
         for key in sorted({*drawn, *reference}):
             if drawn.get(key) != reference.get(key):
-                text = f"{key} is {drawn.get(key)!r}, in {first.name} {reference.get(key)!r}"
-                by_text.setdefault(text, []).append(run)
-    return tuple(f"other held-out examples: {_runs_named(runs, compared)}: {text}" for text, runs in by_text.items())
+                found.append((run.name, f"{key} is {drawn.get(key)!r}, in {first.name} {reference.get(key)!r}"))
+    return tuple(f"other held-out examples: {each}" for each in _sentences(found, compared))
 
 
 def _drawn(run: Candidate, name: str, *, with_data: bool) -> dict[str, Any]:
@@ -178,15 +172,3 @@ def _drawn(run: Candidate, name: str, *, with_data: bool) -> dict[str, Any]:
         content = sets.get(name) if isinstance(sets, dict) else None
         return {f"eval.sets.{name}": content, "eval.seed": found.get("eval.seed")}
     return {key: each for key, each in found.items() if key in SPLIT or (with_data and FROM.fullmatch(key))}
-
-
-def _runs_named(runs: Sequence[Candidate], compared: Sequence[Candidate]) -> str:
-    """The conditions of which all runs are meant, else the runs."""
-    whole = [
-        label
-        for label in dict.fromkeys(run.condition for run in runs)
-        if all(run in runs for run in compared if run.condition == label)
-    ]
-    names = [*whole, *(run.name for run in runs if run.condition not in whole)]
-    more = f" and {len(names) - MOST_RUNS} more" if len(names) > MOST_RUNS else ""
-    return ", ".join(names[:MOST_RUNS]) + more
