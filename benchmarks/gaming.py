@@ -36,12 +36,14 @@ import numpy as np
 from harness.machine import machine
 from harness.report import WIDTH, describe, paste
 
+from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
 from retrain.observe.gaming.alarm import GamingAlarm, Verdicts
-from retrain.observe.gaming.alarm_watch import MOST_NAMED, GamingWatch, PaidCompletion, paid_in, unconfirmed
+from retrain.observe.gaming.alarm_watch import MOST_NAMED, PaidCompletion, paid_in, unconfirmed
 from retrain.observe.gaming.suspicion import ROW, THRESHOLDS, TWO_SIDED
+from retrain.observe.gaming.watch import GamingWatch
 from retrain.records.tokens import TokenRecord, read_tokens
 
 SMOOTH, NEAR, FALL = 5, 0.05, 0.2
@@ -224,8 +226,9 @@ class Watched:
 
 def watched(run: Path, judge: Callable[[Example, str], float] | None = None) -> Watched:
     """Watch the stored completions of a run again, with another shadow in place of its own if there is a `judge`."""
-    tokenizer: Any = SimpleNamespace(tokenizer=SimpleNamespace(decode=str))
-    watch, alarm, suspected, evidence = GamingWatch(tokenizer), None, dict[str, int](), 0.0
+    config = SimpleNamespace(table=lambda name, model: ShadowKeys(shadow="judge"))
+    context: Any = SimpleNamespace(tokenizer=SimpleNamespace(decode=str), config=config)
+    watch, alarm, suspected, evidence = GamingWatch(context), None, dict[str, int](), 0.0
     paid: dict[int, list[PaidCompletion]] = {}
     named: list[Mapping[str, Any]] = []
     sizes: dict[str, list[float]] = {name: [] for name in THRESHOLDS}

@@ -16,8 +16,7 @@ import numpy as np
 
 from retrain.kernel.overlap import Planned, Sampled, Serial
 from retrain.kernel.progress import Clock, Progress
-from retrain.run.steps.overlapped import Overlapped
-from retrain.run.steps.staleness import Buffered
+from retrain.run.steps.overlapped import Buffered, Overlapped
 
 MEAN_S = 0.05
 

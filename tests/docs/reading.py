@@ -15,7 +15,7 @@ from retrain.kernel.config.overrides import from_arguments
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs" / "pages"

@@ -10,7 +10,7 @@ import pytest
 
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from retrain.testing import conformance
 from tests.docs.reading import PAGES, SITE, SITE_PAGES, blocks, command_lines, faults, name_of
 from tests.shared import first_or_long

@@ -8,7 +8,7 @@ import pytest
 
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from tests.docs.reading import SITE
 
 ROW = re.compile(r"^\| (?P<theirs>[^|]+) \| (?P<ours>[^|]+) \| [^|]*\|$", re.MULTILINE)

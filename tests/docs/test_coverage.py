@@ -17,7 +17,7 @@ from retrain.kernel.config.load import all_keys
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from tests.docs.reading import MANUAL, ROOT, SITE, SITE_PAGES, name_of
 
 GENERATED = [page for page in [*SITE_PAGES, MANUAL] if "<!-- generated:" in page.read_text(encoding="utf-8")]

@@ -19,9 +19,9 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run.check import registered_tables
 from retrain.run.configure import load_file
 from retrain.run.notices import without_effect
+from retrain.run.tables import registered_tables
 
 PLUGINS = load_plugins({})
 TABLES: Mapping[str, TableEntry] = registered_tables(PLUGINS)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(900)
 AHEAD = (*BASE, "--devices", "cpu,cpu", "--max-staleness", "2")
 # Kills the process at a step, in the thread that samples or in the one that trains.
 KILLED = """
-from retrain.run.steps.staleness import Buffered
+from retrain.run.steps.overlapped import Buffered
 from retrain_local.training.trainer import Trainer
 
 def at(owner, name, is_time):

@@ -15,7 +15,7 @@ import torch
 from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, load_plugins
 from retrain.kernel.config.load import load_config
 from retrain.kernel.types import Sample
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from retrain.text.chat import encode
 from retrain.text.tokenizer import load_tokenizer
 from retrain_local.backend import LocalBackend

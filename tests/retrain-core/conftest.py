@@ -26,7 +26,7 @@ from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from tests import made_runs
 
 settings.register_profile("retrain-core", deadline=None)  # a busy machine is no fault of the code

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import Config, TrainBatch, TrainRow, load_plugins
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from retrain_tinker.losses import PolicyLoss
 from tests.scored_tokens import scored
 from tests.shared import first_or_long

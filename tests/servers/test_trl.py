@@ -39,7 +39,7 @@ from retrain.api import (
 from retrain.credit.algorithm import build_algorithm
 from retrain.credit.flow import build_flow
 from retrain.kernel.config.load import load_config
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.options import LocalOptions

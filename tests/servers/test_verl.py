@@ -22,8 +22,8 @@ from torch import Tensor
 from retrain.api import Seeds, TrainBatch, TrainRow, load_plugins
 from retrain.credit.kl.shaper import steered
 from retrain.kernel.config.load import load_config
-from retrain.run.check import registered_tables
 from retrain.run.steps.learning_rate import Course
+from retrain.run.tables import registered_tables
 from retrain_local.training.covariances import mark
 from retrain_local.training.regularisers import Columns, kl_terms
 from retrain_local.training.step_loss import Mismatch, PolicyLoss

@@ -120,9 +120,9 @@ if TYPE_CHECKING:
     from retrain.observe.trackers.contract import Recorder as Recorder
     from retrain.records.checkpoints import locate_adapter as locate_adapter
     from retrain.run.configure import load_checked as load_checked
-    from retrain.run.steps.overlapped import KeepsVersions as KeepsVersions
-    from retrain.run.steps.overlapped import OverlapsTraining as OverlapsTraining
-    from retrain.run.steps.overlapped import SamplesAhead as SamplesAhead
+    from retrain.run.steps.staleness import KeepsVersions as KeepsVersions
+    from retrain.run.steps.staleness import OverlapsTraining as OverlapsTraining
+    from retrain.run.steps.staleness import SamplesAhead as SamplesAhead
     from retrain.run.streaming import Feed as Feed
     from retrain.run.streaming import RanksTokens as RanksTokens
     from retrain.run.streaming import ServedElsewhere as ServedElsewhere
@@ -185,7 +185,7 @@ _HOMES = {
     "retrain.observe.trackers.contract": "Recorder",
     "retrain.records.checkpoints": "locate_adapter",
     "retrain.run.configure": "load_checked",
-    "retrain.run.steps.overlapped": "KeepsVersions OverlapsTraining SamplesAhead",
+    "retrain.run.steps.staleness": "KeepsVersions OverlapsTraining SamplesAhead",
     "retrain.run.streaming": "Feed RanksTokens ServedElsewhere StreamsTokens TopLogprobs stream_from",
     "retrain.tasks.columns": "column_names unknown_column value_at",
     "retrain.tasks.sampling": "GroupOutcome PromptChoice PromptRequest Sampler",

@@ -19,7 +19,7 @@ from retrain.campaign.manifest import new_content
 from retrain.campaign.planned import LONGEST_NAME, config_text, plan_runs, run_config, run_environ, run_names
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from retrain.text.secrets import LEARNED
 
 Load = Callable[..., Campaign]

@@ -14,7 +14,6 @@ from retrain.campaign.load import load_campaign
 from retrain.campaign.session import run_campaign
 from retrain.kernel.errors import ConfigError, ResumeError
 from retrain.kernel.plugins.discover import load_plugins
-from tests.shared import first_or_long
 
 Play = Callable[..., list[str]]
 ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'
@@ -88,29 +87,6 @@ def test_it_keeps_its_devices_when_it_grows_on_another_machine(on: Play) -> None
     assert on("gpu:0", TWO, devices=CPU, seeds="[1, 2]") == []  # says what was used
     with pytest.raises(ResumeError, match=r"backend\.devices was 'cpu' and is now 'gpu:0'"):
         on("gpu:0", TWO, devices=GPU, seeds="[1, 2]")
-
-
-@pytest.mark.parametrize("now", first_or_long([GPU, CPU, UNSET]))
-def test_one_that_recorded_no_devices_continues_and_grows_on_a_cpu(on: Play, now: str) -> None:
-    """Earlier versions wrote what was asked for, and trained on the CPU."""
-    on("gpu:0", devices=GPU)
-    former = manifest()
-    del former["devices"]
-    Path("out/manifest.json").write_text(json.dumps(former))
-    assert on("", devices=now) == []
-    Path("out/manifest.json").write_text(json.dumps(former))
-    assert on("", devices=CPU, seeds="[1, 2]") == ["grpo+toy_flat_s2"]
-    assert written()["grpo+toy_flat_s2"] == "cpu"
-
-
-def test_listed_gpus_of_a_former_campaign_become_the_cpu(on: Play) -> None:
-    on("gpu:0 gpu:1", devices='devices = "gpu:0,gpu:1"')
-    assert written() == {"grpo+toy_flat_s1": "gpu:0"}
-    former = manifest()
-    del former["devices"]
-    Path("out/manifest.json").write_text(json.dumps(former))
-    assert on("", devices='devices = "gpu:0,gpu:1"', seeds="[1, 2]") != []
-    assert written()["grpo+toy_flat_s2"] == "cpu"
 
 
 def test_with_another_launcher_each_run_settles_its_own(on: Play) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 
 Command = Callable[..., Any]
 OLD = '# mine\n[backend]\nbackend = "local"\nprime_rl_zmq_hwm = 10  # high water\n\n[model]\nmodel = "x"\n'

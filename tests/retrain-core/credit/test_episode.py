@@ -26,7 +26,7 @@ from retrain.kernel.plugins.resolve import Found
 from retrain.kernel.registry import Owner
 from retrain.kernel.types import Group, GroupStatus, Score
 from retrain.records.completions import generation_records
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from retrain.testing.toys import scored_groups
 
 MakeFlow = Callable[..., CreditFlow]

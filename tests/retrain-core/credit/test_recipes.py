@@ -19,7 +19,7 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.records.manifest import config_toml
 from retrain.run.assemble import check
-from retrain.run.check import read_config, registered_tables
+from retrain.run.tables import read_config, registered_tables
 
 VALUES: Mapping[str, Any] = {
     "algorithm.advantage_mode": "grpo",

@@ -14,7 +14,7 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import Owner, PluginSpec
 from retrain.kernel.registry import Plugins
 from retrain.run.assemble import check
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 
 CHANGED = {"attention_kernel": "triton", "dtype": "bf16", "kv_cache_dtype": "int8"}
 

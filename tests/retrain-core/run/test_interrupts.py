@@ -77,14 +77,14 @@ def test_an_error_within_a_shield_comes_through_with_a_stop_pending() -> None:
         _ = 1 / 0
 
 
-def test_a_stop_that_was_swallowed_comes_again_until_it_is_settled() -> None:
+def test_a_stop_that_was_swallowed_comes_again_until_it_is_acknowledged() -> None:
     stops = Interrupts(grace_s=60)
     with stops.installed():
         with suppress(BaseException):
             send(signal.SIGTERM)
         with pytest.raises(StopRequested), stops.shield():
             pass
-        stops.settle()
+        stops.acknowledge()
         with stops.shield():
             stops.check()
 

@@ -15,9 +15,9 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
-from retrain.run.check import registered_tables
 from retrain.run.configure import load_with_problems
 from retrain.run.public_package import PREFIXES, missing_name, names_in, note_on, note_on_entry
+from retrain.run.tables import registered_tables
 
 # Of 0.3.0, 0.3.1, 0.3.2 and the repository in July 2026.
 KEYS = {

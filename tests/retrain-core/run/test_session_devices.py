@@ -96,34 +96,3 @@ def test_a_gpu_run_is_not_continued_on_a_cpu_by_accident(run: Run) -> None:
     assert run("--resume", "a", "--max-steps", "3", "--devices", "cpu").code == 2  # another run, unless they insist
     assert run("--resume", "a", "--max-steps", "3", "--devices", "cpu", "--resume-anyway", "true").code == 0
     assert (written(), recorded()["devices"]["used"]) == ("cpu", "cpu")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("asked", [(), pytest.param(("--devices", "cpu"), marks=pytest.mark.slow)])
-def test_a_run_that_recorded_no_devices_is_resumed_with_what_is_there(run: Run, asked: tuple[str, ...]) -> None:
-    """Earlier versions wrote `gpu:0` to `config.toml`, and trained on the CPU."""
-    assert run().code == 0
-    config = Path("a/config.toml")
-    config.write_text(config.read_text().replace('devices = "cpu"', 'devices = "gpu:0"'))
-    former = recorded()
-    del former["devices"]
-    former["config"]["backend"]["devices"] = "gpu:0"
-    Path("a/run.json").write_text(json.dumps(former))
-    outcome = run("--resume", "a", "--max-steps", "3", "--devices", "gpu:0")  # asked for now: that is an error
-    assert (outcome.code, "no gpu:0" in outcome.err) == (2, True)
-    outcome = run("--resume", "a", "--max-steps", "3", *asked)
-    assert outcome.code == 0, outcome.err
-    told = "Devices: cpu (gpu:0 is missing; the version that started this trained on the CPU then)"
-    assert (told in outcome.out) == (not asked)
-    assert (recorded()["devices"]["used"], written()) == ("cpu", "cpu")
-
-
-@pytest.mark.slow
-def test_a_former_run_on_a_gpu_is_not_continued_on_the_cpu(run: Run) -> None:
-    assert run(gpus="gpu:0").code == 0
-    former = recorded()
-    del former["devices"]
-    Path("a/run.json").write_text(json.dumps(former))
-    outcome = run("--resume", "a", "--max-steps", "3", "--devices", "cpu", gpus="gpu:0")
-    assert outcome.code == 2
-    assert "backend.devices was 'gpu:0' and is now 'cpu'" in outcome.err

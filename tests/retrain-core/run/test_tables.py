@@ -19,7 +19,8 @@ from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.resolve import missing
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from retrain.run.check import check_names, check_options, registered_tables, wanted_names
+from retrain.run.check import check_names, check_options, wanted_names
+from retrain.run.tables import registered_tables
 
 
 class Notebook(Table):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from retrain.api import MemoryEstimate, MemoryPhase, Workload
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from retrain.tools.capacity.advice import advise
 from retrain.tools.capacity.workload import SAFETY
 from retrain_local.decoder import Shape

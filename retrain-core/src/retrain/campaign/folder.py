@@ -24,7 +24,7 @@ from retrain.records.lock import RunLock
 from retrain.records.reading import read_regular
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import is_run
-from retrain.run.devices import KEY, SettledDevices, settle_devices
+from retrain.run.devices import KEY, RunDevices, choose_devices
 
 PARENT = Path("logs")
 OWN_MACHINE = "subprocess"  # the launcher whose runs are on this machine
@@ -41,7 +41,7 @@ class Growth:
     seeds: tuple[int, ...] = ()
     conditions: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
-    devices: Mapping[str, SettledDevices] = field(default_factory=dict)
+    devices: Mapping[str, RunDevices] = field(default_factory=dict)
 
     @property
     def adds_runs(self) -> bool:
@@ -61,12 +61,12 @@ def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign, plug
     """
     content = campaign.content()
     if before.get("sha256") == hash_of(content):
-        devices, moved = settle_campaign(campaign, plugins, before, {})
+        devices, moved = campaign_devices(campaign, plugins, before, {})
         return Growth(changes=tuple(moved), devices=devices)
     then, now = _content_of(path), json.loads(json.dumps(content, default=str))
     defaults = json.loads(json.dumps({key.path: key.default for key in campaign.keys}, default=str))
     old, new = then["conditions"], now["conditions"]
-    devices, moved = settle_campaign(campaign, plugins, before, {label: old[label].get(KEY, "") for label in old})
+    devices, moved = campaign_devices(campaign, plugins, before, {label: old[label].get(KEY, "") for label in old})
     seeds = [seed for seed in now["seeds"] if seed not in then["seeds"]]
     changes = list(moved)
     if set(then["seeds"]) - set(now["seeds"]):
@@ -174,7 +174,7 @@ def open_campaign(
         path, before = latest or _free_name(started), read_manifest(latest) if latest else None
         fix = "restore these values, or start another campaign with --new"
     if before is None:
-        growth = Growth(devices=settle_campaign(campaign, plugins, None, {})[0])
+        growth = Growth(devices=campaign_devices(campaign, plugins, None, {})[0])
         if (path / CAMPAIGN_FILE).exists() or is_run(path):
             keep_earlier(path)
     else:
@@ -253,14 +253,14 @@ def keep_earlier(path: Path) -> None:
     click.echo(f"Moved the earlier contents of {path} to {move_aside(path)}")
 
 
-def settle_campaign(
+def campaign_devices(
     campaign: Campaign, plugins: Plugins, before: Mapping[str, Any] | None, asked: Mapping[str, str]
-) -> tuple[dict[str, SettledDevices], list[str]]:
+) -> tuple[dict[str, RunDevices], list[str]]:
     """The devices that the runs of each condition use on this machine, and those that differ from earlier ones.
 
     `before` is the manifest of an earlier session, whose runs keep their devices unless the file sets others; `asked`
     are the devices in its configuration by condition, if they differ from those of now. ConfigError when configured
-    devices are missing. Empty for a launcher that may start runs on other machines: each run settles its own.
+    devices are missing. Empty for a launcher that may start runs on other machines: each run chooses its own.
     """
     if campaign.table.launcher != OWN_MACHINE:
         return {}, []
@@ -269,20 +269,19 @@ def settle_campaign(
     known = {label: entry for label, entry in entries if isinstance(entry, dict) and "used" in entry}
     unset = [each.label for each in campaign.conditions if each.config.origin(KEY) == DEFAULT_ORIGIN]
     alike = next((known[label] for label in unset if label in known), None)  # what runs of new conditions use, too
-    settled: dict[str, SettledDevices] = {}
+    chosen: dict[str, RunDevices] = {}
     changes = []
     for condition in campaign.conditions:
         label, config = condition.label, condition.config
         entry = known.get(label) or (alike if label in unset else None)
         is_new = before is None or not any(run.get("condition") == label for run in before["runs"])
         if entry is None and is_new:
-            settled[label] = settle_devices(config, plugins)
+            chosen[label] = choose_devices(config, plugins)
             continue
         then = entry["used"] if entry else asked.get(label, config.backend.devices)
-        run = {"config": {"backend": {"devices": then}}} | ({"devices": entry} if entry else {})
-        settled[label] = settle_devices(config, plugins, run)
+        chosen[label] = choose_devices(config, plugins, {"devices": entry or {"used": then}})
         if entry and label not in unset:  # they were configured since
-            settled[label] = replace(settled[label], why="")
-        if (now := settled[label].compared.backend.devices) != then:
+            chosen[label] = replace(chosen[label], why="")
+        if (now := chosen[label].config.backend.devices) != then:
             changes.append(f"conditions {label} {KEY} was {then!r} and is now {now!r}")
-    return settled, changes
+    return chosen, changes

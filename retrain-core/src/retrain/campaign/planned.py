@@ -20,7 +20,7 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.overrides import ENV_PREFIX
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.records.manifest import recorded_values
-from retrain.run.devices import KEY, SettledDevices
+from retrain.run.devices import KEY, RunDevices
 from retrain.text.secrets import hide
 
 LONGEST_NAME = 120  # file systems allow 255 bytes; logs and folders that are moved aside append to it
@@ -49,7 +49,7 @@ def plan_runs(
     campaign: Campaign,
     folder: Path,
     before: Mapping[str, Any] | None = None,
-    devices: Mapping[str, SettledDevices] | None = None,
+    devices: Mapping[str, RunDevices] | None = None,
 ) -> list[PlannedRun]:
     """Every run of the campaign in `folder`: condition by condition, seed by seed; with planned looks, look by look.
 
@@ -80,10 +80,10 @@ def plan_runs(
     ]
 
 
-def _devices(condition: CheckedCondition, campaign: Campaign, settled: SettledDevices | None) -> str | None:
-    if settled is None and condition.config.origin(KEY) == DEFAULT_ORIGIN:
+def _devices(condition: CheckedCondition, campaign: Campaign, chosen: RunDevices | None) -> str | None:
+    if chosen is None and condition.config.origin(KEY) == DEFAULT_ORIGIN:
         return None
-    return devices_of_a_run((settled.config if settled else condition.config).backend.devices, campaign.table)
+    return devices_of_a_run((chosen.config if chosen else condition.config).backend.devices, campaign.table)
 
 
 def run_names(titles: list[str]) -> list[str]:

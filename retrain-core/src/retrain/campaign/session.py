@@ -38,9 +38,9 @@ from retrain.records.identity.inputs import places_entry
 from retrain.records.manifest import public_values
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE, CONFIG_FILE
 from retrain.records.run import Run
-from retrain.run.check import registered_tables
-from retrain.run.devices import ENTRY, KEY, SettledDevices
+from retrain.run.devices import ENTRY, KEY, RunDevices
 from retrain.run.selected import identity_of
+from retrain.run.tables import registered_tables
 from retrain.text.amounts import counted, duration
 from retrain.text.terminal_text import OUTCOME_LEVEL, printable, program
 
@@ -179,7 +179,7 @@ def _manifest(
     return manifest
 
 
-def _config_toml(campaign: Campaign, devices: Mapping[str, SettledDevices]) -> str:
+def _config_toml(campaign: Campaign, devices: Mapping[str, RunDevices]) -> str:
     """The resolved campaign as a TOML file that `retrain --resume FOLDER` reads; `devices` are those that were used."""
     own: dict[str, Any] = campaign.table.model_dump(mode="json", by_alias=True, exclude_none=True)
     tables = {"campaign": own | {"max_steps": campaign.max_steps}} | public_values(campaign.config)

@@ -93,11 +93,11 @@ def command(
     refuse_defaults(config, arguments)
     if contamination or model_probe:
         from retrain.run.backend import build_backend
-        from retrain.run.devices import settle_devices
+        from retrain.run.devices import choose_devices
         from retrain.tasks.audit.contamination_audit import audit_contamination, report_lines
 
         report = audit_contamination(
-            settle_devices(config, ctx.obj).config if model_probe else config,
+            choose_devices(config, ctx.obj).config if model_probe else config,
             ctx.obj,
             words=words,
             allowed=allowed,

@@ -144,7 +144,7 @@ class RetrainGroup(click.Group):
 
     def _key_flags(self) -> set[str]:
         from retrain.kernel.config.load import all_keys  # imports pydantic, as a command that takes keys does anyway
-        from retrain.run.check import registered_tables
+        from retrain.run.tables import registered_tables
 
         return {f"--{key.flag}" for key in all_keys(registered_tables(self.plugins))}
 

@@ -26,8 +26,8 @@ from retrain.kernel.config.toml_file import key_lines, parse_toml
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.files import write_bytes
-from retrain.run.check import registered_tables
 from retrain.run.public_package import names_in
+from retrain.run.tables import registered_tables
 from retrain.text.command_options import json_option
 from retrain.text.terminal_text import printable
 

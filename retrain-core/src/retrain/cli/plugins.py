@@ -20,9 +20,9 @@ from retrain.cli.backends import backends, print_backends, promised, short_file
 from retrain.kernel.declared import Kind
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.imports import module_file, part_file
-from retrain.run.check import registered_tables
 from retrain.run.configure import DEFAULT_FILE, load_with_problems
 from retrain.run.selected import selected_parts
+from retrain.run.tables import registered_tables
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide
 from retrain.text.terminal_text import printable

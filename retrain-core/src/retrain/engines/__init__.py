@@ -1,7 +1,7 @@
 """Servers that sample for a run: vLLM, SGLang, MLX, MAX, any OpenAI-compatible one, and fleets of them.
 
-Begin with `engine.py` (what a backend calls); `handshake.py` and `comparison.py` check that a server computes what the
-policy does, `keeper.py` its health. Imports nothing of campaigns; engine `pytorch` lives in retrain-local.
+Begin with `engine.py` (what a backend calls); `handshake.py` and `policy_check.py` check that a server computes what
+the policy does, `keeper.py` its health. Imports nothing of campaigns; engine `pytorch` lives in retrain-local.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     """Keys of `[inference]` that the engine does not support, and a teacher on the server that samples."""
+    if config.teacher.engine not in ENGINES and not config.inference.model_dump(exclude_defaults=True):
+        return []
     from retrain.engines.check import teacher_problems, unsupported_keys
 
     return [*unsupported_keys(config, plugins, ENGINES), *teacher_problems(config)]

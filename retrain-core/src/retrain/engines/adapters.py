@@ -181,7 +181,7 @@ class Adapters:
         self._retire()
         now = time.monotonic()
         deadline = now + max(SLOWER_S, now - started)
-        while time.monotonic() < deadline and not all(map(_is_settled, self.keepers.values())):
+        while time.monotonic() < deadline and not all(map(_needs_no_wait, self.keepers.values())):
             time.sleep(POLL_S)
 
     def _await_first(self, version: PolicyVersion, deadline: float) -> None:
@@ -275,7 +275,7 @@ class Adapters:
         await asyncio.gather(*map(end, self.keepers.values()))
 
 
-def _is_settled(keeper: Keeper) -> bool:
+def _needs_no_wait(keeper: Keeper) -> bool:
     """Whether nothing is to be expected of the server in the next moments."""
     server = keeper.server
-    return keeper.is_settled() or server.is_dead or server.is_rejected or server.failing_since < math.inf
+    return keeper.is_up_to_date() or server.is_dead or server.is_rejected or server.failing_since < math.inf

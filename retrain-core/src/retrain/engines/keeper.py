@@ -58,7 +58,7 @@ class Keeper:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def is_settled(self) -> bool:
+    def is_up_to_date(self) -> bool:
         """Whether the server holds all that is wanted and nothing else."""
         wanted = {version.key for version in self.wanted()}
         return self.server.held == wanted and self.server.names.keys() == wanted

@@ -21,7 +21,7 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.records.reading import damaged
 from retrain.records.record_names import CONFIG_FILE, RUN_FILE
-from retrain.run.assemble import import_backend
+from retrain.run.backend import import_backend
 from retrain.run.configure import load_file
 from retrain.run.opened import opened, subject_config
 from retrain.run.subject import find_subject

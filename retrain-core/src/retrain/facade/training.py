@@ -95,7 +95,7 @@ def run_training(
             settings = [Setting(path=path, value=value, origin=origin) for path, value in values.items()]
             checked = _checked(config, arguments_of(overrides), settings, plugins)
             from retrain.observe.console.console import run_console  # only after the checks
-            from retrain.run.assemble import import_backend
+            from retrain.run.backend import import_backend
             from retrain.run.session import train
 
             import_backend(checked.config, plugins)

@@ -14,11 +14,12 @@ from retrain.records.checkpoints import Checkpoint, without_checksum
 from retrain.records.identity.collect import Identity
 from retrain.records.lock import owner_of
 from retrain.records.run import accepted_changes
-from retrain.run.check import registered_tables, wanted_names
+from retrain.run.check import wanted_names
 from retrain.run.configure import load_checked
 from retrain.run.restore import restore_obstacles
 from retrain.run.resume_plan import ResumePlan, plan_resume
 from retrain.run.selected import identity_of
+from retrain.run.tables import registered_tables
 
 MOST_NAMES = 5
 WHY_MODE = {
@@ -129,7 +130,7 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, id
     what = "policy" if mode is CheckpointMode.ADAPTER_ONLY else "policy and optimizer"
     yield Item(part=what, detail=f"{len(files)} files, {size_kib} KiB, all checksums match")
     yield Item(part="seed", detail=str(plan.seed))
-    if plan.has_identity and not plan.changes:
+    if not plan.changes:
         yield Item(part="inputs", detail=_inputs(identity))
     counters = state["progress"]
     right, seen = counters["total_correct"], counters["total_completions"]

@@ -63,7 +63,7 @@ class Stops(Protocol):
     def exposed(self, work: Callable[[], None]) -> None:
         """Run `work` as if no shield surrounded it."""
 
-    def settle(self) -> None:
+    def acknowledge(self) -> None:
         """Mark the stop as being carried out: from here on only a second request interrupts."""
 
     def may_resume(self) -> None:

@@ -39,7 +39,7 @@ class Trainer:
             self._save(FINAL)
         except StopRequested as stop:
             error = stop
-            run.stops.settle()
+            run.stops.acknowledge()
             self._save(self._checkpoint())
             raise
         except BaseException as caught:

@@ -28,7 +28,7 @@ from retrain.report.shell import sections_page
 from retrain.report.summary import files_section, health_section, summary_section, title_of
 from retrain.report.text import plain
 from retrain.report.verdicts import findings, verdict_section
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 
 HOOK = "retrain_report_sections"
 PAGE_IDS = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial, reduce
 from typing import Any
 
 from retrain.credit.algorithm import build_algorithm
@@ -14,27 +14,32 @@ from retrain.credit.flow import CreditFlow, build_flow, group_problem
 from retrain.credit.recipes import mode_problems, with_owner
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.algorithm import Shaper
+from retrain.kernel.contracts.algorithm import Algorithm, Shaper
 from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.pacing import Pacer, PaceView
 from retrain.kernel.contracts.tasks import Rollouts
-from retrain.kernel.errors import HookError, Problem, RetrainError, raised_at
-from retrain.kernel.parts import Parts
+from retrain.kernel.errors import ConfigError, HookError, Problem, RetrainError, raised_at
+from retrain.kernel.overlap import Sample, Serial
+from retrain.kernel.parts import Parts, Run
 from retrain.kernel.plugins.build import build_part, declared_capabilities
-from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins, has_hooks
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group, Kind, SamplingParams
-from retrain.run.backend import build_backend
+from retrain.run.backend import build_backend, import_backend
 from retrain.run.check import check_names, check_options, check_schedule
 from retrain.run.interrupts import Interrupts
-from retrain.run.public_package import missing_name
 from retrain.run.selected import CREDIT
-from retrain.run.steps.controls import controlled_algorithm, controlled_sampling
 from retrain.run.steps.sampling_order import sampling_order
-from retrain.run.steps.selection import selection
-from retrain.run.steps.staleness import arrangement, staleness_problems, steps_ahead
+from retrain.run.steps.staleness import (
+    AUTO,
+    KeepsVersions,
+    correction,
+    overlaps_training,
+    staleness_problems,
+    steps_ahead,
+    too_many,
+)
 from retrain.run.steps.updates import Updates
 from retrain.tasks.child.process_copy import in_copy
 from retrain.tasks.scoring.trial import refuse_broken_rewards
@@ -123,6 +128,8 @@ def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Proble
 
 def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
     """Problems of the credit flow; a name of the public package comes with a note on what replaced it."""
+    from retrain.run.public_package import missing_name  # only a faulty configuration needs it
+
     kinds = {**CREDIT, "algorithm.algorithm_mode": Kind.ALGORITHM}
     found = (missing_name(plugins, kind, config.value(path, ""), config.place(path)) for path, kind in kinds.items())
     known = {(problem.where, problem.what): problem for problem in found if problem}
@@ -182,7 +189,7 @@ def assemble(
         if check_tasks:
             check_tasks(tasks)
         order = sampling_order(tasks.pool, context)
-        control = controlled_sampling(config, seeds, tasks.verifier)
+        select = _sampling(config, seeds, tasks)
         refuse_broken_rewards(tasks.verifier, tasks.prompts, config)
         import_backend(config, plugins)  # the slowest import
         tasks.verifier.start()
@@ -191,7 +198,7 @@ def assemble(
         evaluation = plugins.notify("retrain_evaluation", context=context, tasks=tasks)
         if evaluation is None and config.eval.examples:
             LOG.warning("Nothing evaluates: the part of retrain-core that does is missing; reinstall retrain-core")
-        algorithm = controlled_algorithm(build_algorithm(flow, context), config)
+        algorithm = _algorithm(flow, context)
         pacer = _pacer(context)
         if saved and saved["algorithm"]:
             algorithm.restore(saved["algorithm"])
@@ -201,7 +208,6 @@ def assemble(
         order.draw_ahead(steps_ahead(config, backend))
         given = plugins.notify("retrain_shape_rewards", context=context, backend=backend)
         shapers = [shaper for found in given for shaper in found or ()]
-    select = selection(config)
     parts = Parts(
         config=config,
         plugins=plugins,
@@ -213,8 +219,8 @@ def assemble(
         backend=backend,
         pacer=pacer,
         train=Updates(config, backend, seeds, stops).train,
-        overlap=arrangement(config, backend),
-        select=lambda sample: select(control(sample)),
+        overlap=_arrangement(config, backend),
+        select=select,
         shapers=tuple(map(NamedShaper, shapers)),
         warm_up=warm_up,
         evaluation=evaluation,
@@ -232,6 +238,23 @@ def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
     return supervised(context, tasks)
 
 
+def _arrangement(config: Config, backend: Backend) -> Callable[[Run, Sample], Serial]:
+    """How sampling and training follow each other in a run with this backend; ConfigError for more than it can do."""
+    most, is_able = config.training.max_staleness, overlaps_training(backend)
+    if most == 0 or (most == AUTO and not is_able):
+        return lambda run, sample: Serial(run.parts.backend, run.parts.train, sample)
+    if not is_able:
+        raise ConfigError(too_many(config, 0))
+    from retrain.run.steps.overlapped import Buffered, Overlapped  # only a run that overlaps needs it
+
+    if most in (AUTO, 1):
+        return Overlapped
+    if not isinstance(backend, KeepsVersions):
+        raise ConfigError(too_many(config, 1))
+    LOG.info("Sampling runs up to %d steps ahead: %s.", most, correction(config))
+    return partial(Buffered, backend=backend, most=most)
+
+
 def _pacer(context: PluginContext) -> Pacer:
     """The pacer of `[backpressure]` if that is enabled, else the configured batch size."""
     config = context.config
@@ -241,16 +264,28 @@ def _pacer(context: PluginContext) -> Pacer:
     return pacer
 
 
-def import_backend(config: Config, plugins: Plugins) -> None:
-    """Import the backend without building it; `assemble` reports its faults when it builds it."""
-    with suppress(RetrainError):
-        resolve(
-            plugins,
-            Kind.BACKEND,
-            config.backend.backend,
-            where=config.place("backend.backend"),
-            search_paths=config.plugins.search_paths,
-        )
+def _algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
+    """The algorithm of the flow; under `[training] control` its lines say so."""
+    algorithm = build_algorithm(flow, context)
+    if not context.config.training.control:
+        return algorithm
+    from retrain.run.steps.controls import controlled_algorithm  # only a control loads it
+
+    return controlled_algorithm(algorithm, context.config)
+
+
+def _sampling(config: Config, seeds: Seeds, tasks: Tasks) -> Callable[[Sample], Sample]:
+    """How a step is sampled and scored under `[training] control`, `overlong` and `refill`."""
+    training, ways = config.training, list[Callable[[Sample], Sample]]()
+    if training.control:
+        from retrain.run.steps.controls import controlled_sampling  # only a control loads it
+
+        ways.append(controlled_sampling(config, seeds, tasks.verifier))
+    if training.overlong == "drop" or training.refill:
+        from retrain.run.steps.selection import selection  # only such a run loads it
+
+        ways.append(selection(config))
+    return lambda sample: reduce(lambda inner, way: way(inner), ways, sample)
 
 
 def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollouts:
@@ -261,9 +296,6 @@ def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollout
         entropy=backend.capabilities.provides_entropy,
     )
     return tasks.verifier.rollouts(backend, context, params, tasks.context_length)
-
-
-# Shapers of plugins: what goes wrong in one is reported with its name.
 
 
 FIX = "correct that plugin, or leave it out with RETRAIN_BLOCK=distribution"

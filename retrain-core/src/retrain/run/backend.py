@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import BackendError, Problem
+from retrain.kernel.errors import BackendError, Problem, RetrainError
 from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.run.check import backend_options
 
@@ -34,3 +37,10 @@ def use_weights(backend: Backend, folder: Path | None, config: Config) -> None:
         what = f"backend {config.backend.backend!r} cannot return to the model that training began with"
         fix = "use --backend local, or open the base model by its name"
         raise BackendError(Problem(where=config.place("backend.backend"), what=what, fix=fix))
+
+
+def import_backend(config: Config, plugins: Plugins) -> None:
+    """Import the backend without building it; `build_backend` reports its faults."""
+    where, paths = config.place("backend.backend"), config.plugins.search_paths
+    with suppress(RetrainError):
+        resolve(plugins, Kind.BACKEND, config.backend.backend, where=where, search_paths=paths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,11 +17,7 @@ from retrain.kernel.plugins.first_party import promised_default, promised_option
 from retrain.kernel.plugins.resolve import ambiguity, problem_with
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.inputs import CODE, declared_sorts
-from retrain.run.public_package import missing_name, note_on
 from retrain.run.steps.learning_rate import Course
-from retrain.run.tables import read_config as read_config
-from retrain.run.tables import registered_tables as registered_tables
-from retrain.run.tables import table_hint as table_hint
 from retrain.tasks.reward_params import PARAMS as REWARD_PARAMS
 from retrain.tasks.reward_params import reward_params
 
@@ -68,18 +64,24 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
     wanted = wanted_names(config, tables)
     for table in {path.partition(".")[0] for path in config.origins}:
         wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
-    search_paths = config.plugins.search_paths
-    found = [
-        missing_name(plugins, kind, name, where=place_of(config, path))
-        or problem_with(plugins, kind, name, where=place_of(config, path), search_paths=search_paths)
-        for path, (kind, name) in wanted.items()
-    ]
+    found = [name_problem(config, plugins, path, kind, name) for path, (kind, name) in wanted.items()]
     for table, entry in tables.items():
         for path in (f"{table}.{name}" for name, sort in declared_sorts(entry.model).items() if sort == CODE):
             module = str(config.value(path, ""))
             if module and not module.endswith(".py"):
                 found.append(ambiguity(f"module {module!r}", module, where=config.place(path)))
     return [problem for problem in found if problem is not None]
+
+
+def name_problem(config: Config, plugins: Plugins, path: str, kind: Kind, name: str) -> Problem | None:
+    """The problem with the name of a part under a key: no plugin provides it, or several do."""
+    where = place_of(config, path)
+    problem = problem_with(plugins, kind, name, where=where, search_paths=config.plugins.search_paths)
+    if problem is None or plugins.find(kind, name):
+        return problem
+    from retrain.run.public_package import missing_name  # only a faulty configuration needs it
+
+    return missing_name(plugins, kind, name, where) or problem
 
 
 def place_of(config: Config, path: str) -> str:
@@ -120,15 +122,24 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
         if options and entries and model is None and kind in DECLARES_ALL:
             what, fix = f"{kind} {name!r} takes no parameters", f"remove {', '.join(options)}"
             problems.append(Problem(where=config.place(path), what=what, fix=fix))
-        unknown = [name for name in options if model and name not in model.model_fields]
-        former = {name: note for name in unknown if (note := note_on(f"{path}.{name}"))}
-        problems += [
-            Problem(where=f"{config.place(path)}.{name}", what=f"unknown option {name!r}", fix=note)
-            for name, note in former.items()
-        ]
-        options = {name: value for name, value in options.items() if name not in former}
+        if model and not options.keys() <= model.model_fields.keys():
+            former = _former_options(config, path, options.keys() - model.model_fields.keys())
+            options = {name: value for name, value in options.items() if name not in former}
+            problems += former.values()
         problems += validated_params(model, options, where=config.place(path))[1]
     return problems
+
+
+def _former_options(config: Config, path: str, unknown: Iterable[str]) -> dict[str, Problem]:
+    """A problem for each unknown option that the public package has."""
+    from retrain.run.public_package import note_on  # only a faulty configuration needs it
+
+    where = config.place(path)
+    return {
+        name: Problem(where=f"{where}.{name}", what=f"unknown option {name!r}", fix=note)
+        for name in sorted(unknown)
+        if (note := note_on(f"{path}.{name}"))
+    }
 
 
 def check_schedule(config: Config) -> list[Problem]:

@@ -20,7 +20,7 @@ from retrain.kernel.registry import Plugins
 from retrain.records.campaign_table import CampaignTable
 from retrain.records.record_names import CONFIG_FILE
 from retrain.run.assemble import check, check_run
-from retrain.run.check import read_config, registered_tables
+from retrain.run.tables import read_config, registered_tables
 from retrain.text.secrets import hide_arguments
 
 DEFAULT_FILE = Path("retrain.toml")

@@ -1,4 +1,4 @@
-"""The devices that a run uses on this machine, settled before anything is loaded."""
+"""The devices that a run uses on this machine, chosen before anything is loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer, Origin
 from retrain.kernel.registry import Plugins
+from retrain.records.reading import table_of
 from retrain.records.record_names import RUN_FILE
 from retrain.text.terminal_text import OUTCOME_LEVEL
 
@@ -18,14 +19,10 @@ ENTRY = "devices"  # of `run.json`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettledDevices:
-    """A configuration with the devices that are used. `why`: what decided about them, empty if somebody set them.
-
-    `compared` is the configuration to compare with the one that a resumed run recorded.
-    """
+class RunDevices:
+    """A configuration with the devices that are used; `why` says what decided about them, empty if the user did."""
 
     config: Config
-    compared: Config
     why: str
 
     @property
@@ -34,43 +31,25 @@ class SettledDevices:
         return {ENTRY: {"used": self.config.backend.devices, "why": self.why}}
 
     def log(self) -> None:
-        """Log the devices that nobody chose."""
+        """Log devices that the user did not choose."""
         if self.why:
             LOG.log(OUTCOME_LEVEL, "Devices: %s (%s)", self.config.backend.devices, self.why)
 
 
-def settle_devices(config: Config, plugins: Plugins, before: Mapping[str, Any] | None = None) -> SettledDevices:
-    """Ask the backend which devices a run with `config` uses; ConfigError when devices that somebody set are missing.
+def choose_devices(config: Config, plugins: Plugins, before: Mapping[str, Any] | None = None) -> RunDevices:
+    """Ask the backend which devices a run with `config` uses; ConfigError when devices that the user set are missing.
 
-    `before` is the `run.json` of the run to continue, which keeps its devices unless the configuration sets others. A
-    run that recorded none, because it is older than that, takes what is there, as it did.
+    `before` is the `run.json` of the run to continue, which keeps its devices unless the configuration sets others.
     """
     if before is None:
         used, why = _found(config, plugins)
-        settled = _with(config, used)
-        return SettledDevices(config=settled, compared=settled, why=why)
-    recorded = before.get("config", {}).get("backend", {}).get("devices", config.backend.devices)
-    known = before.get(ENTRY)
-    if not isinstance(known, dict):
-        return _former(config, plugins, recorded)
+        return RunDevices(config=_with(config, used), why=why)
+    known = table_of(before, ENTRY)
+    recorded = known.get("used", config.backend.devices)
     if config.origin(KEY) == DEFAULT_ORIGIN:
         config = _with(config, recorded, Origin(layer=Layer.FILE, place=RUN_FILE))
-    settled = _with(config, _found(config, plugins)[0])
-    why = str(known.get("why", "")) if settled.backend.devices == recorded else ""
-    return SettledDevices(config=settled, compared=settled, why=why)
-
-
-def _former(config: Config, plugins: Plugins, recorded: str) -> SettledDevices:
-    """A run whose `run.json` says what was asked for, not what was used."""
-    then, why = _found(_with(config, recorded, DEFAULT_ORIGIN), plugins)
-    is_same = config.backend.devices == recorded
-    if not is_same or config.origin(KEY).layer in (Layer.ENVIRONMENT, Layer.COMMAND_LINE):  # asked for now, not then
-        config = _with(config, _found(config, plugins)[0])
-    if config.backend.devices not in (recorded, then):
-        return SettledDevices(config=config, compared=config, why="")
-    if config.origin(KEY) != DEFAULT_ORIGIN:
-        why = f"{recorded} is missing; the version that started this trained on the CPU then" * (then != recorded)
-    return SettledDevices(config=_with(config, then), compared=_with(config, recorded), why=why if is_same else "")
+    chosen = _with(config, _found(config, plugins)[0])
+    return RunDevices(config=chosen, why=str(known.get("why", "")) if chosen.backend.devices == recorded else "")
 
 
 def _found(config: Config, plugins: Plugins) -> tuple[str, str]:
@@ -81,9 +60,5 @@ def _found(config: Config, plugins: Plugins) -> tuple[str, str]:
 
 def _with(config: Config, devices: str, origin: Origin | None = None) -> Config:
     backend = config.backend.model_copy(update={"devices": devices})
-    origins = dict(config.origins)
-    if origin == DEFAULT_ORIGIN:
-        origins.pop(KEY, None)
-    elif origin is not None:
-        origins[KEY] = origin
+    origins = {**config.origins, KEY: origin} if origin else config.origins
     return replace(config, tables={**config.tables, "backend": backend}, origins=origins)

@@ -30,7 +30,7 @@ class Interrupts:
         self._grace_s = grace_s
         self._is_guest = is_guest
         self._reason = ""
-        self._settled_in = 0  # thread that carries the stop out
+        self._stopping_in = 0  # thread that carries the stop out
         self._depth = 0
         self._resumable = False
         self._timer: threading.Timer | None = None
@@ -74,17 +74,17 @@ class Interrupts:
             self._failure = failure
             self._begin("a lost record")
 
-    def settle(self) -> None:
+    def acknowledge(self) -> None:
         """Mark the stop as being carried out: from here on only a second request interrupts."""
-        self._settled_in = threading.get_ident()
+        self._stopping_in = threading.get_ident()
 
     def check(self) -> None:
         """Stop here if a stop was requested; for safe points within a shield.
 
-        Raises on every call until `settle`, in case the interrupted code swallowed the exception; and after it in every
-        other thread, whose work is not needed any more.
+        Raises on every call until `acknowledge`, in case the interrupted code swallowed the exception; and after it in
+        every other thread, whose work is not needed any more.
         """
-        if self._reason and threading.get_ident() not in (self._settled_in, self._holding):
+        if self._reason and threading.get_ident() not in (self._stopping_in, self._holding):
             self._raise()
 
     @contextmanager

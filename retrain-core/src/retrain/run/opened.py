@@ -15,11 +15,11 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.registry import Plugins
 from retrain.records.record_names import CONFIG_FILE
 from retrain.run.backend import build_backend, use_weights
-from retrain.run.check import registered_tables
 from retrain.run.configure import Checked, load_file
-from retrain.run.devices import settle_devices
+from retrain.run.devices import choose_devices
 from retrain.run.seed_sources import run_seeds
 from retrain.run.subject import Subject, SubjectKind, adapter_shape
+from retrain.run.tables import registered_tables
 from retrain.text.progress import progress_bar
 from retrain.text.tokenizer import load_tokenizer
 
@@ -101,7 +101,7 @@ def opened(
 
     `before_model` is called with the tokenizer and before the model loads, so that it may refuse what is to be done.
     """
-    devices = settle_devices(subject_config(subject, plugins, overrides, file=file).config, plugins)
+    devices = choose_devices(subject_config(subject, plugins, overrides, file=file).config, plugins)
     devices.log()
     config = devices.config
     seeds = run_seeds(config, max(config.training.seed, 0))

@@ -21,7 +21,6 @@ from retrain.records.checkpoints import FINAL, Checkpoint, newest_valid
 from retrain.records.folder import check_sizes
 from retrain.records.identity.changes import Change, changes_between
 from retrain.records.identity.collect import Identity
-from retrain.records.identity.copies import FOLDER
 from retrain.records.integrity import RecordCheck, check_records
 from retrain.records.manifest import LIBRARIES, public_values
 from retrain.records.reading import table_of
@@ -33,7 +32,6 @@ from retrain.text.terminal_text import printable
 STEPS, OPTIONS = "training.max_steps", "backend.options"
 COURSE = "with schedule = {!r} the learning rate of every step depends on it, including the steps already taken"
 NOT_THE_SAME = "the run would not be the one that was stopped"
-NO_IDENTITY = "run.json has no hashes of code and data, which earlier versions did not record: changes go unnoticed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +60,6 @@ class ResumePlan:
     differences: tuple[Difference, ...]
     changes: tuple[Change, ...] = ()
     libraries: tuple[str, ...] = ()
-    has_identity: bool = True
-    has_files: bool = True
     records: RecordCheck = field(default_factory=RecordCheck)
 
     @property
@@ -90,18 +86,12 @@ class ResumePlan:
     @property
     def input_notices(self) -> list[str]:
         """Changes of code and libraries that stop no run from resuming."""
-        told = [*(str(change) for change in self.changes if not change.refuses), *self.libraries]
-        return [*([] if self.has_identity else [NO_IDENTITY]), *told]
+        return [*(str(change) for change in self.changes if not change.refuses), *self.libraries]
 
     @property
     def notices(self) -> list[str]:
         """Everything that is reported and recorded but stops no run from resuming."""
         return [*self.input_notices, *self.records.notices]
-
-    @property
-    def has_new_inputs(self) -> bool:
-        """Whether code, data or plugins are not those that the run recorded, or their list is missing."""
-        return bool(self.changes) or not self.has_files
 
     def recorded(self, accepted: Sequence[str] = ()) -> dict[str, Any]:
         """What `run.json` keeps about this resume, with what else was accepted, and about earlier ones."""
@@ -135,8 +125,6 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity, 
         differences=tuple(_differences(manifest, config, keys, plugins)),
         changes=tuple(changes_between(stored, identity.as_data())),
         libraries=tuple(_library_changes(manifest)),
-        has_identity=bool(stored),
-        has_files=FOLDER in stored,
         records=records,
     )
 
@@ -204,9 +192,6 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key], p
 
 def _keeps_seed(key: Key, config: Config) -> bool:
     return key.path == "training.seed" and config.training.seed < 0
-
-
-# Devices and options of a backend that a resumed run may change, because they compute the same.
 
 
 PATHS = frozenset({"backend.devices", "backend.options"})

@@ -11,12 +11,11 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.resolve import module_of, problem_with
+from retrain.kernel.plugins.resolve import module_of
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.collect import Identity, collect_identity
 from retrain.records.identity.imports import module_file, part_file
-from retrain.run.check import chosen_name, place_of, wanted_names
-from retrain.run.public_package import missing_name
+from retrain.run.check import chosen_name, name_problem, wanted_names
 from retrain.tasks.scoring.build import brings_tasks
 
 DOTTED = "dotted path"
@@ -69,17 +68,13 @@ def identity_of(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
 
 
 def _selected(config: Config, plugins: Plugins, path: str, kind: Kind, name: str) -> Selected:
-    paths = config.plugins.search_paths
-    where = place_of(config, path)
-    problem = missing_name(plugins, kind, name, where) or problem_with(
-        plugins, kind, name, where=where, search_paths=paths
-    )
+    problem = name_problem(config, plugins, path, kind, name)
     source = distribution = file = ""
     if entries := plugins.find(kind, name):
         owner = entries[0].owner
         source, distribution, file = str(owner), owner.distribution, part_file(entries[0].spec)
     elif problem is None:
-        source, file = DOTTED, module_file(module_of(name, paths))
+        source, file = DOTTED, module_file(module_of(name, config.plugins.search_paths))
     return Selected(
         key=path, kind=kind, name=name, source=source, distribution=distribution, file=file, problem=problem
     )

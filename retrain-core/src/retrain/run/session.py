@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.contracts.views import RunView, Watcher
 from retrain.kernel.errors import PluginError, Problem, RecordError, ResumeError, RetrainError, StopRequested
@@ -31,11 +31,9 @@ from retrain.records.run import Run as RunReader
 from retrain.run.assemble import assemble
 from retrain.run.collector import resume_collector
 from retrain.run.configure import Checked
-from retrain.run.devices import SettledDevices, settle_devices
+from retrain.run.devices import RunDevices, choose_devices
 from retrain.run.interrupts import Interrupts
 from retrain.run.notices import credit_notices, unclipped, without_effect
-from retrain.run.restore import checked_plan, reopened, restore
-from retrain.run.resume_plan import ResumePlan
 from retrain.run.run_records import RunRecords
 from retrain.run.seed_sources import run_seeds
 from retrain.run.selected import identity_of
@@ -43,6 +41,9 @@ from retrain.tasks.tasks import Tasks
 from retrain.text.chat import prompt_text
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import OUTCOME_LEVEL, printable
+
+if TYPE_CHECKING:
+    from retrain.run.resume_plan import ResumePlan
 
 LOG = logging.getLogger("retrain")
 SAME_SEED = {
@@ -61,10 +62,12 @@ def train(checked: Checked, plugins: Plugins, interrupts: Interrupts | None = No
     config = checked.config
     interrupts = interrupts or Interrupts(grace_s=config.training.grace_s)
     if resume := config.resume.from_:
+        from retrain.run.restore import checked_plan, reopened  # only a resume loads it
+
         with reopened(Path(resume).expanduser()) as folder:
-            devices = settle_devices(config, plugins, RunReader(folder.path).started_manifest())
+            devices = choose_devices(config, plugins, RunReader(folder.path).started_manifest())
             identity = identity_of(config, plugins, checked.tables)
-            plan = checked_plan(folder, replace(checked, config=devices.compared), plugins, identity)
+            plan = checked_plan(folder, replace(checked, config=devices.config), plugins, identity)
             if plan.is_complete(config.training.max_steps):
                 message = "Already complete: %d steps are done. A larger `--max-steps` continues it."
                 LOG.log(OUTCOME_LEVEL, message, plan.next_step)
@@ -72,14 +75,14 @@ def train(checked: Checked, plugins: Plugins, interrupts: Interrupts | None = No
             _session(checked, devices, plugins, identity, interrupts, plan=plan, folder=folder)
     else:
         check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=config.place("logging.log_dir"))
-        devices = settle_devices(config, plugins)
+        devices = choose_devices(config, plugins)
         identity = identity_of(config, plugins, checked.tables)  # hashes gigabytes of weights
         _session(checked, devices, plugins, identity, interrupts)
 
 
 def _session(
     checked: Checked,
-    devices: SettledDevices,
+    devices: RunDevices,
     plugins: Plugins,
     identity: Identity,
     interrupts: Interrupts,
@@ -127,8 +130,10 @@ def _session(
         run = Run(parts=parts, records=records, stops=interrupts, progress=progress, view=view, watchers=watchers)
         with watching(plugins, assembled.watchers):
             if plan:
+                from retrain.run.restore import restore  # only a resume loads it
+
                 restore(parts, plan, view, interrupts, folder)
-            if plan is None or plan.has_new_inputs:
+            if plan is None or plan.changes:
                 write_inputs(folder.path, identity, kept_as=f"until_step_{progress.step}")
             folder.write_manifest(_described(run) | manifest, config_toml(config, seed=seeds.root))
             resume_collector()
@@ -214,10 +219,7 @@ def _shown(error: BaseException) -> str:
     return hide_text(f"{type(error).__name__}: {error}")
 
 
-# Compares the tasks that a resumed run loads with those that it started with, whatever they were read from.
-
-
-KEY = "examples"
+KEY = "examples"  # of `run.json`
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from retrain.kernel.plugins.first_party import install_line, left_out, promised_
 from retrain.kernel.registry import Plugins
 from retrain.records.places import records_of
 from retrain.records.run import is_run
-from retrain.run.public_package import note_on
 from retrain.text.secrets import LEARNED
 
 COPIED_CODE = "inputs/code"  # below a run, as `identity.copies` writes it
@@ -80,6 +79,8 @@ def table_hint(plugins: Plugins, table: str) -> str:
 
     For a table or a `table.key` of the public package it is what that became.
     """
+    from retrain.run.public_package import note_on  # only a faulty configuration needs it
+
     if note := note_on(table):
         return note
     distribution = provider(Kind.CONFIG_TABLE, table)

@@ -21,8 +21,8 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import Found, resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import NOTHING, Kind
-from retrain.run.check import read_config, registered_tables
 from retrain.run.seed_sources import run_seeds
+from retrain.run.tables import read_config, registered_tables
 from retrain.testing.tokens import tokenizer_of, toy_model
 
 FILE = "conformance.toml"

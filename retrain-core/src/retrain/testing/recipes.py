@@ -15,7 +15,7 @@ from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.errors import ConfigError
 from retrain.records.manifest import config_toml
 from retrain.run.assemble import check
-from retrain.run.check import read_config, registered_tables
+from retrain.run.tables import read_config, registered_tables
 from retrain.testing.bench import FILE, Bench
 from retrain.testing.check import expect
 from retrain.testing.tokens import toy_model

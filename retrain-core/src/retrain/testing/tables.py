@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.declared import TableTraits
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 

@@ -8,7 +8,7 @@ from typing import Any
 from retrain.cli.manual.keys import annotated
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.registry import Plugins
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 
 
 def test_it_is_the_defaults(plugins: Plugins, load: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ from retrain.credit.configured_loss import applicable_losses
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 
 BACKENDS = ("local", "tinker", "prime_rl")
 REGULARISERS = {"kl.coef": "kl_{where}", "entropy.coef": "entropy", "entropy.kl_cov": "kl_cov"}

@@ -15,7 +15,7 @@ from retrain.cli.start.own_data import DataChoice, Wishes, choose_data
 from retrain.cli.start.written import configuration_text
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 
 Command = Callable[..., Any]
 Put = Callable[..., Path]

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
-from retrain.observe.gaming.alarm_watch import GamingWatch, read_alarms
+from retrain.observe.gaming.alarm_watch import read_alarms
 from retrain.observe.gaming.report import alarm_text
+from retrain.observe.gaming.watch import GamingWatch
 from retrain.observe.health.monitors import GamingMonitor
 from retrain.records.record_names import GAMING
 from retrain.records.tokens import TokenRecord, write_tokens
@@ -96,7 +98,8 @@ def watched(folder: Path, watch: GamingWatch, first: int, end: int) -> list[dict
 
 
 def new_watch() -> GamingWatch:
-    context: Any = SimpleNamespace(tokenizer=Tokenizer())
+    config = SimpleNamespace(table=lambda name, model: ShadowKeys(shadow="another"))
+    context: Any = SimpleNamespace(tokenizer=Tokenizer(), config=config)
     return GamingWatch(context)
 
 

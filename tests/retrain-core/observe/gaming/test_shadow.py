@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Completion, Example, Group, Outcome, Score, StopReason
-from retrain.observe.gaming.shadow import eval_fields, judged_by_both, step_fields
+from retrain.observe.gaming.shadow import eval_fields, step_fields
 from retrain.run.selected import identity_of
 from retrain.use.evaluate.evaluation import Evaluated, set_records
 from retrain.use.evaluate.results import scores_of
@@ -195,8 +195,7 @@ def test_rates_are_over_what_both_judged_in_the_first_round(groups: list[list[tu
     made = [group(pairs) for pairs in groups]
     found = step_fields([*made, group([(Score.of(1.0), Score.failed("?"))], round_=1)])
     both = [(a.value, b.value) for pairs in groups for a, b in pairs if a.value is not None and b.value is not None]
-    assert found["shadow_judged_count"] == len(both) == len(judged_by_both(made))
-    assert all(groups[p.group][p.index][1].value == p.shadow for p in judged_by_both(made))
+    assert found["shadow_judged_count"] == len(both)
     failed = sum(shadow.outcome is Outcome.FAILED for pairs in groups for _, shadow in pairs)
     assert found["shadow_failed_count"] == failed + 1
     in_evaluation = eval_fields([each.scores for each in made], 0.5)

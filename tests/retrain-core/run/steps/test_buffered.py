@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.overlap import Planned, Sampled
 from retrain.kernel.progress import Clock, Progress
-from retrain.run.steps.staleness import Buffered
+from retrain.run.steps.overlapped import Buffered
 
 
 class Policies:

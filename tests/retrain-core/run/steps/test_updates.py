@@ -19,9 +19,9 @@ from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import TrainBatch, TrainReport, TrainRow
-from retrain.run.check import registered_tables
 from retrain.run.interrupts import Interrupts
 from retrain.run.steps.updates import Updates
+from retrain.run.tables import registered_tables
 
 TABLES = registered_tables(load_plugins({}))
 

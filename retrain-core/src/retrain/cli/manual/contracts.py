@@ -28,7 +28,7 @@ from retrain.kernel.plugin_spec import Registered
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import HOOK_OF_KIND, Plugins
 from retrain.kernel.types import Kind
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 
 PUBLIC = {  # the types of each kind, in retrain.api or retrain.advantages
     Kind.ADVANTAGE: ("AdvantageSpec", "AdvantageContext"),

@@ -17,7 +17,7 @@ from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # What `key` keeps in json_schema_extra.

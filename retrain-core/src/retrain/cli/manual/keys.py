@@ -15,7 +15,7 @@ from retrain.kernel.hooks import PROJECT
 from retrain.kernel.plugin_spec import MetricSpec
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 
 RANGES = (("minimum", "≥ "), ("exclusiveMinimum", "> "), ("maximum", "≤ "), ("exclusiveMaximum", "< "))
 COMMENT_FROM = 40  # column

@@ -12,7 +12,7 @@ from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.first_party import promised_names
 from retrain.kernel.registry import Plugins
 from retrain.run.assemble import check
-from retrain.run.check import read_config, registered_tables
+from retrain.run.tables import read_config, registered_tables
 
 # What a backend needs before it can be asked anything else.
 NEEDED = {

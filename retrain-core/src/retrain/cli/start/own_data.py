@@ -16,7 +16,7 @@ from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.run.check import read_config, registered_tables
+from retrain.run.tables import read_config, registered_tables
 from retrain.text.terminal_text import printable
 
 FILES, HUB = "files", "hub"  # the sources that read any table

@@ -26,7 +26,7 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Tokens, TrainBatch, TrainRow
 from retrain.run.backend import build_backend
 from retrain.run.configure import load_checked
-from retrain.run.devices import settle_devices
+from retrain.run.devices import choose_devices
 from retrain.run.seed_sources import run_seeds
 from retrain.text.tokenizer import load_tokenizer
 
@@ -73,7 +73,7 @@ class Probes:
 
 def measure(file: str, prompts: Sequence[Sequence[int]], plugins: Plugins) -> dict[str, float]:
     """All fields of `Speed` but `start_s`, and the seconds that these measurements took, as `probes_s`."""
-    config = settle_devices(load_checked([file], plugins).config, plugins).config
+    config = choose_devices(load_checked([file], plugins).config, plugins).config
     seeds = run_seeds(config, max(config.training.seed, 0))
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
     backend = build_backend(context)

@@ -15,7 +15,7 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.declared import Kind
 from retrain.kernel.registry import Plugins
-from retrain.run.check import registered_tables
+from retrain.run.tables import registered_tables
 from retrain.tasks.scoring.build import DEFAULT_REWARD
 
 HELD_OUT_SHARE, MOST_HELD_OUT, FEWEST = 5, 64, 20  # every fifth example; none of fewer than twenty

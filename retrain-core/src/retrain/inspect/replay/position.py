@@ -25,7 +25,7 @@ from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run, StoredCompletion, StoredStep
 from retrain.run.backend import build_backend
 from retrain.run.configure import Checked, load_file
-from retrain.run.devices import settle_devices
+from retrain.run.devices import choose_devices
 from retrain.run.interrupts import Interrupts
 from retrain.run.opened import SILENT
 from retrain.run.seed_sources import run_seeds
@@ -152,7 +152,7 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
     if start:
         overrides.append("--set=model.adapter=")  # what training began with: the checkpoint has it all
     checked = load_file(run / CONFIG_FILE, overrides, plugins)
-    devices = settle_devices(checked.config, plugins, manifest)
+    devices = choose_devices(checked.config, plugins, manifest)
     config = devices.config
     _refuse_control(run, config.training.control)
     context = PluginContext(

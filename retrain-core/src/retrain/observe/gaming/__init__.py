@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from retrain.kernel.errors import Problem
     from retrain.kernel.registry import Plugins
 
-BOTH = "over the completions that reward and shadow both gave a score"
-NO_SHADOW = "without [reward] shadow"
-
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
@@ -34,25 +31,10 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """The fields of the shadow."""
-    unpaired = f"{NO_SHADOW}; when no completion has both scores"
-    not_evaluated = f"except on lines with an evaluation; {unpaired}"
-    rows = (
-        ("shadow_mean_reward", f"Mean score of the shadow {BOTH}, of the first round.", "", unpaired),
-        ("shadow_correct_rate", f"Share that the shadow scores above `[scoring] correct_above`, {BOTH}.", "", unpaired),
-        ("shadow_gap", f"Mean of the reward's score minus the shadow's {BOTH}.", "", unpaired),
-        ("shadow_judged_count", "Completions of the first round with both scores.", "completions", NO_SHADOW),
-        ("shadow_no_verdict_count", "Completions for which the shadow gave no verdict.", "completions", NO_SHADOW),
-        ("shadow_failed_count", "Completions on which the shadow failed.", "completions", NO_SHADOW),
-        ("shadow_{field}", "What `{field}`, such as `judge_calls`, is to an asynchronous reward.", "", NO_SHADOW),
-        ("eval_shadow_rate", "`shadow_correct_rate` on the held-out examples.", "", not_evaluated),
-        ("eval_shadow_reward", "`shadow_mean_reward` on the held-out examples.", "", not_evaluated),
-        ("eval_shadow_gap", "`shadow_gap` on the held-out examples.", "", not_evaluated),
-    )
-    from retrain.observe.gaming.alarm_fields import FIELDS
+    """The fields of the shadow and of the watch."""
+    from retrain.observe.gaming.metric_names import FIELDS
 
-    named = (*rows, *FIELDS)
-    return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in named]
+    return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in FIELDS]
 
 
 def _keys(config: Config) -> ShadowKeys:
@@ -74,19 +56,20 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
 
 @hookimpl
 def retrain_watch_run(context: PluginContext) -> object:
-    """The alarm and the suspicions."""
-    from retrain.observe.gaming.alarm_watch import GamingWatch  # only a run needs it
+    """The suspicions, and the alarm of a run with a shadow."""
+    from retrain.observe.gaming.watch import GamingWatch  # only a run needs it
 
     return GamingWatch(context)
 
 
 @hookimpl
-def retrain_extra_metrics(groups: GroupsView | None, evaluation: EvalView | None) -> Mapping[str, Any]:
+def retrain_extra_metrics(
+    run: RunView | None, groups: GroupsView | None, evaluation: EvalView | None
+) -> Mapping[str, Any]:
     """The shadow's fields of a step or of an evaluation."""
-    from retrain.observe.gaming.shadow import (
-        eval_fields,
-        step_fields,  # only a run needs it
-    )
+    if run is not None and not _keys(run.config).shadow:
+        return {}
+    from retrain.observe.gaming.shadow import eval_fields, step_fields  # only a shadow needs it
 
     if evaluation is not None:
         return eval_fields(evaluation.scores_EG, evaluation.correct_above)
@@ -98,10 +81,7 @@ def retrain_report_sections(run: RunView) -> Mapping[str, str | ReportSection] |
     """The curves of reward and shadow, and the alarms."""
     if not _keys(run.config).shadow:
         return None
-    from retrain.observe.gaming.report import (
-        alarm_text,
-        report_section,  # only a report needs them
-    )
+    from retrain.observe.gaming.report import alarm_text, report_section  # only a report needs them
 
     alarms = alarm_text(run.folder)
     return {**(report_section(run) or {}), **({"Gaming": alarms} if alarms else {})}

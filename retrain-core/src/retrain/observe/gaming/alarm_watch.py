@@ -1,4 +1,4 @@
-"""Watches a run for gaming: adds the `gaming_*` fields to its lines, and writes `gaming.jsonl` when an alarm begins."""
+"""The alarm of a run with a shadow: its fields, and `gaming.jsonl` with the completions that were paid unconfirmed."""
 
 from __future__ import annotations
 
@@ -7,82 +7,40 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from retrain.kernel.contracts.algorithm import Credit
-from retrain.kernel.hooks import hookimpl
+from retrain.kernel.contracts.views import GroupsView, RunView
 from retrain.kernel.types import Floats, Group, Tokens
 from retrain.observe.gaming.alarm import GamingAlarm, verdicts_of
-from retrain.observe.gaming.suspicion import Suspicions
 from retrain.records.files import write_text
 from retrain.records.reading import read_records
 from retrain.records.record_names import GAMING
 from retrain.records.run import Run
-from retrain.run.fault_guard import FaultGuard
 from retrain.text.secrets import redacted_json
 
-if TYPE_CHECKING:
-    from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.views import GroupsView, RunView
-
-STATE = "gaming"
 MOST_CHARS = 160  # of an example in a line
 
 
-class GamingWatch:
-    """The alarm and the suspicions of one run; a fault in either is reported once, and its fields are left out."""
+class AlarmWatch:
+    """The alarm, the fields that it adds to a step's line, and its record when it begins."""
 
-    def __init__(self, context: PluginContext) -> None:
-        # a function, because looking for hooks would load an attribute
-        self._tokenizer_of: Callable[[], Any] = lambda: context.tokenizer
-        self._alarm, self._suspicions = GamingAlarm(), Suspicions()
-        self._guard = FaultGuard("Watch for gaming", "Training continues without what it tells.")
+    def __init__(self, tokenizer_of: Callable[[], Any]) -> None:
+        self._tokenizer_of, self._alarm = tokenizer_of, GamingAlarm()
         self._is_new = False  # the alarm began at the step under way
 
-    @hookimpl
-    def retrain_extra_metrics(self, groups: GroupsView | None, credit: Credit | None) -> Mapping[str, Any]:
+    def state(self) -> dict[str, Any]:
+        """The state of the alarm."""
+        return self._alarm.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
+        self._alarm.restore(state)
+
+    def observe(self, groups: GroupsView, credit: Credit) -> dict[str, Any]:
         """The fields of a step."""
-        if groups is None:
-            return {}
-        _, suspicions = self._guard.call("suspicions", "observe", self._suspect, groups, credit)
-        _, alarm = self._guard.call("alarm", "observe", self._judge, groups, credit)
-        return {**(suspicions or {}), **(alarm or {})}
-
-    @hookimpl
-    def retrain_run_start(self, run: RunView) -> None:
-        """Drop the alarms of steps that will be run again."""
-        self._guard.call(GAMING, "rewind", drop_from, run.folder, run.first_step)
-
-    @hookimpl
-    def retrain_step_end(self, run: RunView, metrics: Mapping[str, Any]) -> None:
-        """Name what was paid and not confirmed since the change, once the records of the step are written."""
-        if self._is_new:
-            self._is_new = False
-            self._guard.call(GAMING, "write", self._write, run, metrics)
-
-    @hookimpl
-    def retrain_save_state(self) -> dict[str, Any]:
-        """The state of both."""
-        return {STATE: {"alarm": self._alarm.state(), "suspicions": self._suspicions.state()}}
-
-    @hookimpl
-    def retrain_load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what was saved; a run of an earlier version starts afresh."""
-        if STATE in state:
-            self._alarm.restore(state[STATE]["alarm"])
-            self._suspicions.restore(state[STATE]["suspicions"])
-
-    def _suspect(self, groups: GroupsView, credit: Credit) -> dict[str, Any]:
-        fields: dict[str, Any] = dict(self._suspicions.observe(groups.groups, credit))
-        if suspected := self._suspicions.found:
-            fields["gaming_suspected"] = ", ".join(name.removeprefix("gaming_") for name in suspected)
-        if "gaming_ngram_share" in suspected and self._suspicions.ngram:
-            fields["gaming_ngram"] = self._tokenizer_of().decode(self._suspicions.ngram)
-        return fields
-
-    def _judge(self, groups: GroupsView, credit: Credit) -> dict[str, Any]:
         verdicts = verdicts_of(groups.groups)
         if not verdicts:
             return {}
@@ -107,10 +65,21 @@ class GamingWatch:
             found["gaming_example"] = f"{where}: {text[:MOST_CHARS]}{'...' if len(text) > MOST_CHARS else ''}"
         return found
 
-    def _write(self, run: RunView, metrics: Mapping[str, Any]) -> None:
-        write_alarm(
-            run.folder, alarm_record(run.folder, metrics, run.config.scoring.correct_above, self._tokenizer_of())
-        )
+    def rewind(self, run: RunView) -> None:
+        """Leave out the alarms from the run's first step on, because a resumed run comes to them again."""
+        file = run.folder / GAMING
+        if file.exists():
+            kept = redacted_json(each for each in read_alarms(run.folder) if each["step"] < run.first_step)
+            write_text(file, "".join(f"{line}\n" for line in kept))
+
+    def write_new(self, run: RunView, metrics: Mapping[str, Any]) -> None:
+        """Append an alarm that began at this step to `gaming.jsonl`; known secrets are left out."""
+        if not self._is_new:
+            return
+        self._is_new = False
+        record = alarm_record(run.folder, metrics, run.config.scoring.correct_above, self._tokenizer_of())
+        with (run.folder / GAMING).open("a", encoding="utf-8") as stream:
+            stream.write(f"{redacted_json([record])[0]}\n")
 
 
 # `gaming.jsonl`: for each alarm the completions that were paid and not confirmed, and the tokens by credit.
@@ -215,22 +184,9 @@ def alarm_record(run: Path, metrics: Mapping[str, Any], correct_above: float, to
     }
 
 
-def write_alarm(run: Path, record: Mapping[str, Any]) -> None:
-    """Append an alarm; known secrets are left out."""
-    with (run / GAMING).open("a", encoding="utf-8") as stream:
-        stream.write(f"{redacted_json([record])[0]}\n")
-
-
 def read_alarms(run: Path) -> list[Mapping[str, Any]]:
     """The alarms of a run; ConfigError when the file is damaged."""
     return [record for _, record in read_records(run / GAMING)] if (run / GAMING).exists() else []
-
-
-def drop_from(run: Path, step: int) -> None:
-    """Leave out the alarms of a step and those after it, because a resumed run comes to them again."""
-    if (run / GAMING).exists():
-        kept = redacted_json(each for each in read_alarms(run) if each["step"] < step)
-        write_text(run / GAMING, "".join(f"{line}\n" for line in kept))
 
 
 def _named(paid: PaidCompletion, weights: Weights, tokenizer: Any) -> dict[str, Any]:

@@ -1,15 +1,14 @@
-"""What `[reward] shadow` says of a step beside the reward that is trained.
+"""The fields of `[reward] shadow` on a run's lines, and the configurations of a shadow that are refused.
 
 The shadow's score of a completion is `score.shadow` of its raw score: `tasks/scoring` has it scored with the
-reward, in processes of its own, wherever a run scores. `judged_by_both` pairs the two for whatever watches the gap.
+reward, in separate processes, wherever a run scores.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 from pydantic import ValidationError
 
@@ -21,47 +20,21 @@ from retrain.tasks.scoring.build import NO_REWARD, brings_tasks, has_verifier
 from retrain.tasks.scoring.shadow import NAME, PARAMS, shadow_config, shadow_name, shadow_params
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """A completion that reward and shadow both gave a score: its place in the step, and the two raw scores.
-
-    `group` counts the step's groups, all rounds of them, and `index` the completions of the group. A score above
-    `correct_above` is correct.
-    """
-
-    group: int
-    index: int
-    proxy: float
-    shadow: float
-    correct_above: float
-
-
-def judged_by_both(groups: Sequence[Group]) -> list[Pair]:
-    """The completions that both gave a score, in sampling order; none without a shadow."""
-    return [
-        Pair(group=number, index=index, proxy=score.value, shadow=score.shadow.value, correct_above=group.correct_above)
-        for number, group in enumerate(groups)
-        for index, score in enumerate(group.raw_scores)
-        if score.value is not None and score.shadow is not None and score.shadow.value is not None
-    ]
-
-
 def step_fields(groups: Sequence[Group]) -> dict[str, float]:
     """The fields of a step's line; none where no completion was shown to a shadow.
 
     Means and rates are over the completions of the first round that both gave a score, as those of the reward are
     (see `observe/metrics`), and absent where there is none. The counts cover all rounds.
     """
-    shadows = [score.shadow for group in groups for score in group.raw_scores if score.shadow is not None]
-    if not shadows:
+    outcomes = Counter(score.shadow.outcome for group in groups for score in group.raw_scores if score.shadow)
+    if not outcomes:
         return {}
-    outcomes = Counter(shadow.outcome for shadow in shadows)
-    pairs = judged_by_both([group for group in groups if not group.round])
+    first = [group for group in groups if not group.round]
+    pairs = _pairs(score for group in first for score in group.raw_scores)
     fields: dict[str, float] = {"shadow_judged_count": len(pairs)}
     if pairs:
-        fields["shadow_mean_reward"] = _mean([pair.shadow for pair in pairs])
-        fields["shadow_correct_rate"] = _mean([pair.shadow > pair.correct_above for pair in pairs])
-        fields["shadow_gap"] = _mean([pair.proxy - pair.shadow for pair in pairs])
+        mean, rate, gap = _compared(pairs, first[0].correct_above)
+        fields |= {"shadow_mean_reward": mean, "shadow_correct_rate": rate, "shadow_gap": gap}
     return fields | {
         "shadow_no_verdict_count": outcomes[Outcome.NO_VERDICT],
         "shadow_failed_count": outcomes[Outcome.FAILED],
@@ -70,23 +43,28 @@ def step_fields(groups: Sequence[Group]) -> dict[str, float]:
 
 def eval_fields(scores_EG: Sequence[Sequence[Score]], correct_above: float) -> dict[str, float]:
     """`eval_shadow_rate`, `eval_shadow_reward` and `eval_shadow_gap`, over the completions that both gave a score."""
-    pairs = [
+    pairs = _pairs(score for scores in scores_EG for score in scores)
+    if not pairs:
+        return {}
+    mean, rate, gap = _compared(pairs, correct_above)
+    return {"eval_shadow_rate": rate, "eval_shadow_reward": mean, "eval_shadow_gap": gap}
+
+
+def _pairs(scores: Iterable[Score]) -> list[tuple[float, float]]:
+    """The values of reward and shadow where both gave one."""
+    return [
         (score.value, score.shadow.value)
-        for scores in scores_EG
         for score in scores
         if score.value is not None and score.shadow is not None and score.shadow.value is not None
     ]
-    if not pairs:
-        return {}
-    return {
-        "eval_shadow_rate": _mean([shadow > correct_above for _, shadow in pairs]),
-        "eval_shadow_reward": _mean([shadow for _, shadow in pairs]),
-        "eval_shadow_gap": _mean([proxy - shadow for proxy, shadow in pairs]),
-    }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+def _compared(pairs: Sequence[tuple[float, float]], correct_above: float) -> tuple[float, float, float]:
+    """The shadow's mean and correct rate, and the mean of the reward's score minus the shadow's."""
+    shadows = [shadow for _, shadow in pairs]
+    gap = math.fsum(proxy - shadow for proxy, shadow in pairs)
+    rate = sum(shadow > correct_above for shadow in shadows)
+    return math.fsum(shadows) / len(pairs), rate / len(pairs), gap / len(pairs)
 
 
 # Configurations of a shadow that are refused before anything loads.

@@ -1,7 +1,4 @@
-"""The standard fields of a step's line, evaluation included, and their descriptions.
-
-The standard fields of a step's line, added through the same hooks as any plugin's fields.
-"""
+"""The standard fields of a step's line and of an evaluation, added through the same hooks as any plugin's fields."""
 
 from __future__ import annotations
 
@@ -33,22 +30,6 @@ def retrain_extra_metrics(
         from retrain.observe.metrics.evaluate import eval_metrics  # only an evaluation needs it
 
         return eval_metrics(evaluation.scores_EG, evaluation.correct_above, evaluation.clusters_E)
-    return _step_metrics(run, groups, credit) if run and groups and credit else {}
+    from retrain.observe.metrics.fields import step_metrics  # only a run needs them
 
-
-def _step_metrics(run: RunView, groups: GroupsView, credit: Credit) -> Mapping[str, Any]:
-    """Rewards, groups and lengths of a step; with `[training] refill` and `overlong` also what was left out."""
-    from retrain.observe.metrics import fields  # only a run needs them
-    from retrain.tasks.scoring.build import has_verifier
-
-    scored = groups.groups
-    found = {
-        **(fields.reward_metrics(scored) if has_verifier(run.config) else {}),
-        **fields.group_metrics(credit.statuses_P),
-        **fields.length_metrics(scored),
-    }
-    if run.config.training.refill:
-        found |= fields.refill_metrics(scored, credit)
-    if run.config.training.overlong == "drop":
-        found |= fields.overlong_metrics(scored)
-    return found
+    return step_metrics(run.config, groups.groups, credit) if run and groups and credit else {}

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.types import Group, GroupStatus, Outcome, StopReason, num_correct, verdicts
+from retrain.tasks.scoring.build import has_verifier
 
 Fields = dict[str, Any]
 PERCENTILES = (10, 50, 90)
+
+
+def step_metrics(config: Config, groups: Sequence[Group], credit: Credit) -> Fields:
+    """Rewards, groups and lengths of a step; with `[training] refill` and `overlong` also what was left out."""
+    fields = group_metrics(credit.statuses_P) | length_metrics(groups)
+    if has_verifier(config):
+        fields = reward_metrics(groups) | fields
+    if config.training.refill:
+        fields |= refill_metrics(groups, credit)
+    return fields | (overlong_metrics(groups) if config.training.overlong == "drop" else {})
 
 
 def reward_metrics(groups: Sequence[Group]) -> Fields:
@@ -30,6 +43,7 @@ def reward_metrics(groups: Sequence[Group]) -> Fields:
     eligible = [group for group in values if len(group) >= 2]
     tied = sum(len(set(group)) < len(group) for group in eligible)
     uniform = sum(len(set(group)) == 1 for group in eligible)
+    pairs = sum(math.comb(len(group), 2) for group in eligible)
     fields: Fields = {"mean_reward": float(np.mean(flat)), **quantiles("reward", flat)} if flat else {}
     return fields | {
         "correct_rate": sum(num_correct(group) for group in groups) / total,
@@ -38,11 +52,9 @@ def reward_metrics(groups: Sequence[Group]) -> Fields:
         "reward_tie_eligible_groups": len(eligible),
         "reward_tie_groups": tied,
         "reward_uniform_groups": uniform,
-        "reward_tie_group_rate": _rate(tied, len(eligible)),
-        "reward_uniform_group_rate": _rate(uniform, len(eligible)),
-        "reward_tie_pair_rate": _rate(
-            sum(map(_tied_pairs, eligible)), sum(len(g) * (len(g) - 1) // 2 for g in eligible)
-        ),
+        "reward_tie_group_rate": tied / max(len(eligible), 1),
+        "reward_uniform_group_rate": uniform / max(len(eligible), 1),
+        "reward_tie_pair_rate": sum(map(_tied_pairs, eligible)) / max(pairs, 1),
         "reward_unique_fraction_mean": float(np.mean([len(set(g)) / len(g) for g in eligible])) if eligible else 0.0,
     }
 
@@ -105,8 +117,4 @@ def quantiles(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _tied_pairs(values: Sequence[float]) -> int:
-    return sum(count * (count - 1) // 2 for count in Counter(values).values())
-
-
-def _rate(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+    return sum(math.comb(count, 2) for count in Counter(values).values())

@@ -1,12 +1,9 @@
-"""Recorders besides the JSONL files: Weights & Biases, TensorBoard, Trackio and MLflow.
-
-Registers the built-in recorders.
-"""
+"""Recorders besides the JSONL files: Weights & Biases, TensorBoard, Trackio and MLflow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
@@ -15,28 +12,12 @@ from retrain.kernel.plugin_spec import PluginSpec
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
 
-RECORDERS = (
-    (
-        "wandb",
-        "Weights & Biases (extra `wandb`); on when [logging] wandb_project is set.",
-        "retrain.observe.trackers.wandb",
-    ),
-    (
-        "tensorboard",
-        "Event files in <log_dir>/tensorboard (extra `tensorboard`).",
-        "retrain.observe.trackers.tensorboard",
-    ),
-    (
-        "trackio",
-        "Trackio, on this machine or where its variables say (extra `trackio`).",
-        "retrain.observe.trackers.trackio",
-    ),
-    (
-        "mlflow",
-        "MLflow: MLFLOW_TRACKING_URI, or a database in <log_dir> (extra `mlflow`).",
-        "retrain.observe.trackers.mlflow",
-    ),
-)
+RECORDERS = {
+    "wandb": "Weights & Biases (extra `wandb`); on when [logging] wandb_project is set.",
+    "tensorboard": "Event files in <log_dir>/tensorboard (extra `tensorboard`).",
+    "trackio": "Trackio, on this machine or where its variables say (extra `trackio`).",
+    "mlflow": "MLflow: MLFLOW_TRACKING_URI, or a database in <log_dir> (extra `mlflow`).",
+}
 
 
 @hookimpl
@@ -50,13 +31,16 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 @hookimpl
 def retrain_register_recorders(register: Callable[[PluginSpec], None]) -> None:
     """The built-in recorders; each is imported only when a configuration names it."""
-    for name, summary, module in RECORDERS:
-        register(PluginSpec(name=name, summary=summary, factory=f"{module}:build"))
+    for name, summary in RECORDERS.items():
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain.observe.trackers.{name}:build"))
 
 
 @hookimpl
 def retrain_watch_run(context: PluginContext) -> object | None:
     """The recorders of a run."""
-    from retrain.observe.trackers.recording import watch_run  # only a run needs it
+    table: Any = context.config.logging
+    if not table.recorders and not table.wandb_project:
+        return None
+    from retrain.observe.trackers.recording import watch_run  # only a run with a recorder needs it
 
     return watch_run(context)

@@ -29,19 +29,14 @@ def recorder_names(config: Config) -> dict[str, str]:
     return ({"wandb": "logging.wandb_project"} if config.table("logging", TrackerKeys).wandb_project else {}) | names
 
 
-def watch_run(context: PluginContext) -> Recorders | None:
+def watch_run(context: PluginContext) -> Recorders:
     """The recorders that the configuration names."""
     names = recorder_names(context.config)
-    built = {name: build_part(Kind.RECORDER, name, path, context) for name, path in names.items()}
-    return Recorders(built) if built else None
+    return Recorders({name: build_part(Kind.RECORDER, name, path, context) for name, path in names.items()})
 
 
 class Recorders:
-    """Every recorder by its name, called in order.
-
-    After a failed `start` only `state` and `finish` of a recorder are called. A recorder may lack `state`, `restore`
-    and `checkpoint`.
-    """
+    """Every recorder by its name, in order; after a failed `start` it gets only `state` and `finish`."""
 
     def __init__(self, recorders: Mapping[str, Recorder]) -> None:
         self._recorders = dict(recorders)

@@ -1,65 +1,33 @@
-"""Overlap of sampling and training: where the backend can do both at once, the next step is sampled while one trains.
+"""Overlap of sampling and training: coming steps are sampled while one trains, one step ahead or several.
 
-The next step is sampled with the policy before the updates under way: its completions are one publication behind,
-never more, whichever finishes first. `buffered` is the same for more steps than one.
+`Overlapped` samples the next step with the policy before the updates under way: its completions are one publication
+behind, never more, whichever finishes first.
+
+`Buffered` does so for n = `[training] max_staleness` steps. With P_s the policy after s steps, **step s is sampled with
+P_{s-n}**, and the first n steps with P_0. This depends on no clock, so a seed gives the same run however fast either
+half is. Sampling of step s + n may begin once step s - 1 is trained; up to n batches wait between the two.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from threading import Event, Thread
 
 from retrain.kernel.errors import StopRequested
 from retrain.kernel.overlap import Planned, Sample, Sampled, Serial, Upcoming, measured
 from retrain.kernel.parts import Run
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, TrainBatch, TrainReport
+from retrain.run.steps.staleness import KeepsVersions
 
-
-@runtime_checkable
-class OverlapsTraining(Protocol):
-    """A backend that can sample while it trains, because it samples from a separate copy of the policy.
-
-    If `overlaps_training` is True, `train` runs in a thread of its own. Meanwhile the run's thread calls `sample` for
-    the next step, which uses the last published policy, the one before that update; and `metrics`, if it exists, for
-    that step's line. Nothing else is called until both have ended. So that a resumed run can resample those
-    completions, `save` also writes the policy before the last `publish`, with its version; after `load`, `sample` uses
-    that one until `publish`.
-    """
-
-    overlaps_training: bool
-
-
-@runtime_checkable
-class KeepsVersions(Protocol):
-    """A backend that samples while it trains, from any of the policies that it published last.
-
-    It does so where `[training] max_staleness` = n is above 1. `sample` and `use_version` are then called in a thread
-    of their own, everything else in the run's. `publish` keeps a copy of the trained policy, beside the n before it,
-    and leaves `sample` as it is; `use_version` chooses the one that `sample` uses, by the number that `publish`
-    returned. Neither is called during `sample`. `save` writes the copies too, and `load` brings them back.
-    """
-
-    def use_version(self, version: int) -> None:
-        """Sample from this version from now on; BackendError when it is not among those kept."""
-
-
-@runtime_checkable
-class SamplesAhead(Protocol):
-    """The former name of `OverlapsTraining` and of its attribute; still supported."""
-
-    samples_ahead: bool
-
-
-def overlaps_training(backend: object) -> bool:
-    """Whether a backend samples while it trains, in this run."""
-    if isinstance(backend, OverlapsTraining):
-        return backend.overlaps_training
-    return isinstance(backend, SamplesAhead) and backend.samples_ahead
+Span = tuple[float, float]  # begin and end, by the same clock
 
 
 class OffPolicy(Serial):
@@ -130,14 +98,8 @@ class Overlapped(OffPolicy):
     def finish(self, clock: Clock, *, has_trained: bool) -> dict[str, float]:
         """Timing fields of the step's line, and how long sampling and training overlapped."""
         self._run.progress.versions = [self._trained_from] if has_trained else []
-        fields = clock.fields()
-        trained = [(begin, end) for phase, begin, end in clock.spans if phase == "train"]
         sampled = [(begin, end) for phase, begin, end in clock.spans if phase == "sample"]
-        return fields | {
-            "overlap_time_s": overlap_s(trained, sampled),
-            "sampler_idle_time_s": fields["step_time_s"] - clock.phase_s["sample"],
-            "trainer_idle_time_s": fields["step_time_s"] - clock.phase_s["train"],
-        }
+        return _times(clock, sampled, clock.phase_s["sample"])
 
     def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool) -> None:
         """Resample what an interrupted run had sampled, with the policy it used; then publish the current one."""
@@ -165,7 +127,140 @@ class Overlapped(OffPolicy):
         self.batch_size = planned.batch_size
 
 
-Span = tuple[float, float]  # begin and end, by the same clock
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A step to sample, and the policy version to sample it with."""
+
+    step: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """A sampled step, and the clock of its sampling and scoring."""
+
+    sampled: Sampled
+    clock: Clock
+
+
+class Buffered(OffPolicy):
+    """The run's thread trains, records and evaluates; another samples and scores what the run's thread orders.
+
+    Orders and batches pass through two queues, in the order of the steps. At most n + 1 steps are ordered and not yet
+    trained, which bounds what waits. An error of sampling travels as the batch of its step, and ends the thread.
+    """
+
+    def __init__(self, run: Run, sample: Sample, backend: KeepsVersions, most: int) -> None:
+        super().__init__(run, sample)
+        self._policies, self._most = backend, most
+        self._orders: SimpleQueue[Order | None] = SimpleQueue()  # None: there will be no more
+        self._batches: SimpleQueue[Batch | BaseException] = SimpleQueue()
+        self._turn: SimpleQueue[None] = SimpleQueue()  # holds one item, which the thread that samples takes
+        self._turn.put(None)
+        self._may_sample, self._is_closed = Event(), False
+        self._may_sample.set()
+        self._busy: deque[list[float]] = deque()  # begin and end of each batch, infinity while it lasts
+        self._ordered = 0  # the step ordered last
+        self._thread: Thread | None = None
+
+    def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool) -> None:
+        """Publish the current policy, and order the first n + 1 steps: after a resume, with the policies of before."""
+        self._version = self._trained_from = self._backend.publish()
+        if (first := upcoming()) is None:
+            return
+        versions = [*self._run.progress.versions, self._version]
+        self._ordered = first.step - 1
+        for place in range(len(versions) - 1 - self._most, len(versions)):
+            self._order(versions[max(0, place)])
+        self._thread = Thread(target=self._work, args=(first,), name="sampling", daemon=True)
+        self._thread.start()
+
+    def collect(self, planned: Planned, clock: Clock) -> Sampled:
+        """The batch of this step, once it is there, or the error of sampling it."""
+        self._run.enter(planned.step, "sampling")
+        batch = self._batches.get()
+        if isinstance(batch, BaseException):
+            raise batch
+        clock.phase_s |= {phase: batch.clock.phase_s[phase] for phase in ("sample", "score")}
+        return batch.sampled
+
+    def finish(self, clock: Clock, *, has_trained: bool) -> dict[str, float]:
+        """Order the next step, with the policy that there is now; returns the timing fields of the line."""
+        progress = self._run.progress
+        progress.versions = [*progress.versions, self._trained_from][-self._most :]
+        self._trained_from = self._version
+        self._order(self._version)
+        while self._busy and self._busy[0][1] < clock.started:
+            self._busy.popleft()
+        busy: list[Span] = [(begin, end) for begin, end in tuple(self._busy)]
+        return _times(clock, busy)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[Mapping[str, float]]:
+        """Let the batch under way come to its end, then sample from the current policy; no fields, see `metrics`."""
+        self._may_sample.clear()
+        try:
+            self._turn.get()
+            try:
+                self._policies.use_version(self._version)
+                yield {}
+            finally:
+                self._turn.put(None)
+        finally:
+            self._may_sample.set()
+
+    def close(self) -> None:
+        """End the thread after the batch under way; safe to call twice."""
+        self._is_closed = True
+        self._orders.put(None)
+        self._turn.put(None)  # an evaluation may have been stopped just after it took the turn
+        self._may_sample.set()
+        if self._thread:
+            self._thread.join()
+
+    def _order(self, version: int) -> None:
+        self._ordered += 1
+        if self._ordered < self._run.parts.config.training.max_steps:
+            self._orders.put(Order(step=self._ordered, version=version))
+
+    def _work(self, planned: Planned) -> None:
+        """Sample what is ordered, each step from the prompt on at which the one before it ended."""
+        try:
+            while order := self._orders.get():
+                self._may_sample.wait()
+                self._turn.get()
+                try:
+                    if self._is_closed:
+                        return
+                    planned = replace(planned, step=order.step, is_announced=False)
+                    batch = self._sample_with(order.version, planned)
+                finally:
+                    self._turn.put(None)
+                self._batches.put(batch)
+                planned = replace(planned, cursor=planned.cursor + len(batch.sampled.prompts))
+        except BaseException as error:
+            self._batches.put(error)
+
+    def _sample_with(self, version: int, planned: Planned) -> Batch:
+        clock = Clock()
+        self._busy.append(span := [clock.started, math.inf])
+        self._policies.use_version(version)
+        sampled = self._sample_measured(planned, clock)
+        span[1] = time.perf_counter()
+        return Batch(sampled=sampled, clock=clock)
+
+
+def _times(clock: Clock, sampled: Sequence[Span], sampling_s: float | None = None) -> dict[str, float]:
+    """Timing fields of a step that sampled in these spans, for `sampling_s` or as long as they lie in the step."""
+    fields = clock.fields()
+    if sampling_s is None:
+        sampling_s = overlap_s([(clock.started, clock.started + fields["step_time_s"])], sampled)
+    trained = [(begin, end) for phase, begin, end in clock.spans if phase == "train"]
+    return fields | {
+        "overlap_time_s": overlap_s(trained, sampled),
+        "sampler_idle_time_s": fields["step_time_s"] - sampling_s,
+        "trainer_idle_time_s": fields["step_time_s"] - clock.phase_s["train"],
+    }
 
 
 def overlap_s(some: Sequence[Span], others: Sequence[Span]) -> float:

@@ -155,7 +155,7 @@ class SamplingOrder:
                 return {}
             outcomes = [_outcome(group) for group in groups.groups]
             self._waiting.append((groups.step, outcomes))
-            self._settle(groups.step - self._ahead)
+            self._observe_up_to(groups.step - self._ahead)
         chances = [choice.chance for choice in chosen if choice.chance is not None]
         fields: dict[str, Any] = {"sampler": self._name}
         fields |= {"sampler_chance_mean": math.fsum(chances) / len(chances)} if chances else {}
@@ -166,7 +166,7 @@ class SamplingOrder:
             fields["sampler_uniform_correct_rate"] = right / sum(outcome.judged for outcome in judged)
         return fields | {"sampler_uniform_share": sum(choice.is_uniform for choice in chosen) / max(len(chosen), 1)}
 
-    def _settle(self, last: int) -> None:
+    def _observe_up_to(self, last: int) -> None:
         """Let both samplers know the steps up to `last`: what is drawn from now on may know them."""
         for follower in (self._sampler_state, self._drawing):
             self._show(follower, last)

@@ -18,11 +18,10 @@ TRUNCATED = "truncated: [training] overlong = drop"
 
 def selection(config: Config) -> Callable[[Sample], Sample]:
     """How a step is sampled under `[training] overlong` and `refill`: in one unchanged round with both off."""
-    drops, refill = config.training.overlong == "drop", config.training.refill
 
     def select(sample: Sample) -> Sample:
-        one = _without_truncated(sample) if drops else sample
-        return _in_rounds(one, 1 + refill) if refill else one
+        one = _without_truncated(sample) if config.training.overlong == "drop" else sample
+        return _in_rounds(one, 1 + config.training.refill) if config.training.refill else one
 
     return select
 

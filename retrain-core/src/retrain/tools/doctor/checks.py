@@ -20,8 +20,8 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.version import __version__
 from retrain.records.campaign_table import CampaignTable
 from retrain.records.folder import check_run_folder
-from retrain.run.check import registered_tables
 from retrain.run.selected import Selected, selected_parts
+from retrain.run.tables import registered_tables
 from retrain.run.wandb_key import wandb_key
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
 from retrain.tools.doctor.installation import examine

@@ -18,8 +18,8 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
-from retrain.run.check import registered_tables, table_hint
 from retrain.run.configure import split_arguments
+from retrain.run.tables import registered_tables, table_hint
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.terminal_text import printable
 from retrain.tools.squeeze.adapter import REMOTE, local_copy, read_adapter
