@@ -23,8 +23,7 @@ from typing import Any
 
 from retrain.api import Example
 from retrain.kernel.config.schema import ScoringTable
-from retrain.tasks.scoring.dispatcher import NamedReward
-from retrain.tasks.scoring.service import ScoringService
+from retrain.tasks.scoring.service import NamedReward, ScoringService
 
 COMPLETIONS, SAMPLING_S, SCORE_S = 64, 1.0, 0.005
 SCORES = 2000

@@ -14,7 +14,8 @@ from retrain.kernel.config.schema import DataTable
 from retrain.kernel.contracts.verifier import LoadedData
 from retrain.kernel.errors import ConfigError, PluginError
 from retrain.kernel.types import Example, Score
-from retrain.tasks.examples import usable_examples, uses_own_verifier
+from retrain.tasks.prompts import usable_examples
+from retrain.tasks.scoring.build import uses_own_verifier
 
 
 class RewardTable(plugin_tables.RewardTable):

@@ -14,10 +14,9 @@ from retrain.kernel.contracts.verifier import Verifier
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Outcome, SamplingParams
-from retrain.tasks.environment_process import EnvironmentProcess
-from retrain.tasks.scoring.dispatcher import NamedReward
-from retrain.tasks.scoring.service import ScoringService
-from retrain.tasks.verifiers import EnvironmentVerifier, RewardVerifier
+from retrain.tasks.environment import EnvironmentProcess, EnvironmentVerifier
+from retrain.tasks.scoring.service import NamedReward, ScoringService
+from retrain.tasks.tasks import RewardVerifier
 from tests.playing import Counting
 
 

@@ -14,10 +14,9 @@ from retrain.kernel.registry import Plugins
 from retrain.records.record_names import CONFIG_FILE
 from retrain.run.configure import load_checked
 from retrain.run.seed_sources import run_seeds
-from retrain.tasks.scoring.build import build_rewards, data_reward, verifier_of_source
-from retrain.tasks.scoring.dispatcher import NamedReward
+from retrain.tasks.scoring.build import build_rewards, data_reward, load_data
 from retrain.tasks.scoring.failures import FailureRecord, read_failures
-from retrain.tasks.scoring.service import ScoringService
+from retrain.tasks.scoring.service import NamedReward, ScoringService
 from retrain.text.secrets import hide_text
 from retrain.text.tokenizer import load_tokenizer
 
@@ -90,7 +89,7 @@ def _rewards(config: Config, plugins: Plugins, wanted: Collection[str]) -> dict[
     rewards = {each.name: each for each in build_rewards(config, context, data_reward(config, context))}
     source = config.data.source
     if source in wanted and source not in rewards:  # the run's config.toml names a reward that its data source replaced
-        own = verifier_of_source(config, context)
+        own = load_data(config, context).reward
         rewards |= {source: NamedReward(name=source, reward=own)} if own is not None else {}
     return rewards
 

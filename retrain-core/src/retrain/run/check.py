@@ -18,8 +18,8 @@ from retrain.kernel.plugins.resolve import ambiguity, problem_with
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.inputs import CODE, declared_sorts
 from retrain.run.steps.learning_rate import Course
-from retrain.tasks.reward_params import PARAMS as REWARD_PARAMS
-from retrain.tasks.reward_params import reward_params
+from retrain.tasks.scoring.build import PARAMS as REWARD_PARAMS
+from retrain.tasks.scoring.build import reward_params
 
 # Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend, Deliver
@@ -15,13 +15,15 @@ from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.contracts.verifier import Action, EpisodeResult, Observation
 from retrain.kernel.errors import BackendError, Problem, RewardError
 from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
-from retrain.tasks.environment_process import EnvironmentProcess
 from retrain.tasks.rollout import draw_samples
 from retrain.tasks.scoring.batch import ScoringBatch
 from retrain.tasks.scoring.service import ScoringService
 from retrain.tasks.scoring.verdict import part_means
 from retrain.text.terminal_text import printable
 from retrain.text.transcript import Transcript
+
+if TYPE_CHECKING:
+    from retrain.tasks.environment import EnvironmentProcess
 
 CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)
 

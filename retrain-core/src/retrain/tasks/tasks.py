@@ -3,27 +3,93 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.contracts.verifier import Environment, LoadedData, Verifier
+from retrain.kernel.contracts.tasks import Prompt, Rollouts
+from retrain.kernel.contracts.verifier import LoadedData, Reward, TimedScore, Verifier
 from retrain.kernel.plugins.build import build_part
-from retrain.kernel.types import Kind
-from retrain.tasks.environment_process import EnvironmentProcess
+from retrain.kernel.types import Example, Kind, SamplingParams
 from retrain.tasks.prompts import PromptPool, build_pool
-from retrain.tasks.scoring.build import brings_tasks, comparing_rewards, load_data
-from retrain.tasks.scoring.shadow import build_service
-from retrain.tasks.verifiers import EnvironmentPlayer, EnvironmentVerifier, Player, RewardVerifier
+from retrain.tasks.rollout import SingleTurn
+from retrain.tasks.scoring.build import brings_tasks, build_service, comparing_rewards, judges, load_data
+from retrain.tasks.scoring.service import ScoringService
 from retrain.text.context import context_length
 from retrain.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
-PROVIDER = "environment.provider"
+
+
+class Player(Protocol):
+    """An environment with the trait `plays_data` that makes the rollouts by itself, instead of step by step."""
+
+    def start(self) -> None:
+        """Try what can be tried before the model loads; ConfigError or PluginError says what is wrong."""
+
+    def rollouts(
+        self,
+        backend: Backend,
+        scoring: ScoringService,
+        context: PluginContext,
+        params: SamplingParams,
+        context_length: int | None,
+    ) -> Rollouts:
+        """The rollouts of a run that samples from `backend`, with `scoring` for what comes of them."""
+
+    def close(self) -> None:
+        """End the processes; safe to call twice."""
+
+
+class RewardVerifier:
+    """The rewards of a run, in the processes of its scoring service; see `Verifier`.
+
+    A rollout is one answer of the policy, or what `player` makes of a task.
+    """
+
+    def __init__(self, service: ScoringService, player: Player | None = None) -> None:
+        self.service, self.player = service, player
+        self.names: tuple[str, ...] = service.names
+        self.rewards: tuple[Reward, ...] = tuple(named.reward for named in service.rewards)
+        self.timeout_s: float | None = min(limits.timeout_s for limits in service.limits)
+
+    def start(self) -> None:
+        """Start the scoring processes and prepare the rewards."""
+        self.service.start()
+        if self.player is not None:
+            self.player.start()
+
+    def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+        """Score each text as a completion."""
+        with self.service.batch("audit", fresh=True) as batch:
+            for example, text in pairs:
+                batch.submit(example, text)
+            scores = batch.collect(within_budget=False)
+            return [TimedScore(score=s, seconds=t) for s, t in zip(scores, batch.seconds, strict=True)]
+
+    def rollouts(
+        self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
+    ) -> Rollouts:
+        """One answer per rollout, or one episode of the player."""
+        if self.player is not None:
+            return self.player.rollouts(backend, self.service, context, params, context_length)
+        return SingleTurn(
+            backend=backend,
+            tokenizer=context.tokenizer,
+            scoring=self.service,
+            params=params,
+            progress=context.sampling_progress,
+            has_verifier=judges(self.rewards),
+        )
+
+    def close(self) -> None:
+        """End the scoring processes, and those of the player."""
+        self.service.close()
+        if self.player is not None:
+            self.player.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,7 +129,7 @@ def _from_source(context: PluginContext) -> Tasks:
     config = context.config
     data = load_data(config, context)
     service = build_service(config, context, data.reward)
-    player = _player(context) if _provider(config) else None
+    player = _player(context) if config.environment.provider else None
     verifier = RewardVerifier(service, player)
     with closed_on_error(verifier):
         tasks = _tasks(data, verifier, context, comparing=comparing_rewards(service.rewards))
@@ -72,37 +138,26 @@ def _from_source(context: PluginContext) -> Tasks:
 
 
 def _from_environment(context: PluginContext) -> Tasks:
-    environment = _in_a_process(_built_environment(context), context.config)
-    verifier = EnvironmentVerifier(environment)
+    from retrain.tasks.environment import EnvironmentProcess, EnvironmentVerifier
+
+    verifier = EnvironmentVerifier(EnvironmentProcess.of(_built_environment(context), context.config))
     with closed_on_error(verifier):
-        return _tasks(environment.load(), verifier, context, is_environment=True)
+        return _tasks(verifier.environment.load(), verifier, context, is_environment=True)
 
 
 def _player(context: PluginContext) -> Player:
     """What plays the tasks of `[data]`: a part that makes rollouts itself, or an environment of episodes."""
-    built = _built_environment(context)
+    built: Any = _built_environment(context)
     if hasattr(built, "rollouts"):
         player: Player = built
         return player
-    return EnvironmentPlayer(_in_a_process(built, context.config))
+    from retrain.tasks.environment import EnvironmentPlayer, EnvironmentProcess
+
+    return EnvironmentPlayer(EnvironmentProcess.of(built, context.config))
 
 
 def _built_environment(context: PluginContext) -> Any:
-    return build_part(Kind.ENVIRONMENT, _provider(context.config), PROVIDER, context)
-
-
-def _in_a_process(environment: Environment, config: Config) -> EnvironmentProcess:
-    return EnvironmentProcess(
-        environment,
-        name=str(config.environment.id or _provider(config)),
-        timeout_s=config.environment.timeout_s,
-        memory_gb=config.scoring.memory_gb,
-    )
-
-
-def _provider(config: Config) -> str:
-    provider: str = config.value(PROVIDER, "")
-    return provider
+    return build_part(Kind.ENVIRONMENT, context.config.environment.provider, "environment.provider", context)
 
 
 def _tasks(

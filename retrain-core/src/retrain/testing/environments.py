@@ -10,7 +10,7 @@ from typing import Any
 
 from retrain.kernel.contracts.verifier import Action, EpisodeResult, Observation
 from retrain.kernel.types import Example, Outcome, Score, StopReason
-from retrain.tasks.environment_process import EnvironmentProcess
+from retrain.tasks.environment import EnvironmentProcess
 from retrain.tasks.scoring.build import brings_tasks
 from retrain.tasks.scoring.verdict import verdict
 from retrain.testing.bench import Bench

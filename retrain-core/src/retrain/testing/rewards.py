@@ -9,8 +9,7 @@ from typing import Any
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.types import Example, Outcome, Score
-from retrain.tasks.scoring.dispatcher import NamedReward
-from retrain.tasks.scoring.service import ScoringService
+from retrain.tasks.scoring.service import NamedReward, ScoringService
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.toys import HOSTILE, as_text, examples_for

@@ -12,8 +12,7 @@ import pytest
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.types import Example
-from retrain.tasks.scoring.dispatcher import NamedReward
-from retrain.tasks.scoring.service import ScoringService
+from retrain.tasks.scoring.service import NamedReward, ScoringService
 
 PARTS = Path(__file__).parent / "parts"
 

@@ -74,7 +74,7 @@ def test_nothing_is_left_when_the_service_is_closed(service: Make, rewards: Any,
         for word in ("leave_process", "fork_and_hang", "fork_and_return", "sleep", "stop"):
             batch.submit(example, word)
         batch.collect()
-    pool = hostile._dispatcher._pool
+    pool = hostile._pool
     assert pool is not None
     groups = [child.pid for child in pool._children if child.pid]
     hostile.close()

@@ -115,7 +115,7 @@ def test_a_failed_score_is_tried_again(service: Make, rewards: Any, example: Exa
 def test_a_stopped_process_is_replaced_and_no_text_is_blamed(service: Make, rewards: Any, example: Example) -> None:
     scoring = service(rewards.Hostile(), timeout_s=1.0, retries=0)
     assert scored(scoring, example, "7")[0].value == 1.0
-    (child,) = scoring._dispatcher._pool._children
+    (child,) = scoring._pool._children
     for process in descendants(child.pid):
         os.kill(process, signal.SIGSTOP)
     assert [score.value for score in scored(scoring, example, "7 ", "8", "7  ")] == [0.0, 0.0, 0.0]

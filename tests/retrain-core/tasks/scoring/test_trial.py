@@ -18,7 +18,7 @@ from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example
 from retrain.tasks.scoring import trial
 from retrain.tasks.scoring.service import ScoringService
-from retrain.tasks.verifiers import RewardVerifier
+from retrain.tasks.tasks import RewardVerifier
 
 PARTS = Path(__file__).parent / "parts"
 
@@ -78,9 +78,9 @@ def test_any_other_reward_is_left_to_the_run_as_it_was(
     monkeypatch.setattr(trial, "TRIAL_S", 0.3)
     reward, service = try_out(kind, **settings)
     assert reward.calls == 0
-    assert not service._dispatcher._is_started  # no process was waited for
+    assert not service._is_started  # no process was waited for
 
 
 def test_what_works_in_its_own_process_alone_is_not_refused(try_out: Any) -> None:
     _, service = try_out("OnlyInItsProcess")
-    assert service._dispatcher._is_started
+    assert service._is_started

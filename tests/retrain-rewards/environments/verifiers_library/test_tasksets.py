@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retrain.api import ConfigError, Outcome
-from retrain.tasks.environment_process import EnvironmentProcess
+from retrain.tasks.environment import EnvironmentProcess
 
 pytestmark = pytest.mark.tasksets
 

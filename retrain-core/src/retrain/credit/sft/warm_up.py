@@ -25,8 +25,7 @@ from retrain.kernel.plugins.build import build_part
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Kind, TrainBatch, TrainReport, TrainRow
-from retrain.tasks.examples import usable_examples
-from retrain.tasks.prompts import PromptPool, encode_prompts
+from retrain.tasks.prompts import PromptPool, encode_prompts, usable_examples
 from retrain.tasks.tasks import Tasks
 from retrain.text.chat import prompt_text
 from retrain.text.terminal_text import printable

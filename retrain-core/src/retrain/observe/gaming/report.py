@@ -14,7 +14,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.observe.gaming.alarm_watch import read_alarms
 from retrain.records.reading import Record, number
 from retrain.records.run import Run
-from retrain.tasks.scoring.shadow import shadow_name
+from retrain.tasks.scoring.build import shadow_keys
 
 MOST_SHOWN = 5  # completions of an alarm
 MOST_CHARS = 300
@@ -62,7 +62,8 @@ def report_section(run: RunView) -> Mapping[str, ReportSection] | None:
     plots = [plot for spec in PLOTS if (plot := _plot(lines, *spec)) is not None]
     if not plots:
         return None
-    text = f"The shadow {shadow_name(run.config)!r} scored what was trained on the reward, and was not trained itself."
+    name = shadow_keys(run.config).shadow
+    text = f"The shadow {name!r} scored what was trained on the reward, and was not trained itself."
     return {"Reward and shadow": ReportSection(name="shadow", text=text, plots=plots)}
 
 

@@ -16,8 +16,15 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Group, Outcome, Score
-from retrain.tasks.scoring.build import NO_REWARD, brings_tasks, has_verifier
-from retrain.tasks.scoring.shadow import NAME, PARAMS, shadow_config, shadow_name, shadow_params
+from retrain.tasks.scoring.build import (
+    NO_REWARD,
+    SHADOW,
+    SHADOW_PARAMS,
+    brings_tasks,
+    has_verifier,
+    shadow_config,
+    shadow_keys,
+)
 
 
 def step_fields(groups: Sequence[Group]) -> dict[str, float]:
@@ -75,13 +82,14 @@ OF_THE_RUN = ("type", "weights", "shadow", "shadow_params")  # keys of [reward] 
 
 def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
     """Every problem with `[reward] shadow` but an unknown name, which is reported as that of any part."""
-    name, params = shadow_name(config), shadow_params(config)
+    keys = shadow_keys(config)
+    name, params = keys.shadow, keys.shadow_params
     if not name:
         if params:
             what, fix = "are the keys of a shadow, and there is none", 'set shadow = "NAME", or remove them'
-            yield Problem(where=config.place(PARAMS), what=what, fix=fix)
+            yield Problem(where=config.place(SHADOW_PARAMS), what=what, fix=fix)
         return
-    where = config.place(NAME)
+    where = config.place(SHADOW)
     if name == NO_REWARD:
         fix = "name a reward that judges, or remove the key"
         yield Problem(where=where, what=f"reward {NO_REWARD!r} judges nothing", fix=fix)
@@ -94,7 +102,7 @@ def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
         yield Problem(where=where, what=what, fix="remove the shadow")
     if of_run := [key for key in OF_THE_RUN if key in params]:
         fix = "remove it: `shadow` names the shadow's reward"
-        yield Problem(where=f"{config.place(PARAMS)}.{of_run[0]}", what="is not a key of a shadow", fix=fix)
+        yield Problem(where=f"{config.place(SHADOW_PARAMS)}.{of_run[0]}", what="is not a key of a shadow", fix=fix)
         return
     try:
         shadow_config(config)
@@ -102,4 +110,4 @@ def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
         for detail in error.errors():
             key = ".".join(str(part) for part in detail["loc"])
             what = "unknown key" if detail["type"] == "extra_forbidden" else detail["msg"].removeprefix("Value error, ")
-            yield Problem(where=f"{config.place(PARAMS)}.{key}", what=what, fix="give it as [reward] takes it")
+            yield Problem(where=f"{config.place(SHADOW_PARAMS)}.{key}", what=what, fix="give it as [reward] takes it")

@@ -19,7 +19,7 @@ from retrain.tasks.audit.probes import Gold, GoldOf, Probe, Severity, gold_from_
 from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally, head, raise_on_failure
 from retrain.tasks.scoring.build import judges
 from retrain.tasks.scoring.verdict import next_step
-from retrain.tasks.verifiers import RewardVerifier
+from retrain.tasks.tasks import RewardVerifier
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
 

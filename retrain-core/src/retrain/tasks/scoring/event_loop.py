@@ -17,7 +17,7 @@ from typing import Any
 
 from retrain.kernel.types import Score
 from retrain.tasks.child.worker import failure
-from retrain.tasks.scoring.task import Attempt, Task
+from retrain.tasks.scoring.pool import Attempt, Task
 from retrain.tasks.scoring.verdict import verdict
 
 CONCURRENCY = 16

@@ -43,19 +43,6 @@ class FailureRecord:
     report: str = ""
 
 
-class FailureWriter:
-    """Writes failed scores, and warns once when a folder is full."""
-
-    def __init__(self) -> None:
-        self._has_told_full = False
-
-    def write(self, folder: Path, label: str, records: Sequence[FailureRecord]) -> None:
-        """See `write_failures`."""
-        if not write_failures(folder, label, records) and not self._has_told_full:
-            self._has_told_full = True
-            LOG.warning("%s holds %d failed scores; no more are kept", folder, MAX_FILES)
-
-
 def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -> bool:
     """Write `<folder>/<label>_<n>.json`, replacing the files of an earlier attempt with the same label.
 

@@ -1,21 +1,87 @@
-"""Scoring processes: a thread of the run drives each, kills it at the time limit, and replaces it when it is gone."""
+"""A text to be scored, and the processes that score: a thread of the run drives each.
+
+It kills the process at the time limit, and replaces it when it is gone.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.verifier import Reward
 from retrain.kernel.errors import RetrainError
-from retrain.kernel.types import Score
+from retrain.kernel.types import Example, Outcome, Score
 from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
-from retrain.tasks.scoring.task import NOT_TRIED, Attempt, Task
 from retrain.tasks.scoring.verdict import Scorers
 
 MAX_WORKERS = 8
 JOIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of one reward: seconds per score, retries of a failed score, share of a step's scores that may fail."""
+
+    timeout_s: float
+    retries: int
+    max_failed_frac: float
+
+
+def limits_of(settings: ScoringTable, name: str) -> Limits:
+    """The limits of `[scoring]`, overridden by `[scoring.limits.NAME]`."""
+    own = settings.limits.get(name)
+    given = own.model_dump(exclude_none=True) if own else {}
+    return Limits(**{name: given.get(name, getattr(settings, name)) for name in Limits.__slots__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try: the score, the seconds that scoring took, and a traceback or the output of the process."""
+
+    score: Score
+    seconds: float = 0.0
+    is_timeout: bool = False
+    report: str = ""
+
+
+NOT_TRIED = Attempt(score=Score.failed("not scored"))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Task:
+    """Goes to a scorer, and into `finished` after its last attempt; a cancelled task is dropped.
+
+    Until it is finished, only its scorer's thread writes to it.
+    """
+
+    reward: int
+    example: Example
+    text: str
+    limits: Limits
+    finished: SimpleQueue[Task] = field(repr=False)
+    last: Attempt = NOT_TRIED
+    attempts: int = 0
+    is_cancelled: bool = False
+
+    @property
+    def score(self) -> Score:
+        """The outcome of the last attempt."""
+        return self.last.score
+
+    def settle(self, attempt: Attempt) -> bool:
+        """Record an attempt; False when it failed and may be repeated, otherwise the task is finished."""
+        if self.is_cancelled:
+            return True
+        self.last = attempt
+        self.attempts += 1
+        if attempt.score.outcome is Outcome.FAILED and self.attempts <= self.limits.retries:
+            return False
+        self.finished.put(self)
+        return True
 
 
 def default_workers() -> int:

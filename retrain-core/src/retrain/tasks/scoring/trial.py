@@ -17,11 +17,10 @@ from retrain.kernel.contracts.verifier import Verifier
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Outcome
 from retrain.tasks.child.process_copy import in_copy
-from retrain.tasks.child.system import limit_memory
-from retrain.tasks.examples import names_a_reward
+from retrain.tasks.scoring.build import names_a_reward
 from retrain.tasks.scoring.service import ScoringService
 from retrain.tasks.scoring.verdict import verdict
-from retrain.tasks.verifiers import RewardVerifier
+from retrain.tasks.tasks import RewardVerifier
 
 ROWS = 3
 TRIAL_S = 2.0  # a slower reward is left to the audit
@@ -58,6 +57,8 @@ def _refuse(service: ScoringService, prompts: Sequence[Prompt], config: Config, 
 
 def _fails_in_copy(reward: Any, pairs: Pairs, config: Config) -> bool:
     def fails() -> bool:
+        from retrain.tasks.child.system import limit_memory  # in the copy only
+
         limit_memory(int(config.scoring.memory_gb * 2**30))
         if prepare := getattr(reward, "prepare", None):
             prepare()

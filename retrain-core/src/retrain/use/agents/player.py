@@ -57,7 +57,7 @@ def make_agent(context: PluginContext) -> AgentPlayer:
 
 
 class AgentPlayer:
-    """See `retrain.tasks.verifiers.Player`."""
+    """See `retrain.tasks.tasks.Player`."""
 
     def __init__(self, stage: Stage, *, name: str, most_calls: int) -> None:
         self.name = name

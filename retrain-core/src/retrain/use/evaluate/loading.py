@@ -16,13 +16,10 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import SamplingParams
 from retrain.run.seed_sources import set_apart
-from retrain.tasks.examples import uses_own_verifier
 from retrain.tasks.prompts import build_pool
-from retrain.tasks.scoring.build import comparing_rewards, load_data
-from retrain.tasks.scoring.shadow import build_service
+from retrain.tasks.scoring.build import build_service, comparing_rewards, load_data, uses_own_verifier
 from retrain.tasks.scoring.trial import refuse_broken_rewards
-from retrain.tasks.tasks import Tasks, closed_on_error
-from retrain.tasks.verifiers import RewardVerifier
+from retrain.tasks.tasks import RewardVerifier, Tasks, closed_on_error
 from retrain.text.chat import prompt_text
 from retrain.text.context import context_length
 from retrain.text.terminal_text import printable

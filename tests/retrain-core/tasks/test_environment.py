@@ -10,7 +10,7 @@ from retrain.api import Observation
 from retrain.kernel.contracts.verifier import Action, LoadedData
 from retrain.kernel.errors import ConfigError, Problem, RewardError
 from retrain.kernel.types import Example, Outcome, StopReason
-from retrain.tasks.environment_process import EnvironmentProcess
+from retrain.tasks.environment import EnvironmentProcess
 from tests.playing import Counting
 
 
@@ -101,7 +101,7 @@ def test_what_load_has_started_serves_later_calls_and_what_they_start_ends_with_
 def test_lost_episodes_end_as_failed_and_the_next_ones_are_played(
     host: Any, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retrain.tasks.environment_process.GRACE_S", 0.2)
+    monkeypatch.setattr("retrain.tasks.environment.GRACE_S", 0.2)
     hosted = host(Counting(fault=fault), timeout_s=0.5)
     data = hosted.load()
     observations = hosted.reset(list(data.examples))
