@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from retrain.cli.start import speed
+from retrain.cli.start import first_run
 from retrain.cli.start.first_run import Speed
 from retrain.kernel.types import Tokens
 
@@ -27,7 +27,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             raise found.speed
         return cast(Speed, found.speed)
 
-    monkeypatch.setattr(speed, "measured_speed", measured)
+    monkeypatch.setattr(first_run, "measured_speed", measured)
     return found
 
 

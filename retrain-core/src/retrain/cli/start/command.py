@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from retrain.cli.start.templates import DEFAULT_FILE, exists_error, refuse_existing, template_text
+from retrain.cli.start.templates import DEFAULT_FILE, refuse_existing, template_text
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
@@ -116,13 +116,9 @@ def _own(
     plugins: Plugins, file: Path, wished: Mapping[str, Any], *, is_dialog: bool, as_json: bool
 ) -> tuple[str, dict[str, Any]]:
     """The text for the user's own data, and what `--json` tells about it; shows the data unless that was asked for."""
-    from retrain.cli.start.fitted import fit_to_machine
-    from retrain.cli.start.own_data import (
-        Wishes,
-        choose_data,  # these import the loader, and whatever reads the data
-    )
-    from retrain.cli.start.show import as_data, show_trial
-    from retrain.cli.start.trial import check_text, try_out
+    from retrain.cli.start.first_run import fit_to_machine  # these import the loader, and whatever reads the data
+    from retrain.cli.start.own_data import Wishes, choose_data
+    from retrain.cli.start.trial import check_text, show_trial, try_out
     from retrain.cli.start.written import configuration_text
 
     refuse_existing(file)
@@ -141,11 +137,11 @@ def _own(
         show_trial(choice, trial)
         click.echo("\nMeasuring how fast this machine is ...", err=True)
     fitted = fit_to_machine(text, config, trial.prompts, keep_steps=bool(wishes.steps))
-    text = configuration_text(wishes, choice, plugins, examples=trial.examples, fitted=fitted)
+    text = configuration_text(wishes, choice, plugins, examples=trial.examples, sizes=fitted.values, time=fitted.text)
     check_text(text, file.name, plugins)
     if not as_json:
         click.echo(f"Time: {printable(fitted.text)}")
-    return text, as_data(choice, trial) | {"time": fitted.as_data()}
+    return text, trial.as_data(choice) | {"time": fitted.as_data()}
 
 
 def _list(plugins: Plugins, *, as_json: bool) -> None:
@@ -163,22 +159,15 @@ def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:
     """Write the file, and next to it the JSON Schema that its first line names, so that editors complete its keys."""
     from retrain.cli.manual.json_schema import schema_text  # pydantic, which completion of `init` must not import
 
-    _write(file, f"#:schema ./{SCHEMA_FILE}\n{text}")
     schema = file.with_name(SCHEMA_FILE)
     try:
-        schema.write_text(schema_text(plugins), encoding="utf-8")
-    except OSError as error:
-        fix = "name a file in an existing folder that you can write to"
-        raise ConfigError(Problem(where=str(schema), what=f"cannot be written: {error}", fix=fix)) from None
-
-
-def _write(file: Path, text: str) -> None:
-    try:
         with file.open("x", encoding="utf-8") as stream:
-            stream.write(text)
+            stream.write(f"#:schema ./{SCHEMA_FILE}\n{text}")
+        schema.write_text(schema_text(plugins), encoding="utf-8")
     except FileExistsError:  # created in the meantime
-        raise exists_error(file) from None
+        refuse_existing(file)
+        raise
     except OSError as error:
         fix = "change folder, or name another file with --output FILE"
-        what = f"cannot be written: {error.strerror}"
-        raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from None
+        where = error.filename or file
+        raise ConfigError(Problem(where=str(where), what=f"cannot be written: {error.strerror}", fix=fix)) from None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,23 @@ from tomlkit.items import Table
 
 from retrain.cli.start.own_data import FILES, HUB, TABULAR, DataChoice, Wishes, choose_data, folder_of
 from retrain.cli.start.templates import refuse_existing, template_text
-from retrain.cli.start.written import BUILTIN, steps_advised, templates_for
+from retrain.cli.start.written import BUILTIN, put_aside, steps_advised, templates_for
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.registry import Plugins
 from retrain.run.configure import claim_of, load_checked
-from retrain.text.terminal_text import printable
+from retrain.text.terminal_text import harmless_lines
 
+GREETING = "Enter keeps the value in brackets; Ctrl-C quits without writing anything.\n"
 UNNAMED = "default"  # the verifier that the data brings, else the default reward
 
 
 def ask_wishes(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
     """Ask on the terminal for what the flags left open; data that cannot be read is asked for again."""
-    click.echo("Enter keeps the value in brackets; Ctrl-C quits without writing anything.\n")
+    click.echo(GREETING)
     if not wishes.model:
-        model = _prompt("Model (hub id or folder)", _first_builtin(plugins))
-        wishes = replace(wishes, model=model)
+        builtin = next((str(each.unwrap()["model"]["model"]) for each in templates_for(BUILTIN, plugins)), None)
+        wishes = replace(wishes, model=_prompt("Model (hub id or folder)", builtin))
     choice = None if not wishes.data else choose_data(wishes, plugins)
     if choice is None:
         names = ", ".join(e.spec.name for e in plugins.registered(Kind.DATA_SOURCE) if e.spec.name not in (FILES, HUB))
@@ -56,8 +57,13 @@ def _data(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
         try:
             return wished, choose_data(wished, plugins)
         except RetrainError as error:
-            click.echo("\n".join(map(printable, str(error).split("\n"))))
-            wishes = _named_columns(wished, str(error))
+            click.echo(harmless_lines(str(error)))
+            if "name it: --prompt-key" in str(error):
+                wishes = replace(wished, prompt_key=_prompt("Column of the prompt", None))
+            elif "name it: --answer-key" in str(error):
+                wishes = replace(wished, answer_key=_prompt("Column of the answer", None))
+            else:
+                wishes = replace(wished, data="")
 
 
 def _nearest_data(plugins: Plugins, model: str) -> str | None:
@@ -68,15 +74,6 @@ def _nearest_data(plugins: Plugins, model: str) -> str | None:
         return files[0]
     templates = [template.unwrap() for template in templates_for(model, plugins)]
     return next((str(each["data"]["source"]) for each in templates if "source" in each.get("data", {})), None)
-
-
-def _named_columns(wishes: Wishes, told: str) -> Wishes:
-    """With the column that the rows did not decide; without the data where something else is wrong with it."""
-    if "name it: --prompt-key" in told:
-        return replace(wishes, prompt_key=_prompt("Column of the prompt", None))
-    if "name it: --answer-key" in told:
-        return replace(wishes, answer_key=_prompt("Column of the answer", None))
-    return replace(wishes, data="")
 
 
 def _reward(plugins: Plugins) -> Callable[[Any], str]:
@@ -94,15 +91,9 @@ def _prompt(question: str, default: str | None, read: Callable[[Any], str] = lam
     return answer
 
 
-def _first_builtin(plugins: Plugins) -> str | None:
-    """The model that comes with an installed distribution, if one does; nothing has to be downloaded for it."""
-    return next((str(each.unwrap()["model"]["model"]) for each in templates_for(BUILTIN, plugins)), None)
-
-
 # The questions of `retrain init --interactive --template NAME`: the values that users change most.
 
 
-BUILTIN_MODEL = "builtin:"
 SEED = 42
 
 
@@ -114,53 +105,47 @@ def ask(plugins: Plugins, template: str, output: Path | None) -> tuple[str, Path
     """
     file, text = template_text(plugins, template, output)
     refuse_existing(file)
-    click.echo("Enter keeps the value in brackets; Ctrl-C quits without writing anything.\n")
+    click.echo(GREETING)
     document = tomlkit.parse(text)
     _ask_values(document)
     text = tomlkit.dumps(document)
-    _check(plugins, file.name, text)
+    with put_aside(text, file.name) as written:
+        if claim := claim_of([str(written)], plugins):
+            claim.load_explain()([str(written)], plugins)
+        else:
+            load_checked([str(written)], plugins)
     return template, file, text
 
 
 def _ask_values(document: tomlkit.TOMLDocument) -> None:
     """Apply the answers to the document, keeping comments and layout."""
-    model = _value(document, "model", "model", "")
-    if not str(model).startswith(BUILTIN_MODEL):  # templates for a built-in model are tuned to it
-        _ask(document, "model", "model", "Model (hub id or folder)", model, _text)
-    is_campaign = "campaign" in document
-    runs = "campaign" if is_campaign else "training"
-    _ask(document, runs, "max_steps", "Training steps", _value(document, runs, "max_steps", 100), _at_least(1))
-    if is_campaign:
-        seeds = ", ".join(map(str, _value(document, "campaign", "seeds", [SEED])))
-        _ask(document, "campaign", "seeds", "Seeds (one run of each condition per seed)", seeds, _seeds)
+    plain = document.unwrap()
+
+    def ask_for(table: str, key: str, question: str, default: Any, read: Callable[[Any], Any] = _text) -> None:
+        given = plain.get(table, {}).get(key)
+        shown = default if given is None else ", ".join(map(str, given)) if isinstance(given, list) else given
+        answer = click.prompt(question, default=shown, value_proc=read, show_default=shown != "")
+        if answer == given or (given is None and answer == ""):
+            return
+        if table not in document:
+            document.add(tomlkit.nl())
+            document.add(table, tomlkit.table())
+        holder = document[table]
+        if isinstance(holder, Table):
+            holder[key] = answer
+
+    if not str(plain.get("model", {}).get("model", "")).startswith(BUILTIN):  # templates for those are tuned to them
+        ask_for("model", "model", "Model (hub id or folder)", "")
+    if "campaign" in plain:
+        ask_for("campaign", "max_steps", "Training steps", 100, _at_least(1))
+        ask_for("campaign", "seeds", "Seeds (one run of each condition per seed)", str(SEED), _seeds)
+        folder = ("Folder of the campaign (empty: logs/campaign_DATE_TIME)", "")
     else:
-        seed = _value(document, "training", "seed", SEED)
-        _ask(document, "training", "seed", "Seed (-1 draws one)", seed, _at_least(-1))
-    project = _value(document, "logging", "wandb_project", "")
-    _ask(document, "logging", "wandb_project", "wandb project (empty: no wandb)", project, _text)
-    folder = _value(document, "logging", "log_dir", "" if is_campaign else "logs/train")
-    what = "Folder of the campaign (empty: logs/campaign_DATE_TIME)" if is_campaign else "Folder of the run"
-    _ask(document, "logging", "log_dir", what, folder, _text)
-
-
-def _value(document: tomlkit.TOMLDocument, table: str, key: str, default: Any) -> Any:
-    found: Any = document.unwrap().get(table, {}).get(key, default)
-    return found
-
-
-def _ask(
-    document: tomlkit.TOMLDocument, table: str, key: str, question: str, default: Any, read: Callable[[Any], Any]
-) -> None:
-    """One question; `read` converts the answer, or the default, or raises UsageError."""
-    answer = click.prompt(question, default=default, value_proc=read, show_default=default != "")
-    if answer == _value(document, table, key, "" if default == "" else None):
-        return
-    if table not in document:
-        document.add(tomlkit.nl())
-        document.add(table, tomlkit.table())
-    holder = document[table]
-    if isinstance(holder, Table):
-        holder[key] = answer
+        ask_for("training", "max_steps", "Training steps", 100, _at_least(1))
+        ask_for("training", "seed", "Seed (-1 draws one)", SEED, _at_least(-1))
+        folder = ("Folder of the run", "logs/train")
+    ask_for("logging", "wandb_project", "wandb project (empty: no wandb)", "")
+    ask_for("logging", "log_dir", *folder)
 
 
 def _text(answer: Any) -> str:
@@ -169,13 +154,10 @@ def _text(answer: Any) -> str:
 
 def _at_least(minimum: int) -> Callable[[Any], int]:
     def read(answer: Any) -> int:
-        try:
-            number = int(answer)
-        except ValueError:
-            number = minimum - 1
-        if number < minimum:
-            raise click.UsageError(f"{answer!r} is not a whole number of at least {minimum}")
-        return number
+        with suppress(ValueError):
+            if int(answer) >= minimum:
+                return int(answer)
+        raise click.UsageError(f"{answer!r} is not a whole number of at least {minimum}")
 
     return read
 
@@ -188,16 +170,3 @@ def _seeds(answer: Any) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise click.UsageError("a seed is given twice")
     return seeds
-
-
-def _check(plugins: Plugins, name: str, text: str) -> None:
-    """ConfigError with every problem of the file to be written."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / name
-        file.write_text(text, encoding="utf-8")
-        arguments = [str(file)]
-        claim = claim_of(arguments, plugins)
-        if claim:
-            claim.load_explain()(arguments, plugins)
-        else:
-            load_checked(arguments, plugins)

@@ -1,17 +1,30 @@
-"""Fits the sizes of a first run to a machine whose speed was measured."""
+"""Fits the sizes of a first run to this machine, whose speed a short measurement tells."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+from retrain.cli.start.written import put_aside
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import BackendError, Problem, RetrainError
+from retrain.kernel.types import Tokens
 from retrain.run.configure import evaluations
+from retrain.text.amounts import counted
 
 # Targets for the user are 3 and 30 minutes; the rest is for longer answers, checkpoints and a busier machine.
-FIRST_STEP_S, RUN_S = 150.0, 1500.0
+FIRST_STEP_S, RUN_S, TOO_LONG_S = 150.0, 1500.0, 1800.0
 STEP_S = 50.0  # so that a run has some 20 steps
 EVALUATION_S = 60.0
+MEASURING_S = 120.0  # at most
 # Cut in this order, each to its floor: short answers teach more than small groups, and one prompt a step is the last.
 STEP_CUTS = (
     *(("max_tokens", 512), ("group_size", 8), ("max_tokens", 256), ("batch_size", 4), ("max_tokens", 128)),
@@ -42,10 +55,6 @@ class Speed:
         decoding_s = longest * self.decode_s + completions * each * self.sample_s
         return prompts * self.prompt_tokens * self.prefill_s + decoding_s if completions else 0.0
 
-    def training_s(self, prompts: int, completions: int, max_tokens: int) -> float:
-        """Seconds to train on so many completions."""
-        return (prompts * self.prompt_tokens + completions * min(self.mean_tokens, max_tokens)) * self.train_s
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
@@ -62,8 +71,8 @@ class Sizes:
     def step_s(self, speed: Speed) -> float:
         """Seconds of a step."""
         completions = self.batch_size * self.group_size
-        trained_s = speed.training_s(self.batch_size, completions, self.max_tokens)
-        return speed.sampling_s(self.batch_size, completions, self.max_tokens) + trained_s
+        tokens = self.batch_size * speed.prompt_tokens + completions * min(speed.mean_tokens, self.max_tokens)
+        return speed.sampling_s(self.batch_size, completions, self.max_tokens) + tokens * speed.train_s
 
     def evaluation_s(self, speed: Speed) -> float:
         """Seconds of one evaluation."""
@@ -123,3 +132,81 @@ def _ends_in_time(sizes: Sizes, speed: Speed) -> bool:
 def _halved(sizes: Sizes, name: str, floor: int) -> Sizes:
     changes: dict[str, int] = {name: max(getattr(sizes, name) // 2, floor)}
     return replace(sizes, **changes)
+
+
+def measured_speed(file: Path, prompts_PT: Sequence[Tokens]) -> Speed:
+    """The speed of a configuration's model; BackendError if it cannot be measured. Nothing is downloaded."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "retrain.cli.start.speed", str(file)]
+    environ, text = {**os.environ, "HF_HUB_OFFLINE": "1"}, json.dumps([prompt_T.tolist() for prompt_T in prompts_PT])
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, check=False, timeout=MEASURING_S, env=environ
+        )
+    except subprocess.TimeoutExpired:
+        what = f"two small batches took longer than {MEASURING_S:.0f} s"
+    else:
+        if not done.returncode:
+            found = json.loads(done.stdout.splitlines()[-1])
+            return Speed(start_s=time.monotonic() - began - found.pop("probes_s"), **found)
+        what = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+    raise BackendError(Problem(where="speed", what=what, fix="try it with: retrain capacity --pilot 1"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """Values by `table.key`, empty where nothing was measured, the seconds that they take, and both in words."""
+
+    text: str
+    values: Mapping[str, int] = field(default_factory=dict)
+    times_s: Mapping[str, float] = field(default_factory=dict)
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"is_measured": bool(self.values), "text": self.text, **self.times_s}
+
+
+def fit_to_machine(text: str, config: Config, prompts_PT: Sequence[Tokens], *, keep_steps: bool) -> Fitted:
+    """Measure the model of the configuration in `text` on some encoded prompts, and fit the sizes of the run.
+
+    Without prompts, because the model is still to be fetched, or where it fails to load, the sizes stay unchanged.
+    """
+    if not prompts_PT:
+        return Fitted(text="unknown until the model is on this machine; then see: retrain capacity --pilot 3")
+    try:
+        with put_aside(text, "retrain.toml") as file:
+            speed = measured_speed(file, prompts_PT)
+    except RetrainError as error:
+        return Fitted(text=f"not measured, because {error.problems[0].what}; see: retrain capacity --pilot 1")
+    training, evaluation = config.training, config.eval
+    wanted = Sizes(
+        batch_size=training.batch_size,
+        group_size=training.group_size,
+        max_tokens=training.max_tokens,
+        max_steps=training.max_steps,
+        eval_examples=evaluation.examples,
+        eval_samples=evaluation.samples,
+        eval_every=evaluation.every,
+    )
+    sizes = fit(wanted, speed, keep_steps=keep_steps)
+    times_s = {
+        "run_s": sizes.run_s(speed),
+        "training_s": sizes.training_s(speed),
+        "evaluation_s": sizes.evaluations_s(speed),
+        "first_step_s": sizes.first_step_s(speed),
+    }
+    values = {
+        name.replace("eval_", "eval.") if name.startswith("eval_") else f"training.{name}": value
+        for name, value in asdict(sizes).items()
+    }
+    return Fitted(text=_in_words(times_s), values=values, times_s=times_s)
+
+
+def _in_words(times_s: Mapping[str, float]) -> str:
+    run, training, evaluation, first = (
+        counted(max(1, math.ceil(seconds / 60)), "minute") for seconds in times_s.values()
+    )
+    parts = f"training {training}, evaluation {evaluation}; first step after {first}"
+    words = f"about {run} on this machine (measured): {parts}"
+    is_long = times_s["run_s"] > TOO_LONG_S
+    return f"{words}. Fewer steps, or a smaller model, would end within 30 minutes" if is_long else words

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -44,12 +44,12 @@ class Wishes:
     log_dir: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataChoice:
-    """The settings of `[data]`, and what the user should know about them."""
+    """The settings of `[data]`, and remarks on how they were found."""
 
     settings: dict[str, Any]
-    told: list[str] = field(default_factory=list)
+    told: Sequence[str] = ()
     tests: str = ""  # the column of a program's tests
     reward: str = ""  # that suits it; empty where the source brings its own verifier, or any may do
 
@@ -63,25 +63,20 @@ def choose_data(wishes: Wishes, plugins: Plugins) -> DataChoice:
     name, _, value = wishes.data.partition(":")
     if plugins.find(Kind.DATA_SOURCE, name) and name not in (FILES, HUB):
         is_copy = bool(value) and Path(value).expanduser().exists()
-        required = {} if is_copy else _required(plugins, name, value)
-        copy = {"path": value} if is_copy else {}
-        choice = DataChoice(settings={"source": name, **copy, **_options(wishes, required)})
-    else:
-        choice = DataChoice(settings=_path_settings(wishes))
-        columns = _columns(choice.settings, wishes, plugins)
-        keys = {"prompt_key": columns.prompt, "answer_key": columns.answer}
-        choice.settings |= {key: column for key, column in keys.items() if column}
-        if columns.options:
-            choice.settings["options"] = {**choice.settings.get("options", {}), **columns.options}
-        choice.told += columns.told
-        choice.reward = "math" if columns.has_formulas else "match"
-        choice.tests = columns.tests
-        if choice.tests:
-            choice.settings["instruction"] = ASK_FOR_PROGRAM
-        return choice
-    given = {"prompt_key": wishes.prompt_key, "answer_key": wishes.answer_key}
-    choice.settings |= {key: column for key, column in given.items() if column}
-    return choice
+        options = {} if is_copy else _required(plugins, name, value)
+        settings = {"source": name, **({"path": value} if is_copy else {}), **_options(wishes, options)}
+        given = {"prompt_key": wishes.prompt_key, "answer_key": wishes.answer_key}
+        return DataChoice(settings=settings | {key: column for key, column in given.items() if column})
+    settings = _path_settings(wishes)
+    columns = _columns(settings, wishes, plugins)
+    keys = {"prompt_key": columns.prompt, "answer_key": columns.answer}
+    settings |= {key: column for key, column in keys.items() if column}
+    if columns.options:
+        settings["options"] = {**settings.get("options", {}), **columns.options}
+    if columns.tests:
+        settings["instruction"] = ASK_FOR_PROGRAM
+    reward = "math" if columns.has_formulas else "match"
+    return DataChoice(settings=settings, told=columns.told, tests=columns.tests, reward=reward)
 
 
 def choose_reward(reward: str, tests: str = "") -> dict[str, Any]:
@@ -106,19 +101,13 @@ def _required(plugins: Plugins, name: str, value: str) -> dict[str, Any]:
     """`value` as the one option without which the source does nothing, as the data set of `reasoning_gym`."""
     params = resolve(plugins, Kind.DATA_SOURCE, name, where="--data").params
     fields = params.model_fields if params else {}
-    wanted = [key for key, info in fields.items() if info.is_required()]
+    wanted = next((key for key, info in fields.items() if info.is_required()), "")
     if bool(wanted) == bool(value):
-        return {wanted[0]: value} if wanted else {}
-    if value:
-        raise ConfigError(
-            Problem(
-                where=f"--data {name}:{value}",
-                what=f"{name!r} takes no {value!r}, and no such file is here",
-                fix=f"--data {name}",
-            )
-        )
-    what, fix = f"{name!r} needs its {wanted[0]}", f"write it behind a colon: --data {name}:{wanted[0].upper()}"
-    raise ConfigError(Problem(where=f"--data {name}", what=what, fix=fix))
+        return {wanted: value} if wanted else {}
+    what, fix = f"{name!r} takes no {value!r}, and no such file is here", f"--data {name}"
+    if wanted:
+        what, fix = f"{name!r} needs its {wanted}", f"write it behind a colon: --data {name}:{wanted.upper()}"
+    raise ConfigError(Problem(where="--data", what=what, fix=fix))
 
 
 def _path_settings(wishes: Wishes) -> dict[str, Any]:
@@ -146,20 +135,16 @@ def _columns(settings: Mapping[str, Any], wishes: Wishes, plugins: Plugins) -> C
     context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins)
     options = settings.get("options", {})
     source = build_part(Kind.DATA_SOURCE, str(settings["source"]), "data.source", context, options, "data.options")
+    where, by_tests = f"--data {wishes.data}", wishes.reward == CODE
     try:
         rows = source.preview(PREVIEWED)
     except ConfigError as error:
         if settings["source"] != HUB:
             raise
         what = f"no file or folder {wishes.data!r} is here, so it was looked for on the hub"
-        raise ConfigError(
-            Problem(where=f"--data {wishes.data}", what=what, fix="check the path"), *error.problems
-        ) from None
+        raise ConfigError(Problem(where=where, what=what, fix="check the path"), *error.problems) from None
     if not rows:
-        raise ConfigError(
-            Problem(where=f"--data {wishes.data}", what="the data set is empty", fix="give one task per row")
-        )
-    where, by_tests = f"--data {wishes.data}", wishes.reward == CODE
+        raise ConfigError(Problem(where=where, what="the data set is empty", fix="give one task per row"))
     return find_columns(rows, prompt=wishes.prompt_key, answer=wishes.answer_key, where=where, by_tests=by_tests)
 
 
@@ -222,16 +207,10 @@ def find_columns(
     if found == "by its name" and rest:
         told[1] += f"; {', '.join(map(repr, rest))} would do as well: --answer-key decides"
     if extract:
-        told.append(f"the answers are worked solutions: {_stated(extract)} is the reference")
+        stated = f"what follows their last {HASHES}" if extract == "hashes" else r"their last \boxed{...}"
+        told.append(f"the answers are worked solutions: {stated} is the reference")
     has_formulas = any(sign in str(value) for value in values for sign in ("\\", "/", "^"))
     return Columns(prompt=prompt, answer=answer, options=options, told=tuple(told), has_formulas=has_formulas)
-
-
-def shown(fields: Mapping[str, Sequence[Any]]) -> str:
-    """Every column with a value: `id (3), question ('What is ...')`."""
-    listed = [f"{printable(name)} ({_head(values)})" for name, values in fields.items()]
-    more = [f"{len(fields) - MOST_SHOWN} more"] if len(fields) > MOST_SHOWN else []
-    return ", ".join([*listed[:MOST_SHOWN], *more]) or "none"
 
 
 def _fields(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -249,10 +228,8 @@ def _prompt(fields: Mapping[str, list[Any]], answer: str) -> tuple[str, str]:
     askable = {
         name: values for name, values in fields.items() if name != answer and (_is_text(values) or _is_chat(values))
     }
-    for wanted in PROMPTS:
-        for name in askable:
-            if _plain(name) == wanted:
-                return name, "by its name"
+    if named := _named(PROMPTS, askable):
+        return named, "by its name"
     texts = {name: _length(values) for name, values in askable.items() if _plain(name) not in ANSWERS}
     longest = max(texts, key=texts.__getitem__, default="")
     if longest and all(texts[longest] >= LONGER * length for name, length in texts.items() if name != longest):
@@ -262,19 +239,17 @@ def _prompt(fields: Mapping[str, list[Any]], answer: str) -> tuple[str, str]:
 
 def _answer(fields: Mapping[str, list[Any]], prompt: str) -> tuple[str, str]:
     given = {name: values for name, values in fields.items() if name != prompt and _is_answer(values)}
-    for wanted in ANSWERS:
-        for name in given:
-            if _plain(name) == wanted:
-                return name, "by its name"
+    if named := _named(ANSWERS, given):
+        return named, "by its name"
     return (next(iter(given)), "the only other column that can be one") if len(given) == 1 else ("", "")
 
 
 def _with_tests(fields: Mapping[str, list[Any]], prompt: str, by: str, answer: str, where: str) -> Columns:
-    tests = next((name for wanted in TESTS for name in fields if _plain(name) == wanted and name != prompt), answer)
+    tests = _named(TESTS, [name for name in fields if name != prompt]) or answer
     if not tests:
         raise _unsure("the tests of a program", "--answer-key", fields, where)
     texts = [name for name, values in fields.items() if _is_text(values) and name not in (prompt, tests)]
-    answer = answer or next((name for wanted in SOLUTIONS for name in texts if _plain(name) == wanted), tests)
+    answer = answer or _named(SOLUTIONS, texts) or tests
     told = (f"prompt: column {prompt!r} ({by})", f"tests: column {tests!r}", f"answer: column {answer!r}")
     return Columns(prompt=prompt, answer=answer, options={}, told=told, tests=tests)
 
@@ -282,20 +257,23 @@ def _with_tests(fields: Mapping[str, list[Any]], prompt: str, by: str, answer: s
 def _extract(values: Sequence[Any]) -> str:
     """`hashes` or `boxed` where almost every answer is a solution that states its result in this way."""
     texts = [value for value in values if isinstance(value, str) and value.strip()]
-    if not texts:
-        return ""
-    if sum(HASHES in text for text in texts) >= MOST * len(texts):
-        return "hashes"
-    return "boxed" if sum(any(box in text for box in BOXES) for text in texts) >= MOST * len(texts) else ""
-
-
-def _stated(extract: str) -> str:
-    return f"what follows their last {HASHES}" if extract == "hashes" else r"their last \boxed{...}"
+    marks = {"hashes": (HASHES,), "boxed": BOXES} if texts else {}
+    counts = {form: sum(any(mark in text for mark in each) for text in texts) for form, each in marks.items()}
+    return next((form for form, count in counts.items() if count >= MOST * len(texts)), "")
 
 
 def _unsure(what: str, flag: str, fields: Mapping[str, Sequence[Any]], where: str) -> ConfigError:
-    why, fix = f"columns: {shown(fields)}", f"name it: {flag} COLUMN"
+    """The error that lists every column with a value: `id (3), question ('What is ...')`."""
+    listed = [f"{printable(name)} ({_head(values)})" for name, values in fields.items()]
+    more = [f"{len(fields) - MOST_SHOWN} more"] if len(fields) > MOST_SHOWN else []
+    why, fix = f"columns: {', '.join([*listed[:MOST_SHOWN], *more]) or 'none'}", f"name it: {flag} COLUMN"
     return ConfigError(Problem(where=where, what=f"cannot tell which column holds {what}", why=why, fix=fix))
+
+
+def _named(wanted: Sequence[str], columns: Iterable[str]) -> str:
+    """The first column with one of these names, the earlier names first; empty if there is none."""
+    by_name = {_plain(column): column for column in reversed([*columns])}
+    return next((by_name[name] for name in wanted if name in by_name), "")
 
 
 def _plain(name: str) -> str:
@@ -303,9 +281,8 @@ def _plain(name: str) -> str:
 
 
 def _is_text(values: Sequence[Any]) -> bool:
-    return any(isinstance(value, str) for value in values) and all(
-        value is None or isinstance(value, str) for value in values
-    )
+    plain = [value for value in values if value is not None]
+    return bool(plain) and all(isinstance(value, str) for value in plain)
 
 
 def _is_answer(values: Sequence[Any]) -> bool:

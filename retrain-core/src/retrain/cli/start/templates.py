@@ -101,10 +101,5 @@ def template_text(plugins: Plugins, name: str, output: Path | None = None) -> tu
 def refuse_existing(file: Path) -> None:
     """ConfigError when the path exists, even as a dangling link."""
     if file.exists() or file.is_symlink():
-        raise exists_error(file)
-
-
-def exists_error(file: Path) -> ConfigError:
-    """The error for a file that must not be overwritten."""
-    fix = "remove it, or name another with --output FILE"
-    return ConfigError(Problem(where=str(file), what="the file exists already; nothing was written", fix=fix))
+        fix = "remove it, or name another with --output FILE"
+        raise ConfigError(Problem(where=str(file), what="the file exists already; nothing was written", fix=fix))

@@ -1,20 +1,21 @@
-"""Loads the tasks of a configuration that is about to be written, and tries its verifier, before any model loads."""
+"""Loads the tasks of a configuration that is about to be written, tries its verifier, and shows the result."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from retrain.cli.start.own_data import HUB_ID
+import click
+
+from retrain.cli.start.own_data import HUB_ID, DataChoice
+from retrain.cli.start.written import FEWEST, held_out, put_aside
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.verifier import Verifier
-from retrain.kernel.errors import ConfigError, RetrainError
+from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Example, Score, Tokens
 from retrain.run.configure import load_checked
@@ -22,15 +23,17 @@ from retrain.run.seed_sources import run_seeds
 from retrain.tasks.scoring.build import judges
 from retrain.tasks.tasks import Tasks, load_tasks
 from retrain.text.hub import hub_options
+from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
 SHOWN, MEASURED = 3, 4
-LONG_CHARS = 100  # a reference that is longer, in the middle of all, is not what a model writes word for word
+MOST_LINES, MOST_CHARS = 12, 400
+LONG_CHARS = 100  # a longer reference, in the median, is not an answer that a model writes word for word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A text as an answer, and its score; `read` is what the verifier took for the answer, where `is_read`."""
+    """A text as an answer, and its score; `read` is the answer that the verifier found in it, where `is_read`."""
 
     text: str
     score: str
@@ -50,7 +53,7 @@ class ShownExample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The tasks of a configuration: how many, what was left out, what to beware of, and some of them."""
+    """The tasks of a configuration, warnings about them, and some of them as examples."""
 
     examples: int
     notes: tuple[str, ...]
@@ -59,24 +62,54 @@ class Trial:
     rewards: tuple[str, ...]
     prompts: tuple[Tokens, ...]  # of some examples, for a measurement; none where the model is not here yet
 
+    def as_data(self, choice: DataChoice) -> dict[str, Any]:
+        """For `--json`."""
+        counts = {"examples": self.examples, "held_out": held_out(self.examples)}
+        told = {"columns": choice.told, "notes": list(self.notes), "warnings": list(self.warnings)}
+        shown = [asdict(example) for example in self.shown]
+        return {"data": choice.settings, **counts, **told, "rewards": list(self.rewards), "shown": shown}
+
+
+def show_trial(choice: DataChoice, trial: Trial) -> None:
+    """Print it; data and model output are neutralised for the terminal."""
+    for told in (*choice.told, *trial.notes):
+        click.echo(printable(told))
+    aside = held_out(trial.examples)
+    click.echo(f"{trial.examples - aside} examples to train on, {aside} held out")
+    for number, example in enumerate(trial.shown, start=1):
+        click.echo(f"\nExample {number} of {trial.examples}, as the model sees it:")
+        lines = example.prompt[:MOST_CHARS].splitlines() or [""]
+        is_cut = len(example.prompt) > MOST_CHARS or len(lines) > MOST_LINES
+        for line in [*lines[:MOST_LINES], *(["..."] if is_cut else [])]:
+            click.echo(f"  | {printable(line)}")
+        click.echo(f"  reference            {_short(example.reference)}")
+        for name, tried in (("perfect answer", example.perfect), ("reference alone", example.alone)):
+            if tried:
+                answer = "no answer" if tried.read is None else _short(tried.read)
+                read = f"the verifier reads {answer}, " if tried.is_read else ""
+                click.echo(f"  {name:<20} {_short(tried.text)}: {read}score {tried.score}")
+    click.echo(f"\nReward audit of {printable(', '.join(trial.rewards))}: passed")
+    for warning in trial.warnings:
+        click.secho(f"warning: {printable(warning)}", fg="yellow")
+
+
+def _short(text: str) -> str:
+    shown = printable(" ".join(text.split())) or "(empty)"
+    return shown if len(shown) <= MOST_CHARS // 4 else f"{shown[: MOST_CHARS // 4]}..."
+
 
 def check_text(text: str, name: str, plugins: Plugins) -> Config:
     """The configuration of a text that is not yet in its file; ConfigError with every problem, as `retrain explain`."""
-    with tempfile.TemporaryDirectory() as folder, _as_written(folder):
-        file = Path(folder) / name
-        file.write_text(text, encoding="utf-8")
+    with put_aside(text, name) as file:
         return load_checked([str(file)], plugins).config
 
 
 def try_out(text: str, name: str, plugins: Plugins) -> Trial:
     """Load the tasks of this text and try the verifier on some; RewardError when it fails its audit."""
-    with tempfile.TemporaryDirectory() as folder, _as_written(folder):
-        file = Path(folder) / name
-        file.write_text(text, encoding="utf-8")
+    with put_aside(text, name) as file:
         config = load_checked([str(file)], plugins).config
         tokenizer, warnings = _tokenizer(config, plugins)
-        seeds = run_seeds(config)
-        context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer)
+        context = PluginContext(config=config, seeds=run_seeds(config), plugins=plugins, tokenizer=tokenizer)
         tasks = load_tasks(context)
         try:
             tasks.verifier.start()
@@ -94,20 +127,6 @@ def try_out(text: str, name: str, plugins: Plugins) -> Trial:
     )
 
 
-@contextmanager
-def _as_written(folder: str) -> Iterator[None]:
-    """Errors name the file as it will be called, not where it was tried."""
-    try:
-        yield
-    except RetrainError as error:
-        prefix = f"{folder}/"
-        problems = [
-            replace(each, **{part: getattr(each, part).replace(prefix, "") for part in ("where", "what", "why", "fix")})
-            for each in error.problems
-        ]
-        raise type(error)(*problems) from error
-
-
 def _tokenizer(config: Config, plugins: Plugins) -> tuple[Any, list[str]]:
     """The model's tokenizer; a stand-in, and a warning, where the model can be fetched only later."""
     model = config.model.model
@@ -122,58 +141,55 @@ def _tokenizer(config: Config, plugins: Plugins) -> tuple[Any, list[str]]:
 
 
 def _shown(tasks: Tasks, tokenizer: Any) -> Iterator[ShownExample]:
-    prompts = tasks.prompts[:SHOWN]
-    rewards = tasks.verifier.rewards
-    pairs = [(prompt.example, text) for prompt in prompts for text in _texts(prompt.example, rewards)]
-    pairs = pairs if judges(rewards) else []
-    scores = tasks.verifier.score_texts([pair for pair in pairs if pair[1]])
-    found = iter(scores)
-    tried = [(_tried(text, next(found).score, tasks.verifier) if text else None) for _, text in pairs]
-    for number, prompt in enumerate(prompts):
-        perfect, alone = tried[2 * number : 2 * number + 2] or (None, None)
+    prompts, verifier = tasks.prompts[:SHOWN], tasks.verifier
+    texts = [_texts(prompt.example, verifier.rewards) for prompt in prompts]
+    if not judges(verifier.rewards):
+        texts = [("", "")] * len(prompts)
+    pairs = [(p.example, text) for p, both in zip(prompts, texts, strict=True) for text in both if text]
+    found = iter(verifier.score_texts(pairs))
+    for prompt, both in zip(prompts, texts, strict=True):
+        perfect, alone = (_tried(text, next(found).score, verifier) if text else None for text in both)
         rendered = str(tokenizer.decode(prompt.tokens_T, skip_special_tokens=False))
         yield ShownExample(prompt=rendered, reference=prompt.example.reference, perfect=perfect, alone=alone)
 
 
-def _texts(example: Example, rewards: tuple[Any, ...]) -> tuple[str, str]:
-    r"""A perfect answer, as the rewards declare it, else in a box, and the reference as it stands; empty for none."""
+def _texts(example: Example, rewards: Sequence[Any]) -> tuple[str, str]:
+    r"""A perfect answer, as the rewards declare it or else in a box, and the bare reference; empty for none."""
     methods = [reward.gold for reward in rewards if hasattr(reward, "gold")]
-    declared = next((text for method in methods if (text := method(example))), "")
-    boxed = "" if methods or not example.reference else rf"\boxed{{{example.reference}}}"
-    perfect = declared or boxed
+    perfect = next((text for method in methods if (text := method(example))), "")
+    if not methods and example.reference:
+        perfect = rf"\boxed{{{example.reference}}}"
     return perfect, example.reference if example.reference != perfect else ""
 
 
 def _tried(text: str, score: Score, verifier: Verifier) -> Tried:
     given = f"{score.value:g}" if score.value is not None else score.outcome.value.replace("_", " ")
-    readers = [reward.answer_in for reward in verifier.rewards if hasattr(reward, "answer_in")]
-    if not readers:
-        return Tried(text=text, score=given)
-    return Tried(text=text, score=given, read=readers[0](text), is_read=True)
+    reader = next((reward.answer_in for reward in verifier.rewards if hasattr(reward, "answer_in")), None)
+    return Tried(text=text, score=given, read=reader(text) if reader else None, is_read=reader is not None)
 
 
 def _doubts(tasks: Tasks) -> Iterator[str]:
-    """What the tasks make doubtful, although a run would start."""
-    lengths = [len(prompt.example.reference) for prompt in tasks.prompts]
+    """Warnings about tasks with which a run would start all the same."""
+    count, lengths = len(tasks.prompts), [len(prompt.example.reference) for prompt in tasks.prompts]
     compares = any(getattr(reward, "needs_reference", False) for reward in tasks.verifier.rewards)
     if compares and (middle := median(lengths)) > LONG_CHARS:
         yield (
             f"the references are long texts ({middle:.0f} characters in the middle): no answer will equal one; "
             "name the column of the final answer with --answer-key, or let a judge compare: --reward judge"
         )
-
-
-# A stand-in for the tokenizer of a model that is not here yet: a token per character, and no chat template.
+    if count < FEWEST:
+        yield f"{count} examples are too few to hold some out (at least {FEWEST}): nothing will be evaluated"
 
 
 class PlainTokenizer:
-    """Enough of a tokenizer to look at prompts and to try a verifier; its lengths say nothing about the model's."""
+    """A stand-in where the model is not here yet: a token per character, and no chat template."""
 
     chat_template = None
 
     def __call__(self, texts: str | Sequence[str], **_: Any) -> dict[str, Any]:
-        rows = [[ord(char) for char in text] for text in ([texts] if isinstance(texts, str) else texts)]
-        return {"input_ids": rows[0] if isinstance(texts, str) else rows}
+        if isinstance(texts, str):
+            return {"input_ids": [ord(char) for char in texts]}
+        return {"input_ids": [[ord(char) for char in text] for text in texts]}
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
         """The text of these tokens."""

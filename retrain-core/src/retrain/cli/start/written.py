@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import tomlkit
 
-from retrain.cli.start.fitted import Fitted
 from retrain.cli.start.own_data import FILES, HUB, DataChoice, Wishes, choose_reward, folder_of
 from retrain.cli.start.templates import template_text
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.declared import Kind
+from retrain.kernel.errors import RetrainError
 from retrain.kernel.registry import Plugins
 from retrain.run.tables import registered_tables
 from retrain.tasks.scoring.build import DEFAULT_REWARD
@@ -77,63 +80,79 @@ def held_out(examples: int) -> int:
 
 
 def configuration_text(
-    wishes: Wishes, choice: DataChoice, plugins: Plugins, *, examples: int = 0, fitted: Fitted | None = None
+    wishes: Wishes,
+    choice: DataChoice,
+    plugins: Plugins,
+    *,
+    examples: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    time: str = "",
 ) -> str:
     """The file for these wishes; where it is known how many `examples` there are, some are held out.
 
-    The sizes of `fitted` replace those advised for the model.
-
+    `sizes` by `table.key` replace those advised for the model; `time` says how long a run of them takes.
     A reward that is named replaces the verifier of a source that brings one, so it is written though it is the default.
     """
     sections = {table: dict(keys) for table, keys in advised(wishes.model, plugins).items()}
     training = sections.setdefault("training", {})
     if wishes.steps:
         training["max_steps"] = Setting(value=wishes.steps)
-    steps = int(training["max_steps"].value)
     if wishes.model:
-        about = sections.setdefault("model", {}).get("model", Setting(value=""))
-        sections["model"] = {**sections["model"], "model": Setting(value=wishes.model, comment=about.comment)}
-    own = {key: value for key, value in sections.pop("data", {}).items() if key in ("instruction", "system_prompt")}
+        model = sections.setdefault("model", {})
+        model["model"] = Setting(value=wishes.model, comment=model["model"].comment if "model" in model else "")
+    advised_data = sections.pop("data", {})
     about_source = _summary(plugins, Kind.DATA_SOURCE, str(choice.settings["source"]))
     comments = {"source": about_source, "path": f"{examples} examples" if examples else "", **COLUMNS}
-    data = {key: Setting(value=value, comment=comments.get(key, "")) for key, value in choice.settings.items()}
-    sections["data"] = data | {key: value for key, value in own.items() if key not in data}
-    if asked := _instruction_for(wishes.reward, plugins):
-        sections["data"]["instruction"] = Setting(value=asked, comment="what the reward reads")
+    kept = {key: value for key, value in advised_data.items() if key in ("instruction", "system_prompt")}
+    data = sections["data"] = _settings(choice.settings, comments)
+    data |= {key: value for key, value in kept.items() if key not in data}
+    if instruction := _instruction_for(wishes.reward, plugins):
+        data["instruction"] = Setting(value=instruction, comment="what the reward reads")
     reward = choose_reward(wishes.reward, choice.tests)
     about_reward = _summary(plugins, Kind.REWARD, str(reward.get("type", "")))
-    comments = {"type": about_reward}
-    sections["reward"] = {key: Setting(value=value, comment=comments.get(key, "")) for key, value in reward.items()}
-    sections["logging"] = {"log_dir": Setting(value=folder_of(wishes), comment="the run's records and its adapter")}
+    sections["reward"] = _settings(reward, {"type": about_reward})
+    sections["logging"] = _settings({"log_dir": folder_of(wishes)}, {"log_dir": "the run's records and its adapter"})
+    evaluation = sections.pop("eval", {})
     if aside := held_out(examples):
-        every = sections.get("eval", {}).get("every", Setting(value=max(steps // EVALUATIONS, 1)))
+        usual = Setting(value=max(int(training["max_steps"].value) // EVALUATIONS, 1))
         sections["eval"] = {
-            "every": Setting(value=every.value, comment="steps"),
+            "every": Setting(value=evaluation.get("every", usual).value, comment="steps"),
             "examples": Setting(value=aside, comment=f"of {examples}, never trained on"),
         }
-    else:
-        sections.pop("eval", None)
-    if fitted:
-        _apply(fitted, sections)
+    for path, value in (sizes or {}).items():
+        table, _, name = path.partition(".")
+        if table in sections:  # [eval] is not where nothing is held out
+            comment = sections[table][name].comment if name in sections[table] else ""
+            sections[table][name] = Setting(value=value, comment=comment)
     keep = set() if choice.settings["source"] in (FILES, HUB) else {"reward.type"}
     learner = wishes.model or "the default model"
     head = [f"# {one_line(learner)} learns {one_line(wishes.data)}. Run it with: retrain"]
     if reward.get("type") == DEFAULT_REWARD and not keep:
         head.append(f"# The reward is the default, {DEFAULT_REWARD}: {one_line(about_reward)}.")
-    head += [f"# It takes {fitted.text}."] if fitted else []
+    head += [f"# It takes {time}."] if time else []
     keys = {key.path: key for key in all_keys(registered_tables(plugins))}
     return "\n".join([*head, *_lines(sections, keys, keep)]) + "\n"
 
 
-def _apply(fitted: Fitted, sections: Sections) -> None:
-    """Write the fitted sizes over those that differ, with the comments that stand there."""
-    for path, value in fitted.values.items():
-        table, _, name = path.partition(".")
-        keys = sections.get(table, {})
-        if table == "eval" and not keys:  # nothing is held out
-            continue
-        comment = keys[name].comment if name in keys else ""
-        sections[table] = {**keys, name: Setting(value=value, comment=comment)}
+def _settings(values: Mapping[str, Any], comments: Mapping[str, str]) -> dict[str, Setting]:
+    return {key: Setting(value=value, comment=comments.get(key, "")) for key, value in values.items()}
+
+
+@contextmanager
+def put_aside(text: str, name: str) -> Iterator[Path]:
+    """Within the block a temporary file with this text; errors call it by its `name`."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / name
+        file.write_text(text, encoding="utf-8")
+        try:
+            yield file
+        except RetrainError as error:
+            parts = ("where", "what", "why", "fix")
+            problems = [
+                replace(each, **{part: getattr(each, part).replace(f"{folder}/", "") for part in parts})
+                for each in error.problems
+            ]
+            raise type(error)(*problems) from error
 
 
 def one_line(text: str) -> str:

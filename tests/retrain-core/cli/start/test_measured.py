@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from retrain.cli.start import speed
+from retrain.cli.start import first_run, speed
 from retrain.cli.start.first_run import Speed
 from retrain.kernel.errors import BackendError, Problem
 from retrain.kernel.registry import Plugins
 
 pytestmark = pytest.mark.usefixtures("offline")
 TINY = ("init", "--model", "builtin:tiny", "--data", "tasks.jsonl", "--reward", "match")
-MEASURED_SPEED = speed.measured_speed  # before the fixture replaces it
+MEASURED_SPEED = first_run.measured_speed  # before the fixture replaces it
 SUMS = [{"prompt": f"What is {n} + 30?", "answer": str(n + 30)} for n in range(200)]
 SLOW = Speed(prefill_s=1e-3, decode_s=0.2, sample_s=0.02, train_s=0.02, start_s=20.0, prompt_tokens=40)
 
