@@ -68,9 +68,3 @@ def test_the_page_shows_what_the_scaffold_writes(plugins: Plugins) -> None:
     assert "[algorithm]" in page
 
 
-def test_without_the_scaffold_it_says_what_is_missing(plugins: Plugins) -> None:
-    from retrain.kernel.types import Kind
-
-    plugins.registries[Kind.COMMAND].entries.pop("init-plugin")
-    with pytest.raises(ConfigError, match="init-plugin"):
-        generator(plugins)("scaffold transform my_floor")

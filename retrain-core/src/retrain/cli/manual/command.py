@@ -8,7 +8,6 @@ import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import click
 from retrain.cli.manual import markdown
 from retrain.cli.manual.contracts import api, checks, contract, hooks, parts, scaffold
 from retrain.cli.manual.keys import annotated, commands, flags, keys, metrics
-from retrain.cli.manual.pages import MANUAL, OTHER_NAMES, Generate, Topic, regenerated, topics, without_markers
+from retrain.cli.manual.pages import MANUAL, Generate, find_topic, regenerated, topics, without_markers
 from retrain.cli.manual.support import support
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
@@ -70,9 +69,13 @@ def command(
     installed. --sync and --check work on the installed manual, or on FILES: Markdown pages with such sections.
     """
     if sync and check:
-        raise ConfigError(Problem(where="--sync --check", what="exclude each other", fix="give one of them"))
+        raise click.UsageError("--sync and --check exclude each other")
     if files and not (sync or check):
-        topic = _named(files, topic)
+        if files[0].suffix or files[0].exists():
+            raise ConfigError(Problem(where=str(files[0]), what="files are for --sync and --check", fix="add --check"))
+        topic, *more = [*([topic] if topic else []), *map(str, files)]
+        if more:
+            raise click.UsageError("only one topic at a time")
     generate = generator(plugins)
     if sync or check:
         _keep_current(files or (MANUAL,), generate, write=sync)
@@ -84,47 +87,36 @@ def command(
         _print(_read(MANUAL), generate, topic=topic, form="json" if as_json else form)
 
 
-def _named(words: tuple[Path, ...], topic: str | None) -> str:
-    """The topic of `retrain man TOPIC`; ConfigError for a file or a second topic."""
-    word = words[0]
-    if word.suffix or word.exists():
-        raise ConfigError(Problem(where=str(word), what="files are for --sync and --check", fix="add --check"))
-    if topic is not None or len(words) > 1:
-        raise ConfigError(Problem(where=str(words[-1]), what="only one topic at a time", fix="give one of them"))
-    return str(word)
-
-
 def _keep_current(files: tuple[Path, ...], generate: Generate, *, write: bool) -> None:
     """Rewrite the pages with stale generated sections, or exit with 1 when there are any."""
     stale = []
     for file in files:
         before = _read(file)
         after = regenerated(before, generate)
+        state = "already up to date" if before == after else "updated" if write else "stale"
         if before != after:
             stale.append(file)
             if write:
                 _write(file, after)
-        state = ("updated" if write else "stale") if before != after else "already up to date"
         click.echo(f"{file} ({state})")
     if stale and not write:
-        click.echo(
-            f"fix: retrain man --sync {' '.join(map(str, stale)) if files != (MANUAL,) else ''}".rstrip(), err=True
-        )
+        named = " ".join(map(str, stale)) if files != (MANUAL,) else ""
+        click.echo(f"fix: retrain man --sync {named}".rstrip(), err=True)
         raise click.exceptions.Exit(EXIT_FAILED)
 
 
 def _list_topics(text: str, *, as_json: bool) -> None:
-    found = topics(text)
+    rows = [(topic.name, topic.summary) for topic in topics(text)]
     if as_json:
-        click.echo(json.dumps([{"name": topic.name, "summary": topic.summary} for topic in found], indent=2))
+        click.echo(json.dumps([{"name": name, "summary": summary} for name, summary in rows], indent=2))
         return
-    width = max(len(topic.name) for topic in found)
-    for topic in found:
-        click.echo(f"{topic.name:<{width}}  {topic.summary}")
+    width = max(len(name) for name, _ in rows)
+    for name, summary in rows:
+        click.echo(f"{name:<{width}}  {summary}")
 
 
 def _print(text: str, generate: Generate, *, topic: str | None, form: str) -> None:
-    chosen = _topic(topics(text), topic) if topic is not None else None
+    chosen = find_topic(text, topic) if topic is not None else None
     shown = without_markers(regenerated(chosen.text if chosen else text, generate)).strip()
     if form == "json":
         content: dict[str, object] = {"tool": "retrain", "path": str(MANUAL)}
@@ -133,14 +125,11 @@ def _print(text: str, generate: Generate, *, topic: str | None, form: str) -> No
         else:
             content |= {"topics": [topic.name for topic in topics(text)], "manual": shown}
         click.echo(json.dumps(content, indent=2, ensure_ascii=False))
-    elif form == "troff":
-        from retrain.cli.manual.renderings import man_page
+    elif form in ("troff", "html"):
+        from retrain.cli.manual.renderings import html_page, man_page
 
-        click.echo(man_page(shown), nl=False)
-    elif form == "html":
-        from retrain.cli.manual.renderings import html_page
-
-        click.echo(html_page(shown, title=f"retrain: {chosen.heading}" if chosen else TITLE), nl=False)
+        title = f"retrain: {chosen.heading}" if chosen else TITLE
+        click.echo(man_page(shown) if form == "troff" else html_page(shown, title=title), nl=False)
     elif sys.stdout.isatty():
         from rich.console import Console
         from rich.markdown import Markdown
@@ -150,18 +139,6 @@ def _print(text: str, generate: Generate, *, topic: str | None, form: str) -> No
             console.print(Markdown(shown))
     else:
         click.echo(shown)
-
-
-def _topic(found: list[Topic], name: str) -> Topic:
-    wanted = name.strip().lower().replace(" ", "-")
-    wanted = OTHER_NAMES.get(wanted, wanted)
-    for topic in found:
-        if topic.name == wanted:
-            return topic
-    names = [topic.name for topic in found]
-    near = get_close_matches(wanted, names, n=1)
-    fix = f"did you mean {near[0]!r}?" if near else f"topics: {', '.join(names)}"
-    raise ConfigError(Problem(where="--topic", what=f"the manual has no topic {name!r}", fix=fix))
 
 
 def _read(file: Path) -> str:
@@ -202,20 +179,10 @@ def source(plugins: Plugins, place: str) -> str:
 
 
 GENERATORS: dict[str, Callable[..., str]] = {
-    "keys": keys,
-    "flags": flags,
-    "annotated": annotated,
-    "commands": commands,
+    **{each.__name__: each for each in (keys, flags, annotated, commands, metrics, hooks, contract, checks)},
+    **{each.__name__: each for each in (api, scaffold, support, source)},
     "plugins": parts,
-    "metrics": metrics,
-    "hooks": hooks,
-    "contract": contract,
-    "checks": checks,
-    "api": api,
-    "scaffold": scaffold,
-    "support": support,
     "public_names": public,
-    "source": source,
 }
 
 

@@ -6,26 +6,21 @@ import dataclasses
 import enum
 import importlib
 import inspect
-import json
 import re
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import chdir, redirect_stdout
-from io import StringIO
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import click
 from pydantic import BaseModel
 
 from retrain.cli.manual import markdown
+from retrain.cli.scaffold.naming import kind_of, names_from
+from retrain.cli.scaffold.render import render_file
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugin_spec import Registered
-from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import HOOK_OF_KIND, Plugins
 from retrain.kernel.types import Kind
 from retrain.run.tables import registered_tables
@@ -57,14 +52,8 @@ PUBLIC = {  # the types of each kind, in retrain.api or retrain.advantages
 
 def hooks(plugins: Plugins) -> str:
     """Every hook in life-cycle order, with its signature and docstring."""
-    sections = []
-    for function in _specs():
-        sections += [
-            f"### {markdown.anchor(function.__name__)}",
-            _signature(function),
-            markdown.prose(function.__doc__),
-        ]
-    return "\n\n".join(sections)
+    specs = (value for name, value in vars(hookspecs).items() if name.startswith(f"{hookspecs.PROJECT}_"))
+    return "\n\n".join(_entry(value.__name__, value) for value in specs if isinstance(value, FunctionType))
 
 
 def contract(plugins: Plugins, kind: str) -> str:
@@ -89,15 +78,6 @@ def checks(plugins: Plugins, kind: str) -> str:
     testing = importlib.import_module("retrain.testing")
     rows = [(markdown.code(check.name), check.purpose) for check in testing.conformance(kind, "any")]
     return markdown.table(("check", "what it is for"), rows)
-
-
-def _specs() -> list[FunctionType]:
-    found = [value for name, value in vars(hookspecs).items() if name.startswith(f"{hookspecs.PROJECT}_")]
-    return [value for value in found if isinstance(value, FunctionType)]
-
-
-def _signature(function: FunctionType) -> str:
-    return f"```python\ndef {function.__name__}{signature(function)}\n```"
 
 
 # Generated section `plugins`: every installed part, kind by kind, with its parameters.
@@ -164,10 +144,7 @@ def _params(entry: Registered) -> str:
 
 
 MODULES = ("retrain.api", "retrain.advantages", "retrain.testing", "retrain")  # the last one for scripts
-ALIASES = (
-    "retrain.kernel.types",
-    "retrain.kernel.contracts.backend",
-)  # define the type aliases
+ALIASES = ("retrain.kernel.types", "retrain.kernel.contracts.backend")  # define the type aliases
 
 
 def api(plugins: Plugins, module: str) -> str:
@@ -212,7 +189,9 @@ def _entry(name: str, value: Any) -> str:
     if inspect.isclass(value) and value.__name__ != name:
         lines.append(f"The former name of {markdown.code(value.__name__)}, kept for plugins that use it.")
     elif inspect.isclass(value):
-        lines += [f"```python\n{_class_line(name, value)}\n```", markdown.prose(_own_doc(value)), *_members(value)]
+        is_generated = (value.__doc__ or "").startswith(f"{name}(")  # by dataclass or Enum
+        doc = "" if is_generated else markdown.prose(value.__doc__)
+        lines += [f"```python\n{_class_line(name, value)}\n```", doc, *_members(value)]
     elif inspect.isfunction(value):
         lines += [f"```python\ndef {name}{signature(value)}\n```", markdown.prose(value.__doc__)]
     elif written := _alias(name):
@@ -253,12 +232,6 @@ def _field(field: dataclasses.Field[Any]) -> str:
     return f"{field.name}: {kind}" + ("" if field.default_factory is dataclasses.MISSING else " = ...")
 
 
-def _own_doc(value: type) -> str:
-    """The docstring in the source, not the one that dataclass or Enum generates."""
-    text = value.__doc__ or ""
-    return "" if text.startswith(f"{value.__name__}(") else text
-
-
 def _members(value: type) -> Iterator[str]:
     """Methods and properties that have a docstring, in source order."""
     for name, member in vars(value).items():
@@ -278,26 +251,8 @@ def _shown(default: Any) -> str:
     return "..." if callable(default) else repr(default)
 
 
-# Generated section `scaffold KIND NAME`: the file that `retrain init-plugin` writes, and the TOML that it prints.
-
-
-COMMAND = "init-plugin"
-
-
 def scaffold(plugins: Plugins, kind: str, name: str) -> str:
-    """The file that `retrain init-plugin` writes for a user; ConfigError when that command is not installed."""
-    if not plugins.find(Kind.COMMAND, COMMAND):
-        raise ConfigError(Problem(what=f"this section needs the command `retrain {COMMAND}`", fix="install its plugin"))
-    command: click.Command = resolve(plugins, Kind.COMMAND, COMMAND, where="the page").target
-    with (
-        tempfile.TemporaryDirectory(prefix="retrain-page-") as folder,
-        chdir(folder),
-        redirect_stdout(StringIO()) as out,
-    ):
-        arguments = ["--kind", kind, "--name", name, "--json"]
-        command.main(arguments, standalone_mode=False, obj=plugins)
-        files = sorted(Path("plugins").glob("*.py"))
-        code = next(file for file in files if file.stem != "__init__").read_text(encoding="utf-8").rstrip()
-    report = json.loads(out.getvalue())
-    toml = f"\n\nand in the configuration:\n\n```toml\n{report['toml'].strip()}\n```" if report.get("toml") else ""
-    return f"`plugins/{name}.py`:\n\n```python\n{code}\n```{toml}"
+    """The file that `retrain init-plugin` writes, and the TOML that it prints."""
+    made = render_file(kind_of(kind), names_from(name, where="scaffold"), "plugins")
+    toml = f"and in the configuration:\n\n```toml\n{made.toml.strip()}\n```"
+    return f"`plugins/{name}.py`:\n\n```python\n{made.module.rstrip()}\n```\n\n{toml}"

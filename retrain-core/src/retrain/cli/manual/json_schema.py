@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
@@ -44,7 +44,7 @@ def configuration_schema(plugins: Plugins) -> Schema:
     """The schema of a whole file: one property per table and no others."""
     tables = registered_tables(plugins)
     params = _params_models(plugins)
-    models: dict[type[BaseModel], None] = dict.fromkeys([*(e.model for e in tables.values()), *params.values()])
+    models = dict.fromkeys([*(entry.model for entry in tables.values()), *params.values()])
     references, document = models_json_schema([(model, "validation") for model in models])
     found = {model: references[model, "validation"] for model in models}
     definitions: dict[str, Schema] = document.get("$defs", {})
@@ -52,16 +52,13 @@ def configuration_schema(plugins: Plugins) -> Schema:
         definition.pop("title", None)
         for name, content in [*definition.get("properties", {}).items()]:
             _clean(definition["properties"], name, content, plugins)
-    properties: dict[str, Schema] = {}
-    for name, entry in sorted(tables.items()):
-        properties[name] = {"$ref": found[entry.model]["$ref"]}
     _bind_params(tables, params, found, definitions)
     return {
         "$schema": DIALECT,
         "title": "Configuration of retrain",
         "description": "A training run, a campaign or a squeeze: `retrain FILE`.",
         "type": "object",
-        "properties": properties,
+        "properties": {name: {"$ref": found[entry.model]["$ref"]} for name, entry in sorted(tables.items())},
         "additionalProperties": False,
         "$defs": dict(sorted(definitions.items())),
     }
@@ -71,7 +68,10 @@ def key_schemas(entry: TableEntry) -> dict[str, Schema]:
     """The schema of each key of one table, by its TOML name, with references resolved."""
     document = entry.model.model_json_schema(mode="validation")
     definitions = document.get("$defs", {})
-    return {name: _resolved(content, definitions) for name, content in document.get("properties", {}).items()}
+    return {
+        name: {**definitions[_name(content)], **content} if "$ref" in content else content
+        for name, content in document.get("properties", {}).items()
+    }
 
 
 def _clean(properties: dict[str, Schema], name: str, content: Schema, plugins: Plugins) -> None:
@@ -92,13 +92,9 @@ def _clean(properties: dict[str, Schema], name: str, content: Schema, plugins: P
 def _params_models(plugins: Plugins) -> dict[tuple[Kind, str], type[BaseModel]]:
     """The parameter models of all parts that declare one; parts that fail to import are skipped."""
     found: dict[tuple[Kind, str], type[BaseModel]] = {}
-    for kind in dict.fromkeys(kind for *_, kind in PARAMS):
-        for entry in plugins.registered(kind):
-            try:
-                model = entry.spec.load_params()
-            except Exception:  # a broken plugin; `retrain plugins` reports it
-                continue
-            if model is not None:
+    for kind, entry in ((of_kind, entry) for *_, of_kind in PARAMS for entry in plugins.registered(of_kind)):
+        with suppress(Exception):  # a broken plugin; `retrain plugins` reports it
+            if model := entry.spec.load_params():
                 found[kind, entry.spec.name] = model
     return found
 
@@ -114,10 +110,8 @@ def _bind_params(
         if table not in tables:
             continue
         definition = definitions[_name(found[tables[table].model])]
-        default = {key.name: key.default for key in keys_of(table, tables[table].model, tables[table].traits)}[naming]
-        for (of_kind, name), model in sorted(params.items()):
-            if of_kind is not kind:
-                continue
+        default = tables[table].model.model_fields[naming].default
+        for name, model in sorted((name, model) for (of_kind, name), model in params.items() if of_kind is kind):
             condition: Schema = {"properties": {naming: {"const": name}}}
             if name != default:
                 condition["required"] = [naming]
@@ -128,9 +122,3 @@ def _bind_params(
 
 def _name(reference: Schema) -> str:
     return str(reference["$ref"]).removeprefix(DEFS)
-
-
-def _resolved(content: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    if "$ref" in content:
-        return {**definitions[_name(content)], **{word: text for word, text in content.items() if word != "$ref"}}
-    return content

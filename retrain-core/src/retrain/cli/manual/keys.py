@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -11,6 +11,7 @@ import tomli_w
 from retrain.cli.manual import markdown
 from retrain.cli.manual.json_schema import key_schemas
 from retrain.kernel.config.keys import Key, keys_of
+from retrain.kernel.config.load import all_keys
 from retrain.kernel.hooks import PROJECT
 from retrain.kernel.plugin_spec import MetricSpec
 from retrain.kernel.registry import Plugins
@@ -31,13 +32,7 @@ def keys(plugins: Plugins, *only: str) -> str:
             continue
         schemas = key_schemas(entry)
         rows = [
-            (
-                markdown.code(key.name),
-                _type(schemas[key.name]),
-                _default(key),
-                markdown.code(f"--{key.flag}"),
-                _text(key),
-            )
+            (f"`{key.name}`", _type(schemas[key.name]), _default(key), f"`--{key.flag}`", _text(key))
             for key in keys_of(name, entry.model, entry.traits)
         ]
         purpose = markdown.prose(entry.model.__doc__).split("\n\n")[0]
@@ -47,14 +42,8 @@ def keys(plugins: Plugins, *only: str) -> str:
 
 def flags(plugins: Plugins) -> str:
     """Every flag and the key that it sets, sorted by flag."""
-    found = [
-        key for name, entry in registered_tables(plugins).items() for key in keys_of(name, entry.model, entry.traits)
-    ]
-    rows = [
-        (markdown.code(f"--{key.flag}"), markdown.code(f"[{key.table}] {key.name}"))
-        for key in sorted(found, key=lambda key: key.flag)
-    ]
-    return markdown.table(("flag", "key"), rows)
+    found = sorted(all_keys(registered_tables(plugins)), key=lambda key: key.flag)
+    return markdown.table(("flag", "key"), [(f"`--{key.flag}`", f"`[{key.table}] {key.name}`") for key in found])
 
 
 def _default(key: Key) -> str:
@@ -117,23 +106,22 @@ HOOK = f"{PROJECT}_describe_metrics"
 LOOP = "retrain.observe.metrics.metric_names"
 
 
-def described(plugins: Plugins) -> dict[str, list[MetricSpec]]:
-    """The fields of each plugin, keyed by distribution and module; those of the loop come first."""
-    return {owner: specs for owner, specs in _answers(plugins).items() if not isinstance(specs, Exception)}
-
-
 def metrics(plugins: Plugins) -> str:
     """One table of fields per plugin."""
     sections = []
-    for owner, specs in _answers(plugins).items():
+    for owner, specs in described(plugins).items():
         distribution, _, module = owner.partition(":")
         heading = "The loop" if module == LOOP else f"{distribution}, {markdown.code(module)}"
-        text = f"Cannot be described: {type(specs).__name__}." if isinstance(specs, Exception) else _table(specs)
-        sections += [f"### {heading}", text]
+        if isinstance(specs, Exception):
+            sections += [f"### {heading}", f"Cannot be described: {type(specs).__name__}."]
+            continue
+        rows = [(markdown.code(spec.name), spec.unit, spec.meaning, spec.absent or "never") for spec in specs]
+        sections += [f"### {heading}", markdown.table(("field", "unit", "meaning", "absent"), rows)]
     return "\n\n".join(sections)
 
 
-def _answers(plugins: Plugins) -> dict[str, list[MetricSpec] | Exception]:
+def described(plugins: Plugins) -> dict[str, list[MetricSpec] | Exception]:
+    """The fields of each plugin, or its error, by distribution and module; those of the loop come first."""
     found: dict[str, list[MetricSpec] | Exception] = {}
     for implementation in getattr(plugins.pluggy.hook, HOOK).get_hookimpls():
         try:
@@ -141,11 +129,6 @@ def _answers(plugins: Plugins) -> dict[str, list[MetricSpec] | Exception]:
         except Exception as error:  # one broken plugin must not break the page
             found[implementation.plugin_name] = error
     return dict(sorted(found.items(), key=lambda item: (not item[0].endswith(f":{LOOP}"), item[0])))
-
-
-def _table(specs: Sequence[MetricSpec]) -> str:
-    rows = [(markdown.code(spec.name), spec.unit, spec.meaning, spec.absent or "never") for spec in specs]
-    return markdown.table(("field", "unit", "meaning", "absent"), rows)
 
 
 # Generated section `commands`: every installed command with its options, from click's description of it.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from retrain.kernel.errors import ConfigError, Problem
@@ -33,6 +34,7 @@ _SECTION = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _MARKER = re.compile(r"^<!-- (?:generated|end): [^\n>]+ -->\n", re.MULTILINE)
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
 Generate = Callable[[str], str]  # "keys" -> Markdown
@@ -83,7 +85,9 @@ def without_markers(text: str) -> str:
 
 def topics(text: str) -> list[Topic]:
     """The topics of the manual, one per second-level heading, in page order."""
-    starts = [*_HEADING.finditer(_without_fences(text))]
+    # blank the fenced blocks: a comment in a TOML block is not a heading
+    blanked = _FENCE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    starts = [*_HEADING.finditer(blanked)]
     ends = [*(match.start() for match in starts[1:]), len(text)]
     return [
         Topic(name=match[1].strip().lower().replace(" ", "-"), heading=match[1].strip(), text=text[match.start() : end])
@@ -91,9 +95,16 @@ def topics(text: str) -> list[Topic]:
     ]
 
 
-def _without_fences(text: str) -> str:
-    """The text with fenced blocks blanked, at the same length: a comment in a TOML block is not a heading."""
-    return re.sub(r"^```.*?^```$", lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.MULTILINE | re.DOTALL)
+def find_topic(text: str, name: str) -> Topic:
+    """The topic of the manual that `name` means; ConfigError suggests the nearest one."""
+    found = {topic.name: topic for topic in topics(text)}
+    wanted = name.strip().lower().replace(" ", "-")
+    wanted = OTHER_NAMES.get(wanted, wanted)
+    if wanted in found:
+        return found[wanted]
+    near = get_close_matches(wanted, found, n=1)
+    fix = f"did you mean {near[0]!r}?" if near else f"topics: {', '.join(found)}"
+    raise ConfigError(Problem(where="--topic", what=f"the manual has no topic {name!r}", fix=fix))
 
 
 def _damaged(what: str) -> ConfigError:

@@ -6,11 +6,11 @@ markdown-it parses; the roff is written here because no maintained Python librar
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from markdown_it.tree import SyntaxTreeNode
 from markupsafe import Markup
 
@@ -32,25 +32,17 @@ def html_page(text: str, *, title: str) -> str:
     tokens = markdown.parse(text)
     if tokens and tokens[0].tag == "h1":  # the page has its title
         del tokens[:3]
-    contents = [(anchor, heading) for anchor, level, heading in _with_anchors(tokens) if level == "h2"]
-    body = Markup(markdown.renderer.render(tokens, markdown.options, {}))
-    found = page("cli/manual/manual.html.jinja", kicker="retrain man", title=title, contents=contents, body=body)
-    return found.html
-
-
-def _with_anchors(tokens: list[Token]) -> list[tuple[str, str, str]]:
-    """Give every heading a unique id; returns (id, tag, text)."""
-    found: list[tuple[str, str, str]] = []
-    seen: dict[str, int] = {}
+    contents: list[tuple[str, str]] = []
+    seen: Counter[str] = Counter()
     for opening, inline in pairwise(tokens):
-        if opening.type != "heading_open":
-            continue
-        slug = re.sub(r"[^\w-]+", "-", inline.content.lower()).strip("-") or "section"
-        seen[slug] = seen.get(slug, 0) + 1
-        anchor = slug if seen[slug] == 1 else f"{slug}-{seen[slug]}"
-        opening.attrSet("id", anchor)
-        found.append((anchor, opening.tag, inline.content))
-    return found
+        if opening.type == "heading_open":
+            slug = re.sub(r"[^\w-]+", "-", inline.content.lower()).strip("-") or "section"
+            seen[slug] += 1
+            anchor = slug if seen[slug] == 1 else f"{slug}-{seen[slug]}"
+            opening.attrSet("id", anchor)
+            contents += [(anchor, inline.content)] if opening.tag == "h2" else []
+    body = Markup(markdown.renderer.render(tokens, markdown.options, {}))
+    return page("cli/manual/manual.html.jinja", kicker="retrain man", title=title, contents=contents, body=body).html
 
 
 def parser() -> MarkdownIt:

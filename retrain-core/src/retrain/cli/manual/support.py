@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from retrain.cli.manual import markdown
-from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.load import TableEntry, all_keys
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.first_party import promised_names
@@ -62,7 +62,7 @@ NO_FOLDER = "there is no such folder"  # a fault of the question, not of the bac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was asked of every backend, as TOML would say it, and the answers: empty for yes, or why not."""
+    """A question to every backend, as TOML would say it, and the answers: empty for yes, or why not."""
 
     text: str
     values: Mapping[str, str]
@@ -74,10 +74,14 @@ def support(plugins: Plugins) -> str:
     installed = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
     backends = sorted(installed, key=lambda name: (*promised_names(Kind.BACKEND), name).index(name))
     reasons: dict[str, int] = {}
-    rows = []
-    for asked in ask(plugins, backends):
-        cells = [_cell(asked.answers[backend], reasons) for backend in backends]
-        rows.append((markdown.code(asked.text), *cells))
+
+    def cell(answer: str) -> str:
+        return f"no ({reasons.setdefault(answer, len(reasons) + 1)})" if answer else "yes"
+
+    rows = [
+        (markdown.code(asked.text), *(cell(asked.answers[backend]) for backend in backends))
+        for asked in ask(plugins, backends)
+    ]
     told = [f"{number}. {reason}" for reason, number in reasons.items()]
     header = ("", *map(markdown.code, backends))
     return "\n\n".join([markdown.table(header, rows), "Why not:", "\n".join(told)])
@@ -86,44 +90,37 @@ def support(plugins: Plugins) -> str:
 def ask(plugins: Plugins, backends: Sequence[str]) -> Iterator[Asked]:
     """Every question, put to the check that precedes a run of each backend; nothing is imported but plugins' checks."""
     tables = registered_tables(plugins)
-    before = {backend: _problems(plugins, tables, backend, {}) for backend in backends}
+
+    def problems(backend: str, values: Mapping[str, str]) -> list[Problem]:
+        arguments = ["--backend", backend, "--devices", "cpu", *NEEDED.get(backend, ())]
+        arguments += [f"--set={path}={value}" for path, value in values.items()]
+        config, found = read_config(None, plugins, tables, arguments=arguments)
+        return found + check(config, plugins, tables)[1]
+
+    before = {backend: problems(backend, {}) for backend in backends}
     for values in questions(plugins, tables):
         answers = {}
         for backend in backends:
-            found = _problems(plugins, tables, backend, values)
+            found = problems(backend, values)
             new = [each for each in found if each not in before[backend] and NO_FOLDER not in each.what]
             answers[backend] = new[0].what.replace(f"backend {backend!r}", "this backend") if new else ""
-        *_, path = values
-        yield Asked(text=_toml(path, values[path], values), values=values, answers=answers)
+        yield Asked(text=_toml(values), values=values, answers=answers)
 
 
 def questions(plugins: Plugins, tables: Mapping[str, TableEntry]) -> Iterator[Mapping[str, str]]:
-    """What is asked: every loss that some backend has, the keys above that are registered, every recipe."""
+    """Every loss that some backend has, the keys above that are registered, every recipe."""
     losses = {entry.spec.name for entry in plugins.registered(Kind.LOSS)}
     for entry in plugins.registered(Kind.BACKEND):
         losses |= entry.spec.traits.losses if isinstance(entry.spec.traits, Capabilities) else frozenset()
     yield from ({"algorithm.loss": name} for name in sorted(losses))
-    for values in KEYS:
-        paths = [path.partition(".") for path in values]
-        if all(table in tables and name in tables[table].model.model_fields for table, _, name in paths):
-            yield values
+    known = {key.path for key in all_keys(tables)}
+    yield from (values for values in KEYS if values.keys() <= known)
     yield from ({"algorithm.recipe": entry.spec.name} for entry in plugins.registered(Kind.RECIPE))
 
 
-def _problems(
-    plugins: Plugins, tables: Mapping[str, TableEntry], backend: str, values: Mapping[str, str]
-) -> list[Problem]:
-    arguments = ["--backend", backend, "--devices", "cpu", *NEEDED.get(backend, ())]
-    arguments += [word for path, value in values.items() for word in ("--set", f"{path}={value}")]
-    config, problems = read_config(None, plugins, tables, arguments=arguments)
-    return problems + check(config, plugins, tables)[1]
-
-
-def _cell(answer: str, reasons: dict[str, int]) -> str:
-    return f"no ({reasons.setdefault(answer, len(reasons) + 1)})" if answer else "yes"
-
-
-def _toml(path: str, value: str, values: Mapping[str, str]) -> str:
+def _toml(values: Mapping[str, str]) -> str:
+    """The last of these settings, as TOML has it."""
+    *_, (path, value) = values.items()
     table, _, name = path.partition(".")
     shown = value if value[:1].isdigit() or value[:1] == "[" or value == "true" else f'"{value}"'
     where = f'where = "{values["kl.where"]}", ' if "kl.where" in values else ""
