@@ -10,8 +10,8 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.cli.legacy import LEGACY_KEYS
 from retrain.cli.migrate import migrate
+from retrain.cli.plugin import LEGACY_KEYS
 from retrain.kernel.errors import ConfigError
 
 WITH_COMMENTS = """\

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tomlkit.container import Container
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AbstractTable, Comment, InlineTable, Null, Whitespace
 
-from retrain.cli.legacy import LEGACY_KEYS, legacy_names, merged_options
+from retrain.cli.plugin import LEGACY_KEYS
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.toml_file import key_lines, parse_toml
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
@@ -71,16 +71,13 @@ def command(
     is told on stderr, for you to decide.
     """
     modes = {"check": check, "write": write, "output": output is not None, "stdout": to_stdout}
-    chosen = [name for name, wanted in modes.items() if wanted]
-    if len(chosen) > 1:
-        raise _usage(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other", "keep one")
+    mode, *others = [name for name, wanted in modes.items() if wanted] or ["preview"]
+    if others:
+        raise click.UsageError(f"--{mode} and --{others[0]} exclude each other")
     if backup and not write:
-        raise _usage("--backup keeps the file that --write replaces", "add --write, or leave --backup out")
-    if from_stdin and write:
-        raise _usage("--write needs a file to rewrite, and --stdin gives none", "use --stdout or --output P")
-    if from_stdin == (config is not None):
-        what = "CONFIG and --stdin exclude each other" if from_stdin else "no configuration was given"
-        raise _usage(what, "give one of the two: `retrain migrate-config retrain.toml`")
+        raise click.UsageError("--backup keeps the file that --write replaces: add --write, or leave --backup out")
+    if from_stdin == (config is not None) or (from_stdin and write):
+        raise click.UsageError("give either CONFIG, or --stdin without --write")
     found = migrate(_read(config), STDIN if config is None else str(config))
     notes = _public_names(found.before, ctx.obj)
     written = kept = None
@@ -89,51 +86,40 @@ def command(
     elif write and config is not None and found.legacy_keys:
         kept = _write_new(config.with_name(f"{config.name}.bak"), found.before, like=config) if backup else None
         written = _replace(config, found.after)
-    mode = chosen[0] if chosen else "preview"
-    (_print_json if as_json else _print_text)(found, notes, mode, written, kept)
+    if as_json:
+        content = {
+            "config": found.label,
+            "mode": mode,
+            "needs_migration": bool(found.legacy_keys or notes),
+            "changed": found.after != found.before,
+            "legacy_keys": list(found.legacy_keys),
+            "merged_backend_options": dict(found.options),
+            "diff": found.diff(),
+            "public_names": notes,
+            "written": written is not None,
+            "output_path": str(written) if written else None,
+            "backup_path": str(kept) if kept else None,
+            **({"text": found.after} if mode == "stdout" else {}),
+        }
+        click.echo(json.dumps(content, indent=2, ensure_ascii=False, default=str))
+    else:
+        _print_text(found, notes, mode, written)
     if check and (found.legacy_keys or notes):
         ctx.exit(EXIT_FAILED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Note:
-    """A name of the public package: where it is, and what became of it."""
-
-    path: str
-    line: int
-    note: str
-
-
-def _public_names(text: str, plugins: Plugins) -> list[_Note]:
-    """Every name of the public package in a configuration; those of a condition at the line of [campaign]."""
+def _public_names(text: str, plugins: Plugins) -> list[dict[str, Any]]:
+    """Path, line and note of every name of the public package; those of a condition at the line of [campaign]."""
     plain = text.removeprefix(BOM)
-    lines, keys = key_lines(plain), all_keys(registered_tables(plugins))
-    found = names_in(tomllib.loads(plain), keys, plugins)
-    return [_Note(path=path, line=lines.get(path, lines.get("campaign", 1)), note=note) for path, note in found]
+    lines = key_lines(plain)
+    found = names_in(tomllib.loads(plain), all_keys(registered_tables(plugins)), plugins)
+    return [{"path": path, "line": lines.get(path, lines.get("campaign", 1)), "note": note} for path, note in found]
 
 
-def _print_json(found: Migration, notes: list[_Note], mode: str, written: Path | None, kept: Path | None) -> None:
-    content = {
-        "config": found.label,
-        "mode": mode,
-        "needs_migration": bool(found.legacy_keys or notes),
-        "changed": found.after != found.before,
-        "legacy_keys": list(found.legacy_keys),
-        "merged_backend_options": dict(found.options),
-        "diff": found.diff(),
-        "public_names": [asdict(note) for note in notes],
-        "written": written is not None,
-        "output_path": str(written) if written else None,
-        "backup_path": str(kept) if kept else None,
-        **({"text": found.after} if mode == "stdout" else {}),
-    }
-    click.echo(json.dumps(content, indent=2, ensure_ascii=False, default=str))
-
-
-def _print_text(found: Migration, notes: list[_Note], mode: str, written: Path | None, kept: Path | None) -> None:
+def _print_text(found: Migration, notes: list[dict[str, Any]], mode: str, written: Path | None) -> None:
     names = ", ".join(found.legacy_keys)
-    for text in dict.fromkeys(note.note for note in notes):
-        places = (f"{note.line} {printable(note.path)}" for note in notes if note.note == text)
+    for text in dict.fromkeys(note["note"] for note in notes):
+        places = (f"{note['line']} {printable(note['path'])}" for note in notes if note["note"] == text)
         click.echo(f"{found.label}: {text}\n    line {', '.join(places)}", err=True)
     if mode == "stdout":
         click.echo(found.after.encode("utf-8"), nl=False)
@@ -195,10 +181,6 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(Problem(where=str(path), what=what, fix="choose a file you can write to: --output P"))
 
 
-def _usage(what: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(where="retrain migrate-config", what=what, fix=fix))
-
-
 # Rewrites a configuration of an earlier version: its legacy keys in [backend] move to [backend.options].
 
 
@@ -241,7 +223,8 @@ def migrate(text: str, label: str) -> Migration:
         raise ConfigError(
             Problem(where=f"{label} [backend] options", what="must be a table", fix="write [backend.options]")
         )
-    names, options, after = legacy_names(backend), merged_options(backend), text
+    names, after = tuple(name for name in backend if name in LEGACY_KEYS), text
+    options = {LEGACY_KEYS[name]: backend[name] for name in names} | backend.get("options", {})
     if names:
         kept = {name: value for name, value in backend.items() if name not in names}
         rewritten = _rewritten(plain, {**document, "backend": {**kept, "options": options}}, label)
@@ -271,7 +254,7 @@ def _move_legacy_keys(document: tomlkit.TOMLDocument, newline: str) -> None:
     options: Any = next((table["options"] for table in tables if "options" in table), None)
     moved: list[tuple[list[Comment], str, Any]] = []
     for table in tables:
-        for name in legacy_names(list(table)):
+        for name in [str(key) for key in table if key in LEGACY_KEYS]:
             if options is None or LEGACY_KEYS[name] not in options:
                 moved.append((_take_comments_above(table.value, name), LEGACY_KEYS[name], table.item(name)))
             table.remove(name)

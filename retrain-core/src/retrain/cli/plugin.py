@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retrain.cli.legacy import MOVED
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import PluginSpec
@@ -21,6 +20,9 @@ COMMANDS = (
     ("extend", "plugins", "List every registered name and where it comes from.", "plugins:command"),
     ("tools", "migrate-config", "Rewrite a configuration that uses keys of an earlier version.", "migrate:command"),
 )
+# Keys of [backend] in earlier versions that `migrate-config` moves to [backend.options].
+OPTIONS = ("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
+LEGACY_KEYS = {f"prime_rl_{option}": option for option in OPTIONS}
 
 
 @hookimpl
@@ -33,5 +35,5 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The keys of [backend] that `migrate-config` rewrites."""
-    traits = TableTraits(extends=True, legacy_keys=MOVED)
+    traits = TableTraits(extends=True, legacy_keys={old: f"options.{new}" for old, new in LEGACY_KEYS.items()})
     register(PluginSpec(name="backend", summary="Its keys of earlier versions.", factory=None, traits=traits))

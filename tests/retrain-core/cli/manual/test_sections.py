@@ -66,5 +66,3 @@ def test_the_page_shows_what_the_scaffold_writes(plugins: Plugins) -> None:
     compile(code, "my_floor.py", "exec")
     assert 'name="my_floor"' in code
     assert "[algorithm]" in page
-
-
