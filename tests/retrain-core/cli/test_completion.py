@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from retrain.cli.candidates import candidates
-from retrain.cli.completion import SHELLS, VARIABLE
+from retrain.cli.completion import candidates
+from retrain.cli.dispatch import SHELLS, VARIABLE
 from retrain.kernel.registry import Plugins
 from tests.shared import first_or_long
 
@@ -123,7 +123,7 @@ def test_the_environment_file_is_read_in_silence(script: Script, tmp_path: Path)
 def test_completing_commands_imports_nothing_that_takes_time(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom retrain.kernel.plugins.discover import load_plugins\n"
-        "from retrain.cli.candidates import candidates\n"
+        "from retrain.cli.completion import candidates\n"
         "plugins = load_plugins()\nassert candidates(plugins, [], 'e')\n"
         "assert candidates(plugins, ['init', '-t'], 't')\n"
         "slow = {'numpy', 'pydantic', 'rich', 'asyncio', 'scipy'} & set(sys.modules)\nassert not slow, slow\n"

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from retrain.cli.completion import VARIABLE, answer
-from retrain.cli.dispatch import RetrainGroup
+from retrain.cli.dispatch import VARIABLE, RetrainGroup
 from retrain.kernel.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -35,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare_streams()
     _prepare_process()
     if request := os.environ.get(VARIABLE):
+        from retrain.cli.completion import answer
+
         sys.exit(answer(request, load_plugins()))
     code = run(list(sys.argv[1:] if arguments is None else arguments))
     gc.freeze()  # spares the garbage collector a last pass over all live objects

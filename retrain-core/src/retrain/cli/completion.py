@@ -1,25 +1,35 @@
-"""`retrain --completion SHELL`: the completion script of a shell, and the completions that the script requests.
+"""Completions of a command line, as the script of `retrain --completion SHELL` requests them.
 
-The script requests them by running `retrain` with `_RETRAIN_COMPLETE` set; click implements the shells' protocols.
+The script runs `retrain` with `_RETRAIN_COMPLETE` set; click implements the shells' protocols.
 """
 
 from __future__ import annotations
 
-import click
-from click.shell_completion import ShellComplete, get_completion_class
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from retrain.cli.candidates import SHELLS, candidates
-from retrain.kernel.errors import EXIT_DONE, EXIT_USAGE
+import click
+from click.shell_completion import CompletionItem
+
+from retrain.cli.dispatch import TRAIN, RetrainGroup, completion_protocol
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import EXIT_DONE, EXIT_USAGE, RetrainError
+from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins
 
-VARIABLE = "_RETRAIN_COMPLETE"
+if TYPE_CHECKING:
+    from retrain.kernel.config.keys import Key
 
-
-def print_script(ctx: click.Context, option: click.Parameter, shell: str | None) -> None:
-    """Callback of `--completion SHELL`: print the script and exit."""
-    if shell:
-        click.echo(_protocol(shell).source(), nl=False)
-        ctx.exit()
+Item = CompletionItem[str]
+FILES = [CompletionItem("", type="file")]
+NAMES_OF = {  # command options whose value names a registered part
+    "--template": Kind.TEMPLATE,
+    "--transform": Kind.TRANSFORM,
+    "--advantage": Kind.ADVANTAGE,
+    "--uncertainty": Kind.UNCERTAINTY,
+}
+PATH_KEYS = ("path", "dir", "from")  # endings of keys that hold a file or folder
 
 
 def answer(request: str, plugins: Plugins) -> int:
@@ -28,9 +38,9 @@ def answer(request: str, plugins: Plugins) -> int:
     Returns the exit code. It never fails loudly: pressing TAB must not show a traceback.
     """
     shell, _, action = request.partition("_")
-    if shell not in SHELLS or action not in ("complete", "source"):
+    protocol = completion_protocol(shell)
+    if protocol is None or action not in ("complete", "source"):
         return EXIT_USAGE
-    protocol = _protocol(shell)
     if action == "source":
         click.echo(protocol.source(), nl=False)
         return EXIT_DONE
@@ -43,8 +53,122 @@ def answer(request: str, plugins: Plugins) -> int:
     return EXIT_DONE
 
 
-def _protocol(shell: str) -> ShellComplete:
-    protocol = get_completion_class(shell)
-    if protocol is None:
-        raise click.UsageError(f"{shell!r} is not a shell that click supports")
-    return protocol(click.Command("retrain"), {}, "retrain", VARIABLE)
+def candidates(plugins: Plugins, words: Sequence[str], typed: str) -> list[Item]:
+    """The completions of `typed`, the word at the cursor, after the complete `words` (without `retrain`)."""
+    if words and words[0] == "help":
+        return _matching(_commands(plugins), typed) if len(words) == 1 else []
+    if not words and not typed.startswith("-"):
+        return _matching([*_commands(plugins), *_configurations()], typed) or FILES
+    is_command = bool(words) and bool(plugins.find(Kind.COMMAND, words[0]))
+    try:
+        name = words[0] if is_command else TRAIN
+        command: click.Command = resolve(plugins, Kind.COMMAND, name, where="completion").target
+    except RetrainError:
+        return []
+    params = [*command.params, *([] if is_command else RetrainGroup(plugins).params)]
+    options = [param for param in params if isinstance(param, click.Option)]
+    takes_keys = bool(command.context_settings.get("ignore_unknown_options"))
+    keys = _keys(plugins) if takes_keys else {}
+    flag, value, prefix = _flag_and_value(words, typed)
+    values = _values_of(options, flag, keys, plugins) if flag else None
+    if values is not None:
+        found = _matching(values, value)
+        return [CompletionItem(prefix + item.value, item.type, item.help) if item.value else item for item in found]
+    if typed.startswith("-"):
+        return _matching(_flags(options, keys), typed)
+    before = words[1:] if is_command else words
+    arguments = [param for param in params if isinstance(param, click.Argument)]
+    if takes_keys and not before:
+        return _matching(_configurations(), typed) or FILES
+    if not any(not word.startswith("-") for word in before):
+        for choice in (each.type for each in arguments if isinstance(each.type, click.Choice)):
+            return _matching([CompletionItem(str(each)) for each in choice.choices], typed)
+    return FILES if arguments else []
+
+
+def _commands(plugins: Plugins) -> list[Item]:
+    rows = {entry.spec.name: entry.spec.summary for entry in plugins.registered(Kind.COMMAND)}
+    return _items({name: text for name, text in rows.items() if name != TRAIN} | {"help": "What a command does."})
+
+
+def _configurations() -> list[Item]:
+    names = sorted(path.name for path in Path().glob("*.toml") if path.name != "pyproject.toml")
+    return [CompletionItem(name) for name in names]
+
+
+def _keys(plugins: Plugins) -> dict[str, Key]:
+    from retrain.kernel.config.load import all_keys  # imports pydantic, which only keys need
+    from retrain.kernel.config.overrides import FLAG_ALIASES
+    from retrain.run.check import registered_tables
+
+    keys = all_keys(registered_tables(plugins))
+    by_path = {key.path: key for key in keys}
+    flags = {f"--{key.flag}": key for key in keys if not key.pending}
+    return flags | {flag: by_path[path] for flag, path in FLAG_ALIASES.items() if path in by_path}
+
+
+def _flag_and_value(words: Sequence[str], typed: str) -> tuple[str, str, str]:
+    """The flag whose value is being typed, the value so far, and the prefix before it in the same word.
+
+    bash splits `--flag=value` into three words; the other shells do not.
+    """
+    if typed.startswith("--") and "=" in typed:
+        flag, _, value = typed.partition("=")
+        return flag, value, f"{flag}="
+    if typed == "=" and words:
+        return words[-1], "", ""
+    if len(words) > 1 and words[-1] == "=":
+        return words[-2], typed, ""
+    if words and words[-1].startswith("-") and not typed.startswith("-"):
+        return words[-1], typed, ""
+    return "", "", ""
+
+
+def _values_of(
+    options: Sequence[click.Option], flag: str, keys: Mapping[str, Key], plugins: Plugins
+) -> list[Item] | None:
+    """The values of a flag; [] when any text will do, None when it takes no value or is unknown."""
+    option = next((option for option in options if flag in option.opts), None)
+    if option is not None:
+        if option.is_flag:
+            return None
+        if kinds := [NAMES_OF[name] for name in option.opts if name in NAMES_OF]:
+            return _names(plugins, kinds[0])
+        if "--kind" in option.opts and not isinstance(option.type, click.Choice):
+            return [CompletionItem(kind.replace(" ", "-")) for kind in Kind]
+        return option.shell_complete(click.Context(click.Command("retrain")), "")
+    if flag == "--set" and keys:
+        return [CompletionItem(f"{key.path}=", help=key.description) for key in keys.values()]
+    if flag not in keys:
+        return None
+    key = keys[flag]
+    if key.names is not None and key.annotation is str:
+        return _names(plugins, key.names)
+    if get_origin(key.annotation) is Literal:
+        return [CompletionItem(str(value)) for value in get_args(key.annotation)]
+    if key.annotation is bool:
+        return [CompletionItem("true"), CompletionItem("false")]
+    return FILES if key.annotation is str and key.name.endswith(PATH_KEYS) else []
+
+
+def _names(plugins: Plugins, kind: Kind) -> list[Item]:
+    return _items({entry.spec.name: entry.spec.summary for entry in plugins.registered(kind)})
+
+
+def _flags(options: Sequence[click.Option], keys: Mapping[str, Key]) -> list[Item]:
+    own = {max(option.opts, key=len): option.help or "" for option in options if not option.hidden}
+    own["--help"] = "Show help."
+    if keys:
+        from retrain.kernel.config.overrides import PARAM_FLAGS
+
+        own["--set"] = "Set TABLE.KEY=VALUE."
+        own |= {flag: f"NAME=VALUE for {path}." for flag, path in PARAM_FLAGS.items()}
+    return _items(own | {flag: key.description for flag, key in keys.items()})
+
+
+def _items(rows: Mapping[str, str]) -> list[Item]:
+    return [CompletionItem(name, help=text or None) for name, text in rows.items()]
+
+
+def _matching(items: Iterable[Item], typed: str) -> list[Item]:
+    return [item for item in items if item.type != "plain" or item.value.startswith(typed)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from retrain.cli.candidates import SHELLS
-from retrain.cli.completion import print_script
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import promised_names
@@ -19,11 +18,16 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.version import __version__
 from retrain.text.process import is_interactive
 
+if TYPE_CHECKING:
+    from click.shell_completion import ShellComplete
+
 TRAIN = "train"
 MISSPELT = 0.8  # similarity above which a word counts as a misspelt option
 DEFAULT_FILE = "retrain.toml"
 HELP, VERSION, COMPLETION = "--help", "--version", "--completion"
 HELP_FLAGS = ("-h", HELP)
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_RETRAIN_COMPLETE"  # set by the scripts that these shells run on TAB
 GROUPS = ("train", "look", "compare", "use", "extend", "tools")  # of `--help`; a plugin's command names its own
 PUBLIC_NAMES = {  # of the public retrain: they go on working
     "backends": "plugins --kind backend",
@@ -70,17 +74,11 @@ class RetrainGroup(click.Group):
             context_settings={"help_option_names": list(HELP_FLAGS)},
         )
         self.plugins = plugins
-        text = "Show the version of each distribution and exit (with --json: as JSON)."
-        self.params.append(click.Option([VERSION], is_flag=True, expose_value=False, help=text))
-        self.params.append(
-            click.Option(
-                [COMPLETION],
-                type=click.Choice(SHELLS),
-                expose_value=False,
-                callback=print_script,
-                help="Print the completion script of a shell and exit.",
-            )
-        )
+        about, shells = "Show the version of each distribution and exit (with --json: as JSON).", click.Choice(SHELLS)
+        self.params.append(click.Option([VERSION], is_flag=True, expose_value=False, help=about))
+        about = "Print the completion script of a shell and exit."
+        script = click.Option([COMPLETION], type=shells, expose_value=False, callback=_print_script, help=about)
+        self.params.append(script)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every registered command except `train`, the default."""
@@ -118,11 +116,7 @@ class RetrainGroup(click.Group):
             ctx.exit()
         if not args and _is_init_wanted():
             args = ["init", "--interactive"]
-        elif (
-            first not in HELP_FLAGS
-            and first.partition("=")[0] != COMPLETION
-            and not self.plugins.find(Kind.COMMAND, first)
-        ):
+        elif first.partition("=")[0] not in (*HELP_FLAGS, COMPLETION) and not self.plugins.find(Kind.COMMAND, first):
             if args and not first.startswith("-"):
                 self._refuse_misspelt_command(first)
             args = [self._command_for(args), *args]
@@ -161,13 +155,13 @@ class RetrainGroup(click.Group):
         known = self.list_commands(click.Context(self))
         if word in promised_names(Kind.COMMAND):
             what, fix = f"`retrain {word}` is not part of this installation", "see `retrain --help`, or reinstall"
-            raise ConfigError(Problem(where="command line", what=what, fix=fix))
-        if word in FORMER_NAMES:
+        elif word in FORMER_NAMES:
             what, fix = f"there is no command {word!r} any more", f"use `retrain {FORMER_NAMES[word]}`"
-            raise ConfigError(Problem(where="command line", what=what, fix=fix))
-        near = get_close_matches(word, [*known, TRAIN], n=1)
-        fix = f"did you mean `retrain {near[0]}`?" if near else f"commands: {', '.join(known)}; or give a .toml file"
-        raise ConfigError(Problem(where="command line", what=f"{word!r} is neither a command nor a file", fix=fix))
+        else:
+            what, near = f"{word!r} is neither a command nor a file", get_close_matches(word, [*known, TRAIN], n=1)
+            others = f"commands: {', '.join(known)}; or give a .toml file"
+            fix = f"did you mean `retrain {near[0]}`?" if near else others
+        raise ConfigError(Problem(where="command line", what=what, fix=fix))
 
 
 def _is_init_wanted() -> bool:
@@ -175,6 +169,21 @@ def _is_init_wanted() -> bool:
     if Path(DEFAULT_FILE).exists() or not is_interactive():
         return False
     return click.confirm(f"There is no {DEFAULT_FILE} in this folder. Create one now?", default=True)
+
+
+def completion_protocol(shell: str) -> ShellComplete | None:
+    """How click speaks to a shell on TAB; None for one that it does not know."""
+    from click.shell_completion import get_completion_class  # only completion needs it
+
+    protocol = get_completion_class(shell)
+    return protocol(click.Command("retrain"), {}, "retrain", VARIABLE) if protocol else None
+
+
+def _print_script(ctx: click.Context, option: click.Parameter, shell: str | None) -> None:
+    """Callback of `--completion SHELL`: print the script and exit."""
+    if shell and (protocol := completion_protocol(shell)):
+        click.echo(protocol.source(), nl=False)
+        ctx.exit()
 
 
 def _show_versions(*, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retrain.cli.command_line import run
-from retrain.cli.scaffold.distribution import LICENSES
+from retrain.cli.scaffold.init_plugin_command import LICENSES
 from retrain.cli.scaffold.naming import KINDS, slug
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import shlex
 import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from retrain.cli.scaffold.distribution import LICENSES, write_distribution
-from retrain.cli.scaffold.naming import KINDS, Names, kind_of, names_from, refuse_taken, slug
-from retrain.cli.scaffold.render import OneFile, render_file, scratch
+from retrain.cli.scaffold.naming import KINDS, Names, kind_of, names_from, plain_text, refuse_taken, slug
+from retrain.cli.scaffold.render import description_of, render_distribution, render_file, scratch
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.kernel.types import Kind
 from retrain.text.command_options import json_option
+from retrain.text.process import is_interactive
 from retrain.text.terminal_text import program
 
+LICENSES = ("Apache-2.0", "MIT", "BSD-3-Clause")
 DEFAULT_DIR = Path("plugins")
 EPILOG = """\b
 Examples:
@@ -71,18 +78,80 @@ def command(
     if distribution:
         if with_test:
             raise click.UsageError("--with-test is for a single file; a distribution has tests")
-        write_distribution(plugins, kind, name, output_dir or Path(), as_json=as_json, **about)
+        _distribution(plugins, kind, name, output_dir or Path(), as_json=as_json, **about)
     elif kind is None or name is None:
         raise click.UsageError("--kind and --name are needed")
     elif about["description"] or about["author"] or about["no_input"]:
         raise click.UsageError("--description, --author and --no-input go with --distribution")
     else:
-        _write_one_file(plugins, kind, name, output_dir or DEFAULT_DIR, with_test=with_test, as_json=as_json)
+        _one_file(plugins, kind, name, output_dir or DEFAULT_DIR, with_test=with_test, as_json=as_json)
 
 
-def _write_one_file(
-    plugins: Plugins, kind: str, name: str, output_dir: Path, *, with_test: bool, as_json: bool
+def _distribution(
+    plugins: Plugins,
+    kind: str | None,
+    name: str | None,
+    output_dir: Path,
+    *,
+    description: str | None,
+    author: str | None,
+    licence: str,
+    no_input: bool,
+    as_json: bool,
 ) -> None:
+    """Write a folder with tests, README and CI below `output_dir`, asking for what is missing."""
+    asks = is_interactive() and not no_input and not as_json
+
+    def answer(question: str, given: str | None, default: str | None) -> str:
+        if given is None and asks:
+            given = click.prompt(question, default=default)
+        if given is None and default is None:
+            raise click.UsageError("a name is needed: add --name entropy-floor")
+        return str(default if given is None else given)
+
+    chosen = kind_of(answer("Kind", kind, slug(Kind.TRANSFORM)))
+    names = names_from(answer("Name", name, None), where="--name")
+    refuse_taken(names, chosen, plugins, where="--name", targets=lambda wanted: [output_dir / wanted.distribution])
+    given = {
+        "description": plain_text(answer("Description", description, description_of(chosen)), where="--description"),
+        "author": plain_text(answer("Author", author, _own_name()), where="--author"),
+        "license": licence,
+    }
+    target = output_dir / names.distribution
+    with scratch(output_dir) as folder:
+        made, toml = render_distribution(chosen, names, folder, given)
+        shutil.move(made, target)
+    shown = str(target) if target.is_absolute() else f".{os.sep}{target}"
+    commands = [f'{program("pip")} install -e "{shown}[dev]"', f"{program('pytest')} {shlex.quote(shown)}"]
+    if as_json:
+        content = {
+            "kind": chosen.value,
+            "name": names.part,
+            "distribution": names.distribution,
+            "module": names.module,
+            "folder": str(target),
+            "files": sorted(str(file.relative_to(target)) for file in target.rglob("*") if file.is_file()),
+            "toml": toml,
+            "next": commands,
+        }
+        click.echo(json.dumps(content, indent=2))
+        return
+    _print_block(f"Wrote {shown}: {chosen} {names.part!r}. Next:", commands)
+    _print_block("Then name it in your TOML:", toml.splitlines())
+
+
+def _own_name() -> str:
+    """The user's name from git, else from the system."""
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        asked = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=5, check=False)
+        if asked.returncode == 0 and asked.stdout.strip():
+            return asked.stdout.strip()
+    with suppress(OSError, KeyError):  # a container without a user
+        return getpass.getuser()
+    return "Its author"
+
+
+def _one_file(plugins: Plugins, kind: str, name: str, output_dir: Path, *, with_test: bool, as_json: bool) -> None:
     chosen = kind_of(kind)
     names = names_from(name, where="--name")
     prefix = search_path(output_dir)
@@ -92,21 +161,27 @@ def _write_one_file(
         return [output_dir / f"{wanted.module}.py", *([test] if with_test else [])]
 
     refuse_taken(names, chosen, plugins, where="--name", targets=files_of)
-    targets = files_of(names)
-    file, test = targets[0], targets[-1] if with_test else None
+    files = files_of(names)
     made = render_file(chosen, names, prefix)
-    _write(made, file, test)
-    commands = [f"{program('python')} -m pytest {shlex.quote(str(test))}"] if test else []
+    written: list[Path] = []
+    for file, text in zip(files, (made.module, made.test), strict=False):
+        try:
+            with scratch(file.parent) as folder:
+                (folder / file.name).write_text(text, encoding="utf-8")
+                shutil.move(folder / file.name, file)
+        except ConfigError:  # both files or none
+            for each in written:
+                each.unlink()
+            raise
+        written.append(file)
+    commands = [f"{program('python')} -m pytest {shlex.quote(str(test))}" for test in files[1:]]
     commands += [f"{program()} explain", program()][: 2 - len(commands)]
     if as_json:
-        content = {"kind": chosen.value, "name": made.selected, "files": list(map(str, targets)), "toml": made.toml}
+        content = {"kind": chosen.value, "name": made.selected, "files": list(map(str, files)), "toml": made.toml}
         click.echo(json.dumps({**content, "next": commands}, indent=2))
         return
-    click.echo(f"Wrote {' and '.join(map(str, targets))}. Name it in your TOML:")
-    click.echo("\n".join(f"  {line}".rstrip() for line in made.toml.splitlines()))
-    click.echo("Next:")
-    for line in commands:
-        click.echo(f"  {line}")
+    _print_block(f"Wrote {' and '.join(map(str, files))}. Name it in your TOML:", made.toml.splitlines())
+    _print_block("Next:", commands)
 
 
 def search_path(folder: Path) -> str:
@@ -117,27 +192,11 @@ def search_path(folder: Path) -> str:
         parts = ("..",)
     if all(part.isidentifier() for part in parts):
         return ".".join(parts)
-    raise ConfigError(
-        Problem(
-            where="--output-dir",
-            what=f"{str(folder)!a} is not a folder that a plugin can be imported from",
-            why="names in the TOML are resolved from the folder where retrain runs: plugins/mine.py is plugins.mine",
-            fix="give a folder below this one, named with letters, digits and underscores, such as plugins",
-        )
-    )
+    what = f"{str(folder)!a} is not a folder that a plugin can be imported from"
+    why = "names in the TOML are resolved from the folder where retrain runs: plugins/mine.py is plugins.mine"
+    fix = "give a folder below this one, named with letters, digits and underscores, such as plugins"
+    raise ConfigError(Problem(where="--output-dir", what=what, why=why, fix=fix))
 
 
-def _write(made: OneFile, file: Path, test: Path | None) -> None:
-    """Both files or none."""
-    for target, text in ((file, made.module), (test, made.test)):
-        if target is None:
-            continue
-        try:
-            with scratch(target.parent) as folder:
-                whole = folder / target.name
-                whole.write_text(text, encoding="utf-8")
-                shutil.move(whole, target)
-        except ConfigError:
-            if target is test:
-                file.unlink(missing_ok=True)
-            raise
+def _print_block(title: str, lines: Sequence[str]) -> None:
+    click.echo("\n".join([title, *(f"  {line}".rstrip() for line in lines)]))

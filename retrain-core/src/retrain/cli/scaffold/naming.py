@@ -8,7 +8,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -71,32 +71,31 @@ def refuse_taken(
 ) -> None:
     """ConfigError with a free name if a plugin, a module or one of the `targets` to be written has this one."""
 
-    def holder(wanted: Names) -> tuple[str, str, str] | None:
-        """Return where, what and why of the first that has the name."""
+    def clash(wanted: Names) -> Problem | None:
         for target in targets(wanted):
             if target.exists() or target.is_symlink():
-                return str(target), "exists already; nothing was written", ""
+                return Problem(where=str(target), what="exists already; nothing was written", fix="")
         owners = " and ".join(str(entry.owner) for entry in plugins.find(kind, wanted.part))
         if owner := owners or provider(kind, wanted.part):
             what = f"{kind} {wanted.part!r} exists already: {owner} provides it"
-            return where, what, "two owners of one name are an error in every configuration"
+            return Problem(where=where, what=what, why="two owners of one name are always an error", fix="")
         if module := _place_of(wanted.module):
             what = f"the module name {wanted.module!r} is taken by {module}"
-            return where, what, "one of the two would hide the other"
+            return Problem(where=where, what=what, why="one of the two would hide the other", fix="")
         return None
 
-    if found := holder(names):
+    if problem := clash(names):
         own = names.distribution
         others = (names_from(f"my-{own}{end}", where=where) for end in ("", *(f"-{n}" for n in range(2, 100))))
-        free = next(other for other in others if holder(other) is None)
-        at, what, why = found
-        raise ConfigError(Problem(where=at, what=what, why=why, fix=f"use another name: {free.distribution} is free"))
+        free = next(other for other in others if clash(other) is None)
+        raise ConfigError(replace(problem, fix=f"use another name: {free.distribution} is free"))
 
 
 def _place_of(module: str) -> str:
     """The file or folder that an import of `module` reads here or below a search path; empty if the name is free."""
-    folders = [Path(path, module) for path in ("", *_search_paths())]  # without __init__.py, but with modules
-    for found in (*candidate_files(module, _search_paths()), *(each for each in folders if any(each.glob("*.py")))):
+    paths = _search_paths()
+    folders = [Path(path, module) for path in ("", *paths)]  # without __init__.py, but with modules
+    for found in (*candidate_files(module, paths), *(folder for folder in folders if any(folder.glob("*.py")))):
         return str(found)
     try:
         spec = importlib.util.find_spec(module)
@@ -121,9 +120,6 @@ def plain_text(text: str, *, where: str) -> str:
         what = f"the character {found.group()!a} is not allowed here"
         raise ConfigError(Problem(where=where, what=what, fix="leave it out; the files can be edited afterwards"))
     return " ".join(text.split())
-
-
-# The kinds of plugin that can be generated, and their names on the command line.
 
 
 KINDS = (

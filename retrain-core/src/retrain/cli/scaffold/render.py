@@ -32,8 +32,7 @@ def render_kind(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]
     from cookiecutter.prompt import prompt_for_config
 
     own = {"name": names.part, "distribution": names.distribution, "module": names.module}
-    variables = {name: value for name, value in _variables(kind).items() if name not in own}
-    context = {"cookiecutter": {**own, **variables, **given}}
+    context = {"cookiecutter": {**own, **_variables(kind), **own, **given}}  # in this order, which rendering follows
     rendered = dict(prompt_for_config(context, no_input=True))
     return _generate(template(slug(kind)), rendered, folder), rendered
 
