@@ -1,4 +1,4 @@
-"""Registers the core commands."""
+"""Registers the commands of this package, and the templates of `retrain init`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,23 @@ COMMANDS = (
         "Try the configured reward on right and wrong texts, or on its failures.",
         "audit_command:command",
     ),
+    ("train", "init", "Write a starting configuration, for your own data too.", "start.command:command"),
     ("train", "explain", "Show what a configuration would do, without model or data.", "explain:command"),
     ("extend", "plugins", "List every registered name and where it comes from.", "plugins:command"),
+    (
+        "extend",
+        "init-plugin",
+        "Generate a plugin as one file in this folder, or as a distribution.",
+        "scaffold.init_plugin_command:command",
+    ),
+    ("tools", "man", "Read the manual: as text, JSON, man page or HTML.", "manual.command:command"),
     ("tools", "migrate-config", "Rewrite a configuration that uses keys of an earlier version.", "migrate:command"),
+)
+ALIASES = {"man": ("manual",)}
+TEMPLATES = (  # of `retrain init`, those that depend on no particular distribution
+    ("default", "100 steps with the documented defaults.", "DEFAULT"),
+    ("quickstart", "A short, cheap smoke test of a real model.", "QUICKSTART"),
+    ("experiment", "A seeded 500-step run with held-out evaluation.", "EXPERIMENT"),
 )
 # Keys of [backend] in earlier versions that `migrate-config` moves to [backend.options].
 OPTIONS = ("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
@@ -27,9 +41,17 @@ LEGACY_KEYS = {f"prime_rl_{option}": option for option in OPTIONS}
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """The core commands."""
-    for group, name, summary, factory in COMMANDS:
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain.cli.{factory}", traits=group))
+    """The commands."""
+    for group, name, summary, place in COMMANDS:
+        aliases, factory = ALIASES.get(name, ()), f"retrain.cli.{place}"
+        register(PluginSpec(name=name, summary=summary, factory=factory, aliases=aliases, traits=group))
+
+
+@hookimpl
+def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
+    """The templates of the core."""
+    for name, summary, text in TEMPLATES:
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain.cli.start.templates:{text}"))
 
 
 @hookimpl
