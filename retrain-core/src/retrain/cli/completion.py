@@ -99,7 +99,7 @@ def _configurations() -> list[Item]:
 def _keys(plugins: Plugins) -> dict[str, Key]:
     from retrain.kernel.config.load import all_keys  # imports pydantic, which only keys need
     from retrain.kernel.config.overrides import FLAG_ALIASES
-    from retrain.run.check import registered_tables
+    from retrain.run.tables import registered_tables
 
     keys = all_keys(registered_tables(plugins))
     by_path = {key.path: key for key in keys}
