@@ -56,7 +56,7 @@ def check(run: Path) -> None:
     for step in trained:
         found = again(run, step).as_it_was
         assert found.is_exact, (step, found)
-        assert "grad_norm" in found.step.compared
+        assert "grad_norm" in found.compared
         assert found.after == after.get(step, "")
         assert bool(found.files) == (step in after)
 

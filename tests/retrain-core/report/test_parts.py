@@ -28,7 +28,6 @@ from retrain.report.parts import (
     figures_of,
 )
 from retrain.report.shell import sections_page
-from retrain.tools.pack.page import Curve, drawn_curves
 
 EVIL = "\"'><script>alert(1)</script>\x1b[2J\u202e{{ 7 * 7 }}"
 PLOT = Plot(EVIL, EVIL, {"kind": "plugin"}, Table(EVIL, (EVIL, EVIL, EVIL), [(EVIL, EVIL, EVIL)]), kind="forest")
@@ -46,7 +45,6 @@ PARTS: list[Part] = [
     Box("alert", EVIL, [PLOT]),
     Fold(EVIL, [PLOT], remark=EVIL, level=3),
     Section("name", EVIL, [PLOT]),
-    drawn_curves(EVIL, [Curve(EVIL, [(1, 2.0), (2, 3.0)])]),
 ]
 
 

@@ -16,7 +16,7 @@ def main() -> None:
         from retrain.cli.command_line import main as command
 
         command()
-    from retrain.tools.doctor.installation import examine  # needs nothing but Python
+    from retrain.tools.installation import examine  # needs nothing but Python
 
     found = examine()
     print(f"retrain: {found.detail}\n    fix: {found.fix}", file=sys.stderr)

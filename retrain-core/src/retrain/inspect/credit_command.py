@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Floats, Mask
+from retrain.kernel.types import Mask
 from retrain.records.files import write_text
 from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run, StoredCompletion, StoredStep
@@ -47,17 +46,32 @@ Exit codes: 0 done; 2 usage error, or nothing is stored for that step.
 @run_argument()
 @click.option("--step", type=int, help="Which step; the last one by default.")
 @click.option("--transform", "transforms", multiple=True, help="Another transform_mode; repeat it to compare.")
-@click.option("--advantage", default="", help="Another advantage_mode.")
-@click.option("--uncertainty", default="", help="Another uncertainty_kind.")
+@click.option("--advantage", "advantage_mode", default="", help="Another advantage_mode.")
+@click.option("--uncertainty", "uncertainty_kind", default="", help="Another uncertainty_kind.")
 @click.option("--lambda", "sepa_lambda", type=float, help="Pooling strength in [0, 1]; as in that step by default.")
 @set_option("Change any other key.")
 @html_option("Write a self-contained page.")
 @click.option("--most", default=MOST, show_default=True, help="Completions shown in the terminal.")
 @json_option()
-@click.pass_context
-def command(ctx: click.Context, /, run: Path, html: Path | None, most: int, as_json: bool, **choice: Any) -> None:
+@click.pass_obj
+def command(
+    plugins: Plugins,
+    /,
+    *,
+    run: Path,
+    html: Path | None,
+    most: int,
+    as_json: bool,
+    step: int | None,
+    transforms: tuple[str, ...],
+    sepa_lambda: float | None,
+    settings: tuple[str, ...],
+    **modes: str,
+) -> None:
     """Recompute the credit of RUN's stored completions and show it token by token."""
-    shaded = shade(run, Choice(**choice), ctx.obj)
+    overrides = [word for name, value in modes.items() if value for word in (f"--{name.replace('_', '-')}", value)]
+    overrides += [word for setting in settings for word in ("--set", setting)]
+    shaded = shade(run, plugins, step=step, transforms=transforms, sepa_lambda=sepa_lambda, overrides=overrides)
     InterimLooks("credit", partial(click.echo, err=True)).at([run])
     if html is not None:
         write_text(html, render(shaded))
@@ -70,87 +84,56 @@ def command(ctx: click.Context, /, run: Path, html: Path | None, most: int, as_j
         show(shaded, Console(highlight=False), most=most)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which step to show, under which flows; empty values mean "as in the run"."""
+def shade(
+    run: Path,
+    plugins: Plugins,
+    *,
+    step: int | None,
+    transforms: Sequence[str],
+    sepa_lambda: float | None,
+    overrides: Sequence[str],
+) -> ShadedStep:
+    """A step's completions (the last one's for None) under each transform, ready to be shown.
 
-    step: int | None = None
-    transforms: tuple[str, ...] = ()
-    advantage: str = ""
-    uncertainty: str = ""
-    sepa_lambda: float | None = None
-    settings: tuple[str, ...] = ()
-
-    def overrides(self, transform: str) -> list[str]:
-        """The command-line overrides of one flow."""
-        pairs = (
-            ("--transform-mode", transform),
-            ("--advantage-mode", self.advantage),
-            ("--uncertainty-kind", self.uncertainty),
-            *(("--set", setting) for setting in self.settings),
-        )
-        return [word for flag, value in pairs if value for word in (flag, value)]
-
-
-def shade(run: Path, choice: Choice, plugins: Plugins) -> ShadedStep:
-    """A step's completions under each chosen transform (the run's own if none), ready to be shown."""
-    stored = Run(run).step(choice.step)
-    own_lambda = float(stored.metrics.get("sepa_lambda", 0.0))
-    sepa_lambda = own_lambda if choice.sepa_lambda is None else choice.sepa_lambda
-    checked = [
-        load_checked([str(run / CONFIG_FILE), *choice.overrides(t)], plugins) for t in choice.transforms or ("",)
-    ]
+    Without transforms, or a lambda, those of the run; `overrides` as on a command line.
+    """
+    stored = Run(run).step(step)
+    if sepa_lambda is None:
+        sepa_lambda = float(stored.metrics.get("sepa_lambda", 0.0))
+    given = [[*overrides, "--transform-mode", each] for each in transforms] or [[*overrides]]
+    checked = [load_checked([str(run / CONFIG_FILE), *arguments], plugins) for arguments in given]
     tokenizer = load_tokenizer(checked[0].config, plugins)
     replays = [
         replay(stored, each.flow, _detector(each, tokenizer, plugins), sepa_lambda=sepa_lambda, tokenizer=tokenizer)
         for each in checked
     ]
     # planning marks are those of the first flow that needs them
-    marked = next(
-        (masks for each, (_, masks, _) in zip(checked, replays, strict=True) if each.flow.needs_planning), None
-    )
-    groups, masks_of_first, _ = replays[0]
-    masks = [mask for group in marked or masks_of_first for mask in group]
+    marked = (masks for each, (_, masks, _) in zip(checked, replays, strict=True) if each.flow.needs_planning)
+    masks = [mask for group in next(marked, replays[0][1]) for mask in group]
     token_credits = [[advs_T for group in result.token_advs for advs_T in group] for _, _, result in replays]
-    completions = [completion for group in groups for completion in group]
-    correct_above = checked[0].config.scoring.correct_above
-    return ShadedStep(
-        run=str(run),
-        step=stored.step,
-        sepa_lambda=sepa_lambda,
-        labels=[each.flow.condition for each in checked],
-        completions=[
-            _shaded(
-                completion, mask, [flow_credits[number] for flow_credits in token_credits], tokenizer, correct_above
+    above = checked[0].config.scoring.correct_above
+    shaded = []
+    for number, completion in enumerate(completion for group in replays[0][0] for completion in group):
+        record, tokens = completion.record, completion.tokens
+        shaded.append(
+            ShadedCompletion(
+                group=record["group"],
+                index=record["index"],
+                example_id=record["example_id"],
+                prompt=_prompt(record["prompt"]),
+                reference=record["reference"],
+                reward=record["reward"],
+                trained=record["trained"],
+                token_texts=token_texts(tokenizer, tokens.tokens_T.tolist()),
+                logprobs_T=tokens.logprobs_T,
+                planning_T=masks[number],
+                entropies_T=tokens.entropies_T,
+                credits=[of_flow[number] for of_flow in token_credits],
+                is_right=record["reward"] is not None and record["reward"] > above,
             )
-            for number, (completion, mask) in enumerate(zip(completions, masks, strict=True))
-        ],
-    )
-
-
-def _shaded(
-    completion: StoredCompletion,
-    planning_T: Mask,
-    token_credits: Sequence[Floats],
-    tokenizer: Any,
-    correct_above: float,
-) -> ShadedCompletion:
-    record, tokens = completion.record, completion.tokens
-    return ShadedCompletion(
-        group=record["group"],
-        index=record["index"],
-        example_id=record["example_id"],
-        prompt=_prompt(record["prompt"]),
-        reference=record["reference"],
-        reward=record["reward"],
-        trained=record["trained"],
-        token_texts=token_texts(tokenizer, tokens.tokens_T.tolist()),
-        logprobs_T=tokens.logprobs_T,
-        planning_T=planning_T,
-        entropies_T=tokens.entropies_T,
-        credits=token_credits,
-        is_right=record["reward"] is not None and record["reward"] > correct_above,
-    )
+        )
+    labels = [each.flow.condition for each in checked]
+    return ShadedStep(run=str(run), step=stored.step, sepa_lambda=sepa_lambda, labels=labels, completions=shaded)
 
 
 def _detector(checked: Checked, tokenizer: Any, plugins: Plugins) -> PlanningDetector | None:

@@ -22,9 +22,6 @@ from retrain.run.selected import identity_of
 from retrain.run.tables import registered_tables
 
 MOST_NAMES = 5
-WHY_MODE = {
-    CheckpointMode.ADAPTER_ONLY: "backend {name!r} keeps no optimizer state: its moments restart at zero",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +82,14 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     lost += [Item(part=str(change.kind), detail=str(change)) for change in plan.refused]
     lost += [Item(part="changed", detail=notice) for notice in plan.input_notices]
     if mode is CheckpointMode.ADAPTER_ONLY:
-        lost.append(Item(part="optimizer", detail=WHY_MODE[mode].format(name=name)))
+        detail = f"backend {name!r} keeps no optimizer state: its moments restart at zero"
+        lost.append(Item(part="optimizer", detail=detail))
     lost += [Item(part="records", detail=notice) for notice in plan.records.notices]
     if plan.checkpoint:
-        lost += _strangers(plan.checkpoint.path)
+        if names := without_checksum(plan.checkpoint.path):
+            shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+            detail = f"{len(names)} without a checksum, which are not part of the checkpoint: {shown}"
+            lost.append(Item(part="files", detail=detail))
         wanted = wanted_names(config, registered_tables(plugins)).values()
         recorders = {name for kind, name in wanted if kind is Kind.RECORDER}
         unclaimed = sorted(plan.checkpoint.state["plugins"].get("recorders", {}).keys() - recorders)
@@ -107,20 +108,6 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     )
 
 
-def _strangers(checkpoint: Path) -> Iterator[Item]:
-    if names := without_checksum(checkpoint):
-        shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-        yield Item(
-            part="files", detail=f"{len(names)} without a checksum, which are not part of the checkpoint: {shown}"
-        )
-
-
-def _inputs(identity: Identity) -> str:
-    counts = ", ".join(f"{len(getattr(identity, kind))} of {kind}" for kind in ("code", "data", "model"))
-    plugins = f"{len(identity.plugins)} plugin distributions"
-    return f"the files are those that the run recorded: {counts}, {plugins}; examples are compared once they are loaded"
-
-
 def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, identity: Identity) -> Iterator[Item]:
     state = checkpoint.state
     strangers = without_checksum(checkpoint.path)
@@ -131,7 +118,9 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, id
     yield Item(part=what, detail=f"{len(files)} files, {size_kib} KiB, all checksums match")
     yield Item(part="seed", detail=str(plan.seed))
     if not plan.changes:
-        yield Item(part="inputs", detail=_inputs(identity))
+        counts = ", ".join(f"{len(getattr(identity, kind))} of {kind}" for kind in ("code", "data", "model"))
+        same = f"the files are those that the run recorded: {counts}, {len(identity.plugins)} plugin distributions"
+        yield Item(part="inputs", detail=f"{same}; examples are compared once they are loaded")
     counters = state["progress"]
     right, seen = counters["total_correct"], counters["total_completions"]
     yield Item(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import click
 import numpy as np
@@ -41,48 +40,28 @@ def command(ctx: click.Context, as_json: bool, arguments: tuple[str, ...]) -> No
     config, flow, problems = load_with_problems(arguments, plugins)
     trace = trace_flow(config, plugins, flow, problems)
     if as_json:
-        click.echo(json.dumps(as_data(trace), indent=2))
+        click.echo(json.dumps({"ok": trace.ok, **asdict(trace)}, indent=2))
     else:
         _show(trace)
     if not trace.ok:
         ctx.exit(EXIT_FAILED)
 
 
-def as_data(trace: Trace) -> dict[str, Any]:
-    """The documented JSON form."""
-    return {
-        "ok": trace.ok,
-        "probe_cases_run": trace.cases_run,
-        "probe_cases_passed": trace.cases_passed,
-        "issues": [asdict(issue) for issue in trace.issues],
-        "flow": {
-            "condition_label": trace.condition,
-            "backend": trace.backend,
-            "backend_capability_source": trace.capability_source,
-            "needs": list(trace.needs),
-            "needs_planning": trace.needs_planning,
-            "uses_sepa_controller": trace.uses_controller,
-            "preserves_token_advantages": trace.preserves_token_advantages,
-        },
-        "example": [asdict(probed) for probed in trace.probed],
-    }
-
-
 def _show(trace: Trace) -> None:
-    click.echo(f"Condition : {trace.condition}")
-    click.echo(f"Backend   : {trace.backend} (capabilities: {trace.capability_source})")
-    click.echo(f"Needs     : {', '.join(trace.needs) or 'nothing could be built'}")
-    click.echo(f"Probes    : {trace.cases_passed}/{trace.cases_run} passed")
-    if trace.probed:
+    flow = trace.flow
+    click.echo(f"Condition : {flow.condition_label}")
+    click.echo(f"Backend   : {flow.backend} (capabilities: {flow.backend_capability_source})")
+    click.echo(f"Needs     : {', '.join(flow.needs) or 'nothing could be built'}")
+    click.echo(f"Probes    : {trace.probe_cases_passed}/{trace.probe_cases_run} passed")
+    if trace.example:
         click.echo("\nTwo synthetic groups at lambda = 1:")
         click.echo("  group  reward  tokens  planning   credit min     mean      max")
-        for row in trace.probed:
+        for row in trace.example:
             numbers = f"{row.credit_min:9.4f} {row.credit_mean:8.4f} {row.credit_max:8.4f}"
             click.echo(f"  {row.group:>5} {row.reward:>7.2f} {row.tokens:>7} {row.planning_tokens:>9}    {numbers}")
         click.echo()
     for issue in trace.issues:
-        colour = "red" if issue.severity == "error" else "yellow"
-        label = "ERROR" if issue.severity == "error" else "WARN"
+        label, colour = ("ERROR", "red") if issue.severity == ERROR else ("WARN", "yellow")
         click.secho(f"[{label}] [{issue.category}] {issue.message}", fg=colour)
     click.secho("PASS" if trace.ok else "FAIL", fg="green" if trace.ok else "red", bold=True)
 
@@ -118,20 +97,27 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """The outcome of a preflight; `ok` when no issue is an error."""
+class Flow:
+    """The flow that was tried, and the backend that it is for."""
 
-    condition: str
+    condition_label: str
     backend: str
-    capability_source: str
+    backend_capability_source: str
     needs: tuple[str, ...]
     needs_planning: bool
-    uses_controller: bool
+    uses_sepa_controller: bool
     preserves_token_advantages: bool | None
-    cases_run: int
-    cases_passed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The outcome of a preflight, with the names of `--json`; `ok` when no issue is an error."""
+
+    probe_cases_run: int
+    probe_cases_passed: int
     issues: tuple[Issue, ...]
-    probed: tuple[Probed, ...]
+    flow: Flow
+    example: tuple[Probed, ...]
 
     @property
     def ok(self) -> bool:
@@ -142,7 +128,8 @@ class Trace:
 def trace_flow(config: Config, plugins: Plugins, flow: CreditFlow | None, problems: Sequence[Problem]) -> Trace:
     """Run the flow on two synthetic groups, without and with full pooling, and check its needs against the backend."""
     issues = [Issue(severity=ERROR, category=_category(problem), message=str(problem)) for problem in problems]
-    capabilities, source = _capabilities(config, plugins)
+    capabilities = declared_capabilities(config, plugins)
+    owner = next((entry.owner for entry in plugins.find(Kind.BACKEND, config.backend.backend)), "")
     results: dict[float, CreditResult] = {}
     lambdas = LAMBDAS if flow and not flow.is_custom else ()
     if flow and flow.is_custom:
@@ -155,18 +142,21 @@ def trace_flow(config: Config, plugins: Plugins, flow: CreditFlow | None, proble
             issues.append(Issue(severity=ERROR, category="probe", message=f"lambda = {sepa_lambda}: {error}"))
     if flow:
         issues += _compatibility(config, plugins, flow, capabilities, any(_varies(r) for r in results.values()))
-    return Trace(
-        condition=flow.condition if flow else "(none)",
+    tried = Flow(
+        condition_label=flow.condition if flow else "(none)",
         backend=config.backend.backend,
-        capability_source=source,
+        backend_capability_source=str(owner) if capabilities else "not declared",
         needs=_needs(flow) if flow else (),
         needs_planning=bool(flow and flow.needs_planning),
-        uses_controller=bool(flow and flow.controller),
+        uses_sepa_controller=bool(flow and flow.controller),
         preserves_token_advantages=capabilities.preserves_token_advantages if capabilities else None,
-        cases_run=len(lambdas),
-        cases_passed=len(results),
+    )
+    return Trace(
+        probe_cases_run=len(lambdas),
+        probe_cases_passed=len(results),
         issues=tuple(issues),
-        probed=_probed(results[SHOWN_LAMBDA]) if SHOWN_LAMBDA in results else (),
+        flow=tried,
+        example=_probed(results[SHOWN_LAMBDA]) if SHOWN_LAMBDA in results else (),
     )
 
 
@@ -178,13 +168,6 @@ def _needs(flow: CreditFlow) -> tuple[str, ...]:
         (f"lambda from controller {flow.controller!r}", bool(flow.controller)),
     )
     return tuple(name for name, is_needed in needs if is_needed)
-
-
-def _capabilities(config: Config, plugins: Plugins) -> tuple[Capabilities | None, str]:
-    capabilities = declared_capabilities(config, plugins)
-    if capabilities is None:
-        return None, "not declared"
-    return capabilities, str(plugins.find(Kind.BACKEND, config.backend.backend)[0].owner)
 
 
 def _compatibility(

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from retrain.kernel.config.keys import Table, key
+from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.declared import Kind
 
 SUMMARIES = ("final", "best", "auc")
@@ -109,6 +110,11 @@ class PlanTable(Table):
         left_out = {name for name, value in values.items() if value is None} | (set() if self.looks else set(UNSET))
         left_out |= {"test"} if self.test == PAIRED else set()
         return {name: value for name, value in values.items() if name not in left_out}
+
+
+def is_campaign(config: Config) -> bool:
+    """Whether the configuration's file has `[campaign]`."""
+    return any(path.startswith("campaign.") and found.layer is Layer.FILE for path, found in config.origins.items())
 
 
 class CampaignTable(Table):

@@ -67,7 +67,7 @@ def _by_condition(material: Material, counts: Any) -> dict[str, list[float]]:
 
 
 def _group_counts(run: ReportRun) -> list[float] | None:
-    if "useful_groups" not in run.lines.columns:
+    if "useful_groups" not in run.lines.values:
         return None
     counts = [run.lines.mean(field) or 0.0 for field in GROUPS]
     return [count / sum(counts) for count in counts] if sum(counts) else None
@@ -82,7 +82,7 @@ def _phases(run: ReportRun) -> list[float] | None:
 
 
 def _rates(material: Material) -> Table:
-    known = [(name, field) for name, field in SHARES if any(field in run.lines.columns for run in material.runs)]
+    known = [(name, field) for name, field in SHARES if any(field in run.lines.values for run in material.runs)]
     rows = []
     for label in material.drawable:
         runs = material.drawn(label)

@@ -6,12 +6,20 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD, eval_sets
 from retrain.tasks.scoring.verdict import part_fields
 from retrain.text.amounts import ABSENT, percent
 
 GROUPS = ("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups", "surplus_groups")
+# Charts show these counts as ratios: each divided by the sum of other fields.
+RATIOS: Mapping[str, tuple[str, ...]] = {
+    "useful_groups": GROUPS,
+    "trained_tokens": ("sampled_tokens",),
+    "sampled_tokens": ("sample_time_s",),
+}
 TIMES = ("sample_time_s", "score_time_s", "train_time_s")
 LOW, HIGH = "eval_ci_low", "eval_ci_high"
 PASS_PREFIX = "eval_pass_at_"
@@ -51,140 +59,83 @@ class ChartSpec:
     scale: str = ""
 
 
-LEARNING, UNCERTAINTY, COMPLETIONS, UPDATE, WARM_UP, SPEED = (
-    "Learning",
-    "Uncertainty",
-    "Completions",
-    "Update",
-    "Warm-up",
-    "Speed",
-)
+def _chart(title: str, note: str, *fields: str, unit: Unit = Unit.NUMBER, scale: str = "", **kinds: bool) -> ChartSpec:
+    return ChartSpec(title=title, note=note, fields=fields, unit=unit, scale=scale, **kinds)
+
+
+_share = partial(_chart, unit=Unit.SHARE)
+_held_out_share = partial(_share, is_eval=True)
+_pooling = partial(_chart, is_pooling=True)
+_GAP, _ENTROPY = "trainer against sampler, nats", "nats per token; surprisal where no entropy is known"
+_SHADOW = "a verifier that is never trained"
+LEARNING = "Learning"
 CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
     LEARNING: (
-        ChartSpec(
-            title="Held-out correct rate",
-            note="on examples that are never trained on",
-            fields=(HELD_OUT.field,),
-            unit=Unit.SHARE,
-            is_eval=True,
-        ),
-        ChartSpec(
-            title="Correct rate, training batches",
-            note="each step has other prompts",
-            fields=("correct_rate",),
-            unit=Unit.SHARE,
-        ),
-        ChartSpec(
-            title="Held-out correct rate by the shadow",
-            note="a verifier that is never trained",
-            fields=("eval_shadow_rate",),
-            unit=Unit.SHARE,
-            is_eval=True,
-        ),
-        ChartSpec(
-            title="Correct rate by the shadow, training batches",
-            note="a verifier that is never trained",
-            fields=("shadow_correct_rate",),
-            unit=Unit.SHARE,
-        ),
-        ChartSpec(title="Held-out pass@k", note="largest k", fields=(PASS_PREFIX,), unit=Unit.SHARE, is_eval=True),
-        ChartSpec(
-            title="Held-out mean reward",
-            note="over completions with a verdict",
-            fields=(HELD_OUT_REWARD.field,),
+        _held_out_share("Held-out correct rate", "on examples that are never trained on", HELD_OUT.field),
+        _share("Correct rate, training batches", "each step has other prompts", "correct_rate"),
+        _held_out_share("Held-out correct rate by the shadow", _SHADOW, "eval_shadow_rate"),
+        _share("Correct rate by the shadow, training batches", _SHADOW, "shadow_correct_rate"),
+        _held_out_share("Held-out pass@k", "largest k", PASS_PREFIX),
+        _chart(
+            "Held-out mean reward",
+            "over completions with a verdict",
+            HELD_OUT_REWARD.field,
             is_eval=True,
             is_graded=True,
         ),
-        ChartSpec(title="Mean reward", note="over completions with a verdict", fields=("mean_reward",)),
+        _chart("Mean reward", "over completions with a verdict", "mean_reward"),
         *(
-            ChartSpec(
-                title=title,
-                note="over the step's completions with a verdict",
-                fields=(field,),
-                is_graded=True,
-                scale="reward",
-            )
+            _chart(title, "over the step's completions with a verdict", field, is_graded=True, scale="reward")
             for field, title in REWARD_QUANTILES.items()
         ),
     ),
-    UNCERTAINTY: (
-        ChartSpec(
-            title="Variance before pooling",
-            note="uncertainty of execution tokens",
-            fields=("exec_surprisal_var", "exec_uncertainty_var"),
-            is_pooling=True,
+    "Uncertainty": (
+        _pooling(
+            "Variance before pooling",
+            "uncertainty of execution tokens",
+            *("exec_surprisal_var", "exec_uncertainty_var"),
             scale="pooling",
         ),
-        ChartSpec(
-            title="Variance after pooling",
-            note="what the credit of execution tokens is computed from",
-            fields=("post_exec_surprisal_var", "post_exec_uncertainty_var"),
-            is_pooling=True,
+        _pooling(
+            "Variance after pooling",
+            "what the credit of execution tokens is computed from",
+            *("post_exec_surprisal_var", "post_exec_uncertainty_var"),
             scale="pooling",
         ),
-        ChartSpec(
-            title="Planning tokens, variance after pooling",
-            note="pooling leaves them as they are",
-            fields=("post_plan_surprisal_var", "post_plan_uncertainty_var"),
-            is_pooling=True,
+        _pooling(
+            "Planning tokens, variance after pooling",
+            "pooling leaves them as they are",
+            *("post_plan_surprisal_var", "post_plan_uncertainty_var"),
         ),
-        ChartSpec(
-            title="Entropy of execution tokens",
-            note="nats per token; surprisal where no entropy is known",
-            fields=("exec_entropy_mean", "exec_surprisal_mean"),
-        ),
-        ChartSpec(
-            title="Entropy of planning tokens",
-            note="nats per token; surprisal where no entropy is known",
-            fields=("plan_entropy_mean", "plan_surprisal_mean"),
-        ),
-        ChartSpec(title="SEPA lambda", note="0: no pooling, 1: full pooling", fields=("sepa_lambda",), is_pooling=True),
+        _chart("Entropy of execution tokens", _ENTROPY, "exec_entropy_mean", "exec_surprisal_mean"),
+        _chart("Entropy of planning tokens", _ENTROPY, "plan_entropy_mean", "plan_surprisal_mean"),
+        _pooling("SEPA lambda", "0: no pooling, 1: full pooling", "sepa_lambda"),
     ),
-    COMPLETIONS: (
-        ChartSpec(title="Mean length", note="tokens per completion", fields=("mean_tokens",)),
-        ChartSpec(
-            title="Truncated", note="completions cut off at max_tokens", fields=("max_token_hit_rate",), unit=Unit.SHARE
-        ),
-        ChartSpec(title="Useful groups", note="whose rewards differ", fields=("useful_groups",), unit=Unit.SHARE),
-        ChartSpec(title="Trained tokens", note="of all sampled ones", fields=("trained_tokens",), unit=Unit.SHARE),
+    "Completions": (
+        _chart("Mean length", "tokens per completion", "mean_tokens"),
+        _share("Truncated", "completions cut off at max_tokens", "max_token_hit_rate"),
+        _share("Useful groups", "whose rewards differ", "useful_groups"),
+        _share("Trained tokens", "of all sampled ones", "trained_tokens"),
     ),
-    UPDATE: (
-        ChartSpec(title="Gradient norm", note="", fields=("grad_norm",)),
-        ChartSpec(title="Loss", note="of a policy gradient: not a measure of quality", fields=("loss",)),
-        ChartSpec(
-            title="Log-probability gap, mean", note="trainer against sampler, nats", fields=("logprob_gap_mean",)
-        ),
-        ChartSpec(
-            title="Log-probability gap, 99th percentile",
-            note="trainer against sampler, nats",
-            fields=("logprob_gap_p99",),
-        ),
-        ChartSpec(
-            title="Effective sample size", note="1: sampler and trainer agree", fields=("ess_frac",), unit=Unit.SHARE
-        ),
-        ChartSpec(title="k3", note="estimate of the KL divergence, trainer to sampler", fields=("k3",)),
-        ChartSpec(title="Clipped", note="action tokens", fields=("clip_fraction",), unit=Unit.SHARE),
-        ChartSpec(title="Learning rate", note="of the step", fields=("lr",)),
-        ChartSpec(title="KL to the reference", note="k3 per token, nats", fields=("kl_mean",)),
-        ChartSpec(title="KL coefficient", note="", fields=("kl_coef",)),
+    "Update": (
+        _chart("Gradient norm", "", "grad_norm"),
+        _chart("Loss", "of a policy gradient: not a measure of quality", "loss"),
+        _chart("Log-probability gap, mean", _GAP, "logprob_gap_mean"),
+        _chart("Log-probability gap, 99th percentile", _GAP, "logprob_gap_p99"),
+        _share("Effective sample size", "1: sampler and trainer agree", "ess_frac"),
+        _chart("k3", "estimate of the KL divergence, trainer to sampler", "k3"),
+        _share("Clipped", "action tokens", "clip_fraction"),
+        _chart("Learning rate", "of the step", "lr"),
+        _chart("KL to the reference", "k3 per token, nats", "kl_mean"),
+        _chart("KL coefficient", "", "kl_coef"),
     ),
-    WARM_UP: (
-        ChartSpec(
-            title="Supervised loss",
-            note="of the answers' tokens, nats; by supervised steps",
-            fields=("sft_loss",),
-            is_warm_up=True,
-        ),
-        ChartSpec(
-            title="Supervised learning rate",
-            note="by supervised steps",
-            fields=("sft_lr",),
-            is_warm_up=True,
-        ),
+    "Warm-up": (
+        _chart("Supervised loss", "of the answers' tokens, nats; by supervised steps", "sft_loss", is_warm_up=True),
+        _chart("Supervised learning rate", "by supervised steps", "sft_lr", is_warm_up=True),
     ),
-    SPEED: (
-        ChartSpec(title="Time per step", note="seconds", fields=("step_time_s",), unit=Unit.SECONDS),
-        ChartSpec(title="Sampling speed", note="tokens per second", fields=("sampled_tokens",)),
+    "Speed": (
+        _chart("Time per step", "seconds", "step_time_s", unit=Unit.SECONDS),
+        _chart("Sampling speed", "tokens per second", "sampled_tokens"),
     ),
 }
 FIELDS = tuple(
@@ -203,14 +154,20 @@ def part_charts(fields: Iterable[str]) -> list[ChartSpec]:
     specs = []
     for prefix, note in (("", "unweighted, training batches"), ("eval_", "unweighted, held out")):
         for name, field in list(part_fields(names, prefix).items())[:MOST_PARTS]:
-            specs.append(ChartSpec(title=f"Part {name}", note=note, fields=(field,), is_eval=bool(prefix)))
+            specs.append(_chart(f"Part {name}", note, field, is_eval=bool(prefix)))
     return specs
 
 
 def set_charts(fields: Iterable[str]) -> list[ChartSpec]:
     """A chart for each further evaluation set among `fields`."""
     found, note = eval_sets(sorted(fields)), "correct rate on a further evaluation set"
-    return [ChartSpec(title=n, note=note, fields=(f,), unit=Unit.SHARE, is_eval=True) for n, f in found.items()]
+    return [_held_out_share(name, note, field) for name, field in found.items()]
+
+
+def named_fields(record: Mapping[str, Any]) -> list[str]:
+    """The fields of a line that charts show and that no list knows: pass@k, parts of the reward, evaluation sets."""
+    passes = [name for name in record if name.startswith(PASS_PREFIX)]
+    return [*passes, *part_fields(record).values(), *part_fields(record, "eval_").values(), *eval_sets(record).values()]
 
 
 def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:

@@ -15,11 +15,11 @@ from retrain.kernel.types import Floats
 from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD
 from retrain.report.chart_specs import (
     CHARTS,
-    GROUPS,
     HIGH,
     LEARNING,
     LOW,
     PASS_PREFIX,
+    RATIOS,
     REWARD_QUANTILES,
     ChartSpec,
     Unit,
@@ -98,7 +98,7 @@ def build_charts(material: Material, *, most_points: int) -> list[Chart]:
     warm_up_grid = grid_for(num_supervised, most_points, stride=material.stride)
     eval_steps = _eval_steps(material.runs, most_points)
     charts = []
-    names = {name for run in material.runs for name in run.lines.columns}
+    names = {name for run in material.runs for name in run.lines.values}
     added = [*set_charts(names), *part_charts(names)]
     is_graded = any(_is_graded(run.lines) for run in material.runs)
     pools = any((np.nan_to_num(run.lines.column("sepa_lambda")) != 0.0).any() for run in material.runs)
@@ -130,15 +130,9 @@ def points_for(num_conditions: int, num_seed_curves: int) -> int:
 def values_of(lines: RunLines, field: str) -> Floats:
     """A run's column, or the ratio that a chart shows instead of a count."""
     values_R = lines.column(field)
-    if field == "useful_groups":
-        total_R = np.sum([np.nan_to_num(lines.column(each)) for each in GROUPS], axis=0)
-        return _ratio(values_R, total_R)
-    if field == "trained_tokens":
-        return _ratio(values_R, lines.column("sampled_tokens"))
-    return _ratio(values_R, lines.column("sample_time_s")) if field == "sampled_tokens" else values_R
-
-
-def _ratio(values_R: Floats, total_R: Floats) -> Floats:
+    if field not in RATIOS:
+        return values_R
+    total_R = np.sum([np.nan_to_num(lines.column(each)) for each in RATIOS[field]], axis=0)
     ratios_R: Floats = np.divide(values_R, total_R, out=np.full(values_R.size, math.nan), where=total_R > 0)
     return ratios_R
 
@@ -211,9 +205,9 @@ def _is_graded(lines: RunLines) -> bool:
 def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]:
     """The field and title of a chart; for pass@k with the largest k above 1."""
     if spec.fields != (PASS_PREFIX,):
-        found = (field for field in spec.fields if any(field in run.lines.columns for run in runs))
+        found = (field for field in spec.fields if any(field in run.lines.values for run in runs))
         return next(found, None), spec.title
-    names = {name for run in runs for name in run.lines.columns if name.startswith(PASS_PREFIX)}
+    names = {name for run in runs for name in run.lines.values if name.startswith(PASS_PREFIX)}
     sizes = [int(size) for name in names if (size := name.removeprefix(PASS_PREFIX)).isdigit() and len(size) < 6]
     if max(sizes, default=1) < 2:
         return None, spec.title

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.seeding import Seeds
 from retrain.records.reading import number, parse_record
 from retrain.records.record_names import GENERATIONS
-from retrain.report.chart_specs import value_text
 from retrain.report.gather import Material, ReportRun, evaluated_steps
 from retrain.report.parts import Fold, Heading, Link, Links, Part, Section, Tiles, note
 from retrain.report.step_offsets import last_step, lines_of
@@ -52,7 +51,7 @@ def completions_section(material: Material, links: Links) -> Section | None:
 def _picked(run: ReportRun, of_each: int) -> list[StepSamples]:
     if run.candidate.folder is None:
         return []
-    file = _file(run.candidate.folder)
+    file = run.candidate.folder / GENERATIONS
     steps = shown_steps(file, evaluated_steps(run))
     found = (read_samples(file, step, of_each=of_each, key=run.candidate.condition) for step in steps)
     return [each for each in found if each is not None]
@@ -63,54 +62,17 @@ def _step(run: ReportRun, picked: StepSamples, links: Links) -> tuple[Heading, T
     cut = ", only the first 64 MB of the step were read" if picked.is_cut else ""
     source = f"from {counted(picked.num_completions, 'completion')}{passed_over}{cut}"
     folder = run.candidate.folder
-    file = links.to(_file(folder), "generations.jsonl") if folder else None
-    return Heading(f"Step {picked.step:,}", 4, source), Tiles("cards", [Card(each, file) for each in picked.samples])
-
-
-@dataclass(frozen=True, slots=True)
-class Card(Part):
-    """A completion with its prompt, reward and place in the file."""
-
-    sample: Sample
-    file: Link | None
-
-    @property
-    def name(self) -> str:
-        """Its kind and place."""
-        return f"{self.sample.kind} completion, group {self.sample.group}, number {self.sample.index}"
-
-    @property
-    def reward(self) -> str:
-        """The reward, or the reason why there is none."""
-        if self.sample.reward is not None:
-            return f"reward {self.sample.reward:g}"
-        return "no verdict" if self.sample.outcome in ("", "no_verdict", "scored") else self.sample.outcome
-
-    @property
-    def rewards(self) -> Sequence[str]:
-        """The parts of the reward."""
-        return [f"{name} {value_text(part)}" for name, part in self.sample.parts.items()]
-
-    @property
-    def remarks(self) -> str:
-        """Why it ended, its length, and whether it was left out of training."""
-        tokens = "" if self.sample.num_tokens is None else counted(self.sample.num_tokens, "token")
-        reason = REASONS.get(self.sample.stop_reason, self.sample.stop_reason)
-        return ", ".join(filter(None, (reason, tokens, "" if self.sample.trained else "not trained")))
-
-    @property
-    def where(self) -> str:
-        """Its place among the completions of the step."""
-        return f"group {self.sample.group}, completion {self.sample.index}, {self.sample.example_id}"
-
-
-def _file(folder: Path) -> Path:
-    return folder / GENERATIONS
+    file = links.to(folder / GENERATIONS, "generations.jsonl") if folder else None
+    cards = [replace(each, file=file) for each in picked.samples]
+    return Heading(f"Step {picked.step:,}", 4, source), Tiles("cards", cards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """A completion and its offset in the file; `kind` is best, worst or random. Missing numbers are None."""
+class Card(Part):
+    """A completion, with a link to its file and its offset in there; `kind` is best, worst or random.
+
+    Missing numbers are None.
+    """
 
     kind: str
     offset: int
@@ -126,29 +88,39 @@ class Sample:
     reward: float | None
     num_tokens: int | None
     trained: bool
-    parts: Mapping[str, float]
+    rewards: Mapping[str, float]
     surprisals: tuple[tuple[str, float], ...]
+    file: Link | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The reward, or the reason why there is none."""
+        if self.reward is not None:
+            return f"reward {self.reward:g}"
+        return "no verdict" if self.outcome in ("", "no_verdict", "scored") else self.outcome
+
+    @property
+    def remarks(self) -> str:
+        """Why it ended, its length, and whether it was left out of training."""
+        tokens = "" if self.num_tokens is None else counted(self.num_tokens, "token")
+        reason = REASONS.get(self.stop_reason, self.stop_reason)
+        return ", ".join(filter(None, (reason, tokens, "" if self.trained else "not trained")))
 
 
-def sample_of(record: Mapping[str, Any], *, kind: str, offset: int) -> Sample:
+def card_of(record: Mapping[str, Any], *, kind: str, offset: int) -> Card:
     """The shown parts of a line of `generations.jsonl`, with tolerance for any content."""
     tokens = number(record.get("num_tokens"))
-    return Sample(
+    names = ("group", "index", "example_id", "outcome", "stop_reason")
+    texts: dict[str, Any] = {name: str(record.get(name, "")) for name in names}
+    texts |= {name: excerpt(record.get(name)) for name in ("prompt", "completion", "reference", "detail")}
+    return Card(
         kind=kind,
         offset=offset,
-        group=str(record.get("group", "")),
-        index=str(record.get("index", "")),
-        example_id=str(record.get("example_id", "")),
-        prompt=excerpt(record.get("prompt")),
-        completion=excerpt(record.get("completion")),
-        reference=excerpt(record.get("reference")),
-        detail=excerpt(record.get("detail")),
-        outcome=str(record.get("outcome", "")),
-        stop_reason=str(record.get("stop_reason", "")),
+        **texts,
         reward=number(record.get("reward")),
         num_tokens=None if tokens is None else int(tokens),
         trained=record.get("trained") is True,
-        parts=_parts(record.get("reward_parts")),
+        rewards=_parts(record.get("reward_parts")),
         surprisals=tuple(_surprisals(record.get("top_surprisal_tokens"))),
     )
 
@@ -190,7 +162,7 @@ class StepSamples:
     """
 
     step: int
-    samples: tuple[Sample, ...]
+    samples: tuple[Card, ...]
     num_completions: int
     num_passed_over: int
     is_cut: bool
@@ -198,12 +170,7 @@ class StepSamples:
 
 def shown_steps(file: Path, evaluated: Sequence[int], most: int = 3) -> list[int]:
     """First, middle and last evaluated step that the file has, with before training as 0; else of all steps."""
-    try:
-        with open_regular(file) as stream:
-            last = last_step(stream)
-    except OSError:
-        return []
-    if last is None:
+    if (last := last_step(file)) is None:
         return []
     candidates = sorted({max(0, step) for step in evaluated if step <= last}) if len(evaluated) > 1 else []
     candidates = candidates if len(candidates) > 1 else list(range(last + 1))
@@ -246,7 +213,7 @@ class _Picks:
     def __init__(self, of_each: int, key: str, step: int) -> None:
         self._of_each = of_each
         self._rng = _STREAMS.stream("report", key, step)
-        self._ranked: dict[str, list[tuple[tuple[float, float], Sample]]] = {"best": [], "worst": [], "random": []}
+        self._ranked: dict[str, list[tuple[tuple[float, float], Card]]] = {"best": [], "worst": [], "random": []}
         self.num_completions = 0
 
     def add(self, offset: int, record: Mapping[str, Any]) -> None:
@@ -258,9 +225,9 @@ class _Picks:
             self._rank("worst", (reward, tiebreak), offset, record)
         self._rank("random", (tiebreak, 0.0), offset, record)
 
-    def chosen(self) -> tuple[Sample, ...]:
+    def chosen(self) -> tuple[Card, ...]:
         """Best, worst and random ones, none of them twice."""
-        found: list[Sample] = []
+        found: list[Card] = []
         for ranked in self._ranked.values():
             seen = {sample.offset for sample in found}
             found += [sample for _, sample in ranked if sample.offset not in seen][: self._of_each]
@@ -270,7 +237,7 @@ class _Picks:
         ranked = self._ranked[kind]
         most = 3 * self._of_each  # the best may also be among the random ones
         if len(ranked) < most or key < ranked[-1][0]:
-            ranked.append((key, sample_of(record, kind=kind, offset=offset)))
+            ranked.append((key, card_of(record, kind=kind, offset=offset)))
             ranked.sort(key=lambda each: each[0])
             del ranked[most:]
 

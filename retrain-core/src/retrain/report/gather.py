@@ -7,7 +7,6 @@ every line with an evaluation or a health finding, and the last one.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.types import Floats
-from retrain.records.reading import Record, parse_record, parsed_lines, read_object, time_of
+from retrain.records.reading import Record, number, parse_record, parsed_lines, read_object, time_of
 from retrain.records.record_names import CAMPAIGN_FILE, METRICS
 from retrain.records.run import Run
-from retrain.records.runs.metric import HELD_OUT, eval_sets
+from retrain.records.runs.curves import LARGEST, Curves
+from retrain.records.runs.metric import HELD_OUT
 from retrain.records.runs.run_status import DONE, LIVE
 from retrain.records.runs.source import Candidate, Source, find_runs
-from retrain.report.chart_specs import FIELDS, PASS_PREFIX
+from retrain.report.chart_specs import FIELDS, named_fields
 from retrain.tasks.scoring.verdict import part_fields
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.sets import set_metrics
@@ -36,7 +35,6 @@ MOST_SHOWN = 8  # most conditions drawn at first, and with completions
 ERROR_CHARS = 600
 EVAL_MARK, HEALTH_MARK = b'"eval_', b'"health": ['
 TAIL_BYTES = 1200  # at the end of a line: evaluation and health are its last fields
-LARGEST = 1e100  # beyond anything that a run measures
 STATE_CHARS = 60
 
 
@@ -50,22 +48,11 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunLines:
-    """Rows of one run in order of steps, the evaluation before training as step -1.
+class RunLines(Curves):
+    """The rows of one run that were read. `problem` says where a damaged file ended the reading."""
 
-    `columns` has an array per field that occurs, NaN where a row has no number; `steps_R` the step of each row.
-    `problem` says where a damaged file ended the reading.
-    """
-
-    steps_R: Floats
-    columns: Mapping[str, Floats]
     episodes: tuple[Episode, ...] = ()
     problem: str = ""
-
-    def column(self, field: str) -> Floats:
-        """The values of a field, all NaN when the run never has it."""
-        found = self.columns.get(field)
-        return np.full(self.steps_R.size, math.nan) if found is None else found
 
     def mean(self, field: str) -> float | None:
         """Mean over the rows that have it."""
@@ -74,7 +61,7 @@ class RunLines:
         return float(values_R.mean()) if values_R.size else None
 
 
-NO_LINES = RunLines(steps_R=np.zeros(0), columns={})
+NO_LINES = RunLines(steps_R=np.zeros(0), values={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,7 +81,7 @@ class ReportRun:
     @property
     def num_steps(self) -> int:
         """Finished steps; 0 during a warm-up."""
-        return max(0, int(self.lines.steps_R[-1]) + 1) if self.lines.steps_R.size else 0
+        return self.lines.num_steps
 
     @property
     def num_supervised(self) -> int:
@@ -236,15 +223,11 @@ class _Rows:
     """Columns that grow by a row per line."""
 
     def __init__(self, fields: Sequence[str], stride: int) -> None:
-        self._fields = tuple(dict.fromkeys(fields))
-        self._stride = stride
-        self._num_lines = 0
-        self._skipped = b""
-        self._steps = array("d")
-        self._columns = [array("d") for _ in self._fields]
-        self._appends = [(field, column.append) for field, column in zip(self._fields, self._columns, strict=True)]
+        self._fields, self._stride = fields, stride
+        self._num_lines, self._skipped = 0, b""
+        self._steps: list[int] = []
+        self._columns: dict[str, dict[int, float]] = {}  # by field: row -> value
         self._parts: tuple[str, ...] | None = None  # of the reward, as the first step names them
-        self._named: dict[str, dict[int, float]] = {}
         self._open: dict[str, list[int]] = {}
         self._episodes: list[Episode] = []
 
@@ -262,17 +245,14 @@ class _Rows:
         step = record.get("step")
         if type(step) is not int or (self._steps and step <= self._steps[-1]):
             raise ValueError("no step, or not a later one")
-        for field, append in self._appends:
-            value = record.get(field)
-            append(value if type(value) is float and -LARGEST < value < LARGEST else _number(value))
         if self._parts is None and step >= 0:
             self._parts = tuple(part_fields(record).values())
-        names = self._parts or ()
+        names = [*self._fields, *(self._parts or ())]
         if "eval_time_s" in record or "eval_correct_rate" in record:
-            passes = [name for name in record if name.startswith(PASS_PREFIX)]
-            names = (*names, *passes, *part_fields(record, "eval_").values(), *eval_sets(record).values())
-        for name in names:
-            self._named.setdefault(name, {})[len(self._steps)] = _number(record.get(name))
+            names += named_fields(record)
+        for name in dict.fromkeys(names):
+            if (value := number(record.get(name))) is not None and abs(value) < LARGEST:
+                self._columns.setdefault(name, {})[len(self._steps)] = value
         self._steps.append(step)
         self._note_health(step, record.get("health"))
 
@@ -282,13 +262,11 @@ class _Rows:
             with suppress(ValueError, RecursionError):  # cut by a kill
                 self._add(self._skipped)
         self._close(list(self._open))
-        columns = {field: np.array(column) for field, column in zip(self._fields, self._columns, strict=True)}
-        for name, values in self._named.items():
-            columns[name] = np.full(len(self._steps), math.nan)
-            columns[name][list(values)] = list(values.values())
-        kept = {field: column for field, column in columns.items() if np.isfinite(column).any()}
+        values = {name: np.full(len(self._steps), math.nan) for name in self._columns}
+        for name, found in self._columns.items():
+            values[name][list(found)] = list(found.values())
         episodes = tuple(sorted(self._episodes, key=lambda each: each.first_step))
-        return RunLines(steps_R=np.array(self._steps), columns=kept, episodes=episodes, problem=problem)
+        return RunLines(steps_R=np.array(self._steps, np.float64), values=values, episodes=episodes, problem=problem)
 
     def _note_health(self, step: int, states: object) -> None:
         """An episode ends with the first parsed step without it; steps with one are never skipped."""
@@ -302,12 +280,3 @@ class _Rows:
         for state in states:
             first, last = self._open.pop(state)
             self._episodes.append(Episode(state=state, first_step=first, last_step=last))
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        return float(value) if abs(value) < LARGEST else math.nan  # NaN is not below it either
-    except OverflowError:
-        return math.nan

@@ -146,17 +146,13 @@ class Facts(Part):
 
 @dataclass(frozen=True, slots=True)
 class Table(Part):
-    """A table whose first `num_names` columns are names, the first one the head of its row.
-
-    The row with the index `strong` is emphasised.
-    """
+    """A table whose first `num_names` columns are names, the first one the head of its row."""
 
     caption: str
     heads: Sequence[str]
     rows: Sequence[Sequence[Piece]]
     num_names: int = 1
     is_caption_shown: bool = True
-    strong: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

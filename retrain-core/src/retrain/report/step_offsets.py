@@ -8,23 +8,22 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import BinaryIO
 
+from retrain.kernel.errors import ConfigError
+from retrain.records.reading import last_record
+
 HEAD = re.compile(rb'\{"step": (-?\d{1,18}),')
-HEAD_BYTES = 64
-BLOCK_BYTES = 1 << 16
 LINE_BYTES = 16 << 20  # longer lines are skipped
 
 
-def last_step(stream: BinaryIO) -> int | None:
-    """The step of the last line that has one; None in a file without any."""
-    end = stream.seek(0, os.SEEK_END)
-    position = end
-    while position > 0:
-        position = max(0, position - BLOCK_BYTES)
-        for start in reversed(list(_line_starts(stream, position, min(end, position + BLOCK_BYTES + HEAD_BYTES)))):
-            if (step := _step_at(stream, start)) is not None:
-                return step
+def last_step(file: Path) -> int | None:
+    """The step of the last line; None without a line that can be read."""
+    with suppress(ConfigError):
+        step = (last_record(file, skip_damaged=True) or {}).get("step")
+        return step if type(step) is int else None
     return None
 
 
@@ -33,13 +32,12 @@ def first_offset(stream: BinaryIO, step: int) -> int:
     low, high = 0, stream.seek(0, os.SEEK_END)
     while low < high:
         middle = (low + high) // 2
-        start, found = _next_line(stream, middle, high)
+        start, found = _next_line(stream, middle)
         if found is None or found >= step:
             high = middle
         else:
             low = start + 1
-    start, _ = _next_line(stream, low, stream.seek(0, os.SEEK_END))
-    return start
+    return _next_line(stream, low)[0]
 
 
 def lines_of(stream: BinaryIO, step: int, *, most_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -61,41 +59,14 @@ def lines_of(stream: BinaryIO, step: int, *, most_bytes: int) -> Iterator[tuple[
         offset += size
 
 
-def _next_line(stream: BinaryIO, position: int, end: int) -> tuple[int, int | None]:
-    """The first line with a step that begins at `position` or later, and before `end`."""
-    if position == 0:
-        return 0, _step_at(stream, 0)
-    position -= 1  # include the line break before the first candidate
-    while position < end:
-        stream.seek(position)
-        block = stream.read(BLOCK_BYTES)
-        if not block:
-            break
-        at = block.find(b"\n")
-        while at >= 0:
-            start = position + at + 1
-            if start >= end:
-                return end, None
-            step = _step_at(stream, start)
-            if step is not None:
-                return start, step
-            at = block.find(b"\n", at + 1)
-        position += len(block)
-    return end, None
-
-
-def _line_starts(stream: BinaryIO, position: int, end: int) -> Iterator[int]:
-    if position == 0:
-        yield 0
-    stream.seek(position)
-    block = stream.read(end - position)
-    at = block.find(b"\n")
-    while at >= 0:
-        yield position + at + 1
-        at = block.find(b"\n", at + 1)
-
-
-def _step_at(stream: BinaryIO, offset: int) -> int | None:
-    stream.seek(offset)
-    head = HEAD.match(stream.read(HEAD_BYTES))
-    return int(head[1]) if head else None
+def _next_line(stream: BinaryIO, position: int) -> tuple[int, int | None]:
+    """Offset and step of the first line with a step that begins at `position` or later; the file's end without one."""
+    stream.seek(max(0, position - 1))
+    if position:
+        stream.readline()  # to the line break before the first candidate
+    start = stream.tell()
+    while line := stream.readline():
+        if head := HEAD.match(line):
+            return start, int(head[1])
+        start += len(line)
+    return start, None

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from retrain.inspect.replay.job import ONE_STEP
 from retrain.inspect.replay.page import render
-from retrain.inspect.replay.show import ONE_STEP, lines
+from retrain.inspect.replay.show import lines
 
 EVIL = "<script>alert(1)</script>\x1b[2J"
 

@@ -102,7 +102,7 @@ def test_one_module_alone_reads_metadata_but_for_the_one_that_imports_only_pytho
                 readers.add(str(file.relative_to(ROOT)))
     assert readers == {
         "retrain-core/src/retrain/kernel/plugins/installed.py",
-        "retrain-core/src/retrain/tools/doctor/installation.py",  # may be all that is left when ours was overwritten
+        "retrain-core/src/retrain/tools/installation.py",  # may be all that is left when ours was overwritten
     }
 
 

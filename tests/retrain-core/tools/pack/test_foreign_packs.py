@@ -88,7 +88,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collects attempts to install or run; none of them happens."""
     found: list[Any] = []
     monkeypatch.setattr(rerun_command, "make_environment", lambda *args, **_: found.append(args))
-    monkeypatch.setattr(rerun_command, "rerun", lambda *args: found.append(args))
+    monkeypatch.setattr(rerun_command.Rerun, "outcome", lambda *args: found.append(args))
     return found
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 from retrain.inspect.replay.job import replay_step
-from retrain.inspect.replay.show import as_data, lines
+from retrain.inspect.replay.show import lines
 from retrain.records.files import write_text
 from retrain.text.command_options import html_option, json_option, run_argument
 from retrain.text.terminal_text import printable
@@ -58,7 +58,7 @@ def command(
     """
     one = ",".join(f"{key}={value}" for key, value in named.items() if value)
     found = replay_step(run, step, [*([one] if one else []), *tries], ctx.obj, resamples=resamples, most=most)
-    data: dict[str, Any] = as_data(found, most)
+    data = asdict(found)
     if html is not None:
         from retrain.inspect.replay.page import render
 

@@ -154,7 +154,9 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
     checked = load_file(run / CONFIG_FILE, overrides, plugins)
     devices = choose_devices(checked.config, plugins, manifest)
     config = devices.config
-    _refuse_control(run, config.training.control)
+    if config.training.control == "no_update":
+        what = "is a control with no_update: none of its steps was trained"
+        raise ResumeError(Problem(where=printable(str(run)), what=what, fix="replay the run that it is a control of"))
     context = PluginContext(
         config=config,
         seeds=run_seeds(config, int(manifest["seed"])),
@@ -206,7 +208,8 @@ def checkpoints_by_steps(run: Path, manifest: Mapping[str, Any]) -> dict[int, Ch
 def _start(run: Path, manifest: Mapping[str, Any], step: int, known: list[int]) -> Checkpoint | None:
     """The newest checkpoint before the step, None for the beginning of the run; ConfigError when there is neither."""
     found = checkpoints_by_steps(run, manifest)
-    first = 0 if not _has_warm_up(manifest) else min((steps for steps in found if steps >= 0), default=None)
+    has_warm_up = bool(manifest.get("config", {}).get("sft", {}).get("steps", 0))
+    first = 0 if not has_warm_up else min((steps for steps in found if steps >= 0), default=None)
     replayable = [] if first is None else [each for each in known if each >= first]
     if step not in replayable:
         there = _spans(replayable) or "none"
@@ -215,10 +218,6 @@ def _start(run: Path, manifest: Mapping[str, Any], step: int, known: list[int]) 
         fix = f"give one of them: --step {replayable[-1]}" if replayable else "replay a run that has trained a step"
         raise ConfigError(Problem(where=printable(str(run)), what=what, why=why, fix=fix))
     return found.get(max((steps for steps in found if 0 <= steps <= step), default=-1))
-
-
-def _has_warm_up(manifest: Mapping[str, Any]) -> bool:
-    return bool(manifest.get("config", {}).get("sft", {}).get("steps", 0))
 
 
 def _spans(steps: list[int]) -> str:
@@ -230,12 +229,6 @@ def _spans(steps: list[int]) -> str:
         else:
             spans.append([step, step])
     return ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in spans)
-
-
-def _refuse_control(run: Path, control: str) -> None:
-    if control == "no_update":
-        what = "is a control with no_update: none of its steps was trained"
-        raise ResumeError(Problem(where=printable(str(run)), what=what, fix="replay the run that it is a control of"))
 
 
 # The scored groups of a step as credit was assigned to them, from the run's records.

@@ -1,37 +1,15 @@
-"""A replay as plain data, and as lines for the console."""
+"""A replay as lines for the console."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrain.inspect.replay.gradients import largest
-from retrain.inspect.replay.job import AsItWas, Replay, Seen
-from retrain.records.run import StoredCompletion
 from retrain.text.tables import table_lines
-from retrain.text.token_text import token_texts
 
-ONE_STEP = (
-    "One step: directions of the gradient at one policy. What training under these conditions would have led to, "
-    "it does not say."
-)
 SEVERAL = "The run took {} updates with these rows; compared is the gradient of all of them before the first one."
 ZERO = "The gradient taken is 0, so it has no direction to compare with."
 Data = Mapping[str, Any]
-
-
-def as_data(replay: Replay, most: int) -> dict[str, Any]:
-    """Everything that was found, with the texts of what it names; those are untrusted."""
-    return {
-        "run": str(replay.run),
-        "step": replay.step,
-        "updates": replay.updates,
-        "as_it_was": _as_it_was(replay.as_it_was, replay.step),
-        "conditions": [_condition(replay, seen, most) for seen in replay.conditions],
-        "resamples": replay.resamples,
-        "passes": replay.passes,
-        "note": ONE_STEP,
-    }
 
 
 def lines(data: Data) -> list[str]:
@@ -46,63 +24,6 @@ def lines(data: Data) -> list[str]:
     if data["updates"] > 1:
         found += ["", SEVERAL.format(data["updates"])]
     return [*found, "", data["note"]] if len(data["conditions"]) > 1 else found
-
-
-def _as_it_was(found: AsItWas, step: int) -> dict[str, Any]:
-    def differences(number: int, different: Mapping[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
-        return [{"step": number, "field": name, "was": was, "now": now} for name, (was, now) in different.items()]
-
-    every = [*found.forward.items(), (step, found.step)]
-    return {
-        "start": found.start,
-        "forward": list(found.forward),
-        "is_exact": found.is_exact,
-        "compared": list(found.step.compared),
-        "different": [each for number, agreed in every for each in differences(number, agreed.different)],
-        "after": found.after,
-        "files": dict(found.files),
-    }
-
-
-def _condition(replay: Replay, seen: Seen, most: int) -> dict[str, Any]:
-    turn = seen.turn
-    return {
-        "name": seen.name,
-        "cosine": turn.cosine,
-        "low": turn.low,
-        "high": turn.high,
-        "norm": turn.norm,
-        "norm_ratio": turn.norm_ratio,
-        "loss": seen.loss,
-        "clip_fraction": seen.clip_fraction,
-        "trained_tokens": seen.trained_tokens,
-        "trained_groups": seen.trained_groups,
-        "parts": [turn.parts.get(group) for group in range(len(replay.groups))] if turn.parts else [],
-        "prompts": [_prompt(replay, group, part) for group, part in largest(turn.parts, most)],
-        "tokens": [
-            {
-                "group": change.group,
-                "index": change.index,
-                "position": change.position,
-                "before": change.before,
-                "after": change.after,
-                **_token(replay, change.group, change.index, change.position),
-            }
-            for change in seen.tokens
-        ],
-    }
-
-
-def _prompt(replay: Replay, group: int, part: float) -> dict[str, Any]:
-    example = replay.groups[group].example
-    text = example.prompt if isinstance(example.prompt, str) else str(example.prompt[-1].get("content", ""))
-    return {"group": group, "example_id": example.id, "part": part, "prompt": text}
-
-
-def _token(replay: Replay, group: int, index: int, position: int) -> dict[str, Any]:
-    member: StoredCompletion = replay.stored.groups[group][index]
-    texts = token_texts(replay.tokenizer, member.tokens.tokens_T.tolist())
-    return {"token": texts[position], "reward": member.reward}
 
 
 def _told_as_it_was(found: Data) -> list[str]:

@@ -25,13 +25,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenChange:
-    """A token whose weight in the gradient changes: where it stands, and its weight over the gradient's norm."""
+    """A token whose weight in the gradient changes: where it stands, and its weight over the gradient's norm.
+
+    `token` is its text, `reward` that of its completion.
+    """
 
     group: int
     index: int
     position: int
     before: float
     after: float
+    token: str = ""
+    reward: float | None = None
 
 
 class TokenWeights:

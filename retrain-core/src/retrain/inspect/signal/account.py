@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.inspect.signal.credit_share import CreditShares, read_credit
-from retrain.inspect.signal.drawn import CAUSES, Cause, Drawn, Ints, RunFacts, StepFacts, causes_of, read_drawn
+from retrain.inspect.signal.drawn import CAUSES, Cause, Drawn, Ints, RunFacts, causes_of, read_drawn
 from retrain.inspect.signal.prompts import Forecasts, PromptAccount, forecast_groups, prompt_accounts
 from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.errors import ConfigError
@@ -22,6 +22,7 @@ from retrain.records.run import Run
 from retrain.records.runs.example_rates import NoExamplesError, aligned, per_example, read_rates
 from retrain.records.runs.metric import HELD_OUT, eval_sets
 from retrain.records.runs.source import Candidate
+from retrain.text.amounts import counted
 from retrain.verdicts.stats.paired import t_interval
 
 # What a percentage point of held-out gain cost, with an interval that knows when there was no gain.
@@ -175,10 +176,10 @@ def read_account(candidate: Candidate) -> Account:
         condition=candidate.condition,
         seed=candidate.seed,
         state=candidate.state,
-        num_steps=len(recorded.facts.steps),
+        num_steps=len(recorded.facts.sampled_tokens),
         tallies=tallies,
         by_step=_by_step(drawn, cause_N, taught_N),
-        stated_tokens=sum(step.sampled_tokens or 0 for step in recorded.facts.steps.values()),
+        stated_tokens=sum(tokens or 0 for tokens in recorded.facts.sampled_tokens.values()),
         num_groups=drawn.starts_G.size,
         teaching_groups=int(teaches_G.sum()),
         seconds=recorded.seconds,
@@ -239,24 +240,19 @@ def _unrecorded(drawn: Drawn, recorded: Recorded) -> tuple[int, str]:
     sums = np.bincount(inverse, weights=drawn.tokens_N).astype(int)
     stored = dict(zip(steps.tolist(), sums.tolist(), strict=False))
     lacking, odd = 0, 0
-    for step, facts in recorded.facts.steps.items():
-        if facts.sampled_tokens is not None:
-            lacking += max(0, facts.sampled_tokens - stored.get(step, 0))
-            odd += facts.sampled_tokens < stored.get(step, 0)
+    for step, tokens in recorded.facts.sampled_tokens.items():
+        if tokens is not None:
+            lacking += max(0, tokens - stored.get(step, 0))
+            odd += tokens < stored.get(step, 0)
     return lacking, f"{odd:,} steps have more tokens in their completions than in their line" if odd else ""
-
-
-def problem_of(candidate: Candidate) -> str:
-    """Why a run has no account; empty if it has one."""
-    if candidate.folder is None:
-        return candidate.state
-    return candidate.problem
 
 
 def try_account(candidate: Candidate) -> Account | str:
     """The account of a run, or why there is none."""
-    if problem := problem_of(candidate):
-        return problem
+    if candidate.folder is None:
+        return candidate.state
+    if candidate.problem:
+        return candidate.problem
     try:
         return read_account(candidate)
     except ConfigError as error:
@@ -290,11 +286,12 @@ def read_recorded(run: Run) -> Recorded:
     training, scoring = run.table("training"), run.table("scoring")
     steps = [record for record in lines if record["step"] >= 0]
     facts = RunFacts(
-        steps={record["step"]: _facts(record) for record in steps},
+        sampled_tokens={r["step"]: None if (n := number(r.get("sampled_tokens"))) is None else int(n) for r in steps},
+        rejected=frozenset(r["step"] for r in steps if "rejected" in r and not r.get("num_datums")),
         is_no_update=control_of_record(run.record) is Control.NO_UPDATE,
         leaves_truncated=training.get("overlong", "keep") != "keep",
     )
-    eval_tokens, eval_note = _eval_tokens(run, [record for record in lines if _is_evaluated(record)])
+    eval_tokens, eval_note = _eval_tokens(run, sum(HELD_OUT.field in r or bool(eval_sets(r)) for r in lines))
     above = number(scoring.get("correct_above"))
     return Recorded(
         facts=facts,
@@ -308,29 +305,14 @@ def read_recorded(run: Run) -> Recorded:
     )
 
 
-def _facts(record: Record) -> StepFacts:
-    sampled = number(record.get("sampled_tokens"))
-    return StepFacts(
-        sampled_tokens=None if sampled is None else int(sampled),
-        is_rejected="rejected" in record and not record.get("num_datums"),
-    )
-
-
-def _is_evaluated(record: Record) -> bool:
-    return HELD_OUT.field in record or bool(eval_sets(record))
-
-
-def _eval_tokens(run: Run, evaluated: list[Record]) -> tuple[int | None, str]:
+def _eval_tokens(run: Run, evaluations: int) -> tuple[int | None, str]:
     """Tokens of the evaluations, and what to say where they cannot be counted."""
-    if not evaluated:
+    if not evaluations:
         return 0, ""
-    tokens = 0
     try:
-        for record in run.evaluations(required=True):
-            tokens += sum(record["lengths"])
+        return sum(sum(record["lengths"]) for record in run.evaluations(required=True)), ""
     except (ConfigError, KeyError, TypeError):
-        return None, f"the tokens of {_times(len(evaluated), 'evaluation')} are not recorded"
-    return tokens, ""
+        return None, f"the tokens of {counted(evaluations, 'evaluation')} are not recorded"
 
 
 def _notes(steps: list[Record], manifest: Record) -> list[str]:
@@ -339,18 +321,11 @@ def _notes(steps: list[Record], manifest: Record) -> list[str]:
     dropped = sum(int(number(record.get("dropped_call_count")) or 0) for record in steps)
     resumes = manifest.get("resumes")
     resumed = len(resumes) if isinstance(resumes, list) else 0
-    memory = any("bp_ceiling" in record for record in steps)
+    again = f"resumed {counted(resumed, 'time')}: what was sampled again after a checkpoint is not recorded"
+    memory = "memory ran out: what was sampled in vain before the step was tried with less is not recorded"
     return [
-        f"{_times(lost, 'step')} rejected while sampling: those tokens are not recorded" if lost else "",
-        f"{_times(dropped, 'answer')} that no agent received: those tokens are not recorded" if dropped else "",
-        f"resumed {_times(resumed, 'time')}: what was sampled again after a checkpoint is not recorded"
-        if resumed
-        else "",
-        "memory ran out: what was sampled in vain before the step was tried with less is not recorded"
-        if memory
-        else "",
+        f"{counted(lost, 'step')} rejected while sampling: those tokens are not recorded" if lost else "",
+        f"{counted(dropped, 'answer')} that no agent received: those tokens are not recorded" if dropped else "",
+        again if resumed else "",
+        memory if any("bp_ceiling" in record for record in steps) else "",
     ]
-
-
-def _times(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

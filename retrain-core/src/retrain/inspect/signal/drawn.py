@@ -176,21 +176,15 @@ CAUSES = tuple(Cause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepFacts:
-    """What a step's line says that its completions do not: `is_rejected` before its first update.
+class RunFacts:
+    """What configuration and steps' lines say that completions do not.
 
-    `sampled_tokens` is None where it was rejected while it was sampled.
+    `sampled_tokens` by step, None where it was rejected while it was sampled; the steps `rejected` before their first
+    update; `is_no_update`, and `leaves_truncated` by [training] overlong.
     """
 
-    sampled_tokens: int | None = None
-    is_rejected: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What the configuration says: `is_no_update`, and `leaves_truncated` by [training] overlong."""
-
-    steps: Mapping[int, StepFacts] = field(default_factory=dict)
+    sampled_tokens: Mapping[int, int | None] = field(default_factory=dict)
+    rejected: frozenset[int] = frozenset()
     is_no_update: bool = False
     leaves_truncated: bool = False
 
@@ -204,23 +198,19 @@ def causes_of(drawn: Drawn, facts: RunFacts) -> tuple[np.ndarray, np.ndarray]:
     teaches_G = np.zeros(drawn.starts_G.size, dtype=np.bool_)
     values_N = np.where(np.isnan(drawn.credited_N), np.nan, drawn.rewards_N)
     for place, group in enumerate(drawn.groups()):
-        status = _status(values_N[group])
+        values_G = values_N[group]
+        status = status_of(values_G[~np.isnan(values_G)].tolist())
         teaches_G[place] = status is GroupStatus.INFORMATIVE
         is_trained_G = drawn.is_trained_N[group]
         if is_trained_G.all():
             continue
         reason = None if is_trained_G.any() else _OF_STATUS.get(status)
-        step = facts.steps.get(int(drawn.step_N[group.start]), StepFacts())
         for at in (group.start + np.flatnonzero(~is_trained_G)).tolist():
-            cause_N[at] = CAUSES.index(_cause(drawn, at, reason, step, facts))
+            cause_N[at] = CAUSES.index(_cause(drawn, at, reason, facts))
     return cause_N, teaches_G
 
 
-def _status(values_G: Floats) -> GroupStatus:
-    return status_of(values_G[~np.isnan(values_G)].tolist())
-
-
-def _cause(drawn: Drawn, at: int, of_group: Cause | None, step: StepFacts, facts: RunFacts) -> Cause:
+def _cause(drawn: Drawn, at: int, of_group: Cause | None, facts: RunFacts) -> Cause:
     """Why a completion was not trained; `of_group` is the reason why none of its group was, if there is one."""
     outcome = OUTCOMES[drawn.outcome_N[at]]
     if outcome in _OF_OUTCOME:
@@ -235,4 +225,4 @@ def _cause(drawn: Drawn, at: int, of_group: Cause | None, step: StepFacts, facts
         return Cause.TRUNCATED
     if facts.is_no_update:
         return Cause.NO_UPDATE
-    return Cause.REJECTED if step.is_rejected else Cause.OTHER
+    return Cause.REJECTED if int(drawn.step_N[at]) in facts.rejected else Cause.OTHER

@@ -10,9 +10,7 @@ from typing import Any, BinaryIO
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.records.reading import number, parse_record
-from retrain.records.runs.metric import eval_sets
-from retrain.report.chart_specs import FIELDS, GROUPS, PASS_PREFIX
-from retrain.tasks.scoring.verdict import part_fields
+from retrain.report.chart_specs import FIELDS, RATIOS, named_fields
 
 LOOK_BYTES = 16 << 20  # read at most in one look; a long record is taken in by several
 MOST_ROWS = 4_000  # kept; of a longer record every second row is dropped, then every second of those
@@ -103,18 +101,9 @@ def _is_evaluated(row: Mapping[str, Any]) -> bool:
 
 
 def _row(record: Mapping[str, Any]) -> Row:
-    parts = [*part_fields(record).values(), *part_fields(record, "eval_").values(), *eval_sets(record).values()]
-    passes = [name for name in record if name.startswith(PASS_PREFIX)]
-    named = ((name, number(record.get(name))) for name in dict.fromkeys(("step", *FIELDS, *passes, *parts)))
-    return _as_shares({name: value for name, value in named if value is not None})
-
-
-def _as_shares(row: dict[str, float]) -> Row:
-    """Counts as the shares and the speed that charts show instead, as the report does."""
-    totals = {
-        "useful_groups": sum(row.get(name, 0.0) for name in GROUPS),
-        "trained_tokens": row.get("sampled_tokens", 0.0),
-        "sampled_tokens": row.get("sample_time_s", 0.0),
-    }
+    """The numbers that charts show; counts as the shares and the speed that they show instead, as the report does."""
+    named = ((name, number(record.get(name))) for name in dict.fromkeys(("step", *FIELDS, *named_fields(record))))
+    row = {name: value for name, value in named if value is not None}
+    totals = {name: sum(row.get(each, 0.0) for each in fields) for name, fields in RATIOS.items()}
     shown = {name: row[name] / total for name, total in totals.items() if name in row and total > 0}
-    return {name: value for name, value in row.items() if name not in totals} | shown
+    return {name: value for name, value in row.items() if name not in RATIOS} | shown

@@ -12,7 +12,7 @@ from retrain.records.record_names import GENERATIONS, METRICS
 from retrain.records.run import Run, is_run
 from retrain.records.runs.run_status import status_of_run
 from retrain.report.chart_specs import LEARNING, ChartSpec, part_charts, set_charts
-from retrain.report.completions import STEP_BYTES, Sample, record_of, sample_of
+from retrain.report.completions import STEP_BYTES, Card, card_of, record_of
 from retrain.report.step_offsets import last_step, lines_of
 from retrain.report.text import Excerpt, plain
 from retrain.report.watch.tail import Tail
@@ -39,7 +39,7 @@ class WatchedRun:
             "generation": generation,
             "first": first,
             "rows": rows,
-            "newest_step": newest_step(self._generations),
+            "newest_step": last_step(self._generations),
             "charts": [chart_data(spec, LEARNING) for spec in (*set_charts(names), *part_charts(names))],
         }
 
@@ -81,15 +81,6 @@ def chart_data(spec: ChartSpec, group: str) -> dict[str, Any]:
     return texts | {"fields": spec.fields, **{name: getattr(spec, name) for name in ("is_graded", "is_pooling")}}
 
 
-def newest_step(file: Path) -> int | None:
-    """The last step with completions; None if there is none yet."""
-    try:
-        with open_regular(file) as stream:
-            return last_step(stream)
-    except OSError:
-        return None
-
-
 def completions_of(file: Path, step: int, *, first: int, shown: str, correct_above: float) -> dict[str, Any]:
     """Completions `first` and following of a step, of those `shown`: all, right, wrong or not trained.
 
@@ -103,7 +94,7 @@ def completions_of(file: Path, step: int, *, first: int, shown: str, correct_abo
                 size += len(line)
                 record = record_of(line)
                 if record is None or not _is_shown(
-                    sample := sample_of(record, kind="", offset=offset), shown, correct_above
+                    sample := card_of(record, kind="", offset=offset), shown, correct_above
                 ):
                     continue
                 if first <= count < first + AT_A_TIME:
@@ -114,13 +105,13 @@ def completions_of(file: Path, step: int, *, first: int, shown: str, correct_abo
     return {"step": step, "first": first, "count": count, "items": items, "is_cut": size > STEP_BYTES}
 
 
-def _is_shown(sample: Sample, shown: str, correct_above: float) -> bool:
+def _is_shown(sample: Card, shown: str, correct_above: float) -> bool:
     if shown == "not trained":
         return not sample.trained
     return shown == "all" or (sample.reward is not None and (sample.reward > correct_above) == (shown == "right"))
 
 
-def _item(sample: Sample, correct_above: float) -> dict[str, Any]:
+def _item(sample: Card, correct_above: float) -> dict[str, Any]:
     texts = {name: _excerpt(getattr(sample, name)) for name in ("prompt", "completion", "reference", "detail")}
     names = {name: plain(getattr(sample, name)) for name in ("group", "index", "example_id", "outcome", "stop_reason")}
     return {
@@ -130,7 +121,7 @@ def _item(sample: Sample, correct_above: float) -> dict[str, Any]:
         "is_right": None if sample.reward is None else sample.reward > correct_above,
         "num_tokens": sample.num_tokens,
         "trained": sample.trained,
-        "parts": {plain(name): value for name, value in sample.parts.items()},
+        "parts": {plain(name): value for name, value in sample.rewards.items()},
     }
 
 

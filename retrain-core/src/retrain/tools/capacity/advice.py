@@ -10,8 +10,9 @@ from functools import partial
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryEstimate, Workload
+from retrain.records.campaign_table import is_campaign
 from retrain.text.amounts import percent
-from retrain.tools.capacity.workload import SAFETY, device_kind, is_campaign, schedule_of
+from retrain.tools.capacity.workload import SAFETY, device_kind, schedule_of
 
 DOMINANT = 0.6  # of the step time; sampling and training take about equal shares when both run near their limits
 WAITING = 0.3  # scoring overlaps with sampling, so waiting for it is pure loss

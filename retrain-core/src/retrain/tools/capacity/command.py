@@ -18,7 +18,7 @@ from retrain.tools.capacity.advice import NO_KEY
 from retrain.tools.capacity.forecast import forecast
 from retrain.tools.capacity.pilot import run_pilot
 from retrain.tools.capacity.shapes import document_of
-from retrain.tools.capacity.show import text
+from retrain.tools.capacity.show import as_data, text
 
 SIZE = click.IntRange(min=1)
 GPU_HELP = "Ask about CUDA GPUs of this memory, which need not be here: fits or not, and what to change."
@@ -99,7 +99,7 @@ def command(
             else f"{fits.verdict(found, name, near)}\n\n{text(found, has_time=False)}"
         )
     else:
-        click.echo(_as_json(found.as_data()) if as_json else text(found))
+        click.echo(_as_json(as_data(found)) if as_json else text(found))
 
 
 def _as_json(content: object) -> str:

@@ -16,6 +16,7 @@ from retrain.text.tables import table_lines
 from retrain.tools.capacity.advice import NO_KEY, quantised_ways
 from retrain.tools.capacity.forecast import Forecast, forecast
 from retrain.tools.capacity.shapes import known_shapes
+from retrain.tools.capacity.show import as_data as plain_data
 from retrain.tools.capacity.workload import SAFETY
 
 GIB = 2**30
@@ -131,7 +132,7 @@ def _with_model(config: Config, name: str) -> Config:
 def as_data(found: Forecast) -> dict[str, Any]:
     """The forecast with the verdict and the options, for `--json`."""
     own = {"gpu_memory_bytes": found.limit_bytes, "fits": not found.advice}
-    return {**found.as_data(), **own, "options": [asdict(option) for option in options(found)]}
+    return {**plain_data(found), **own, "options": [asdict(option) for option in options(found)]}
 
 
 def known_models(

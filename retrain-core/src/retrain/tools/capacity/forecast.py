@@ -47,41 +47,6 @@ class Forecast:
         """Whether the prompt length is a guess: neither a past run nor the user gives it."""
         return self.past.prompt_tokens is None and self.work.prompt_tokens == ASSUMED_PROMPT_TOKENS
 
-    def as_data(self) -> dict[str, Any]:
-        """As JSON: bytes, seconds, tokens."""
-        found, past = self.estimate, self.past
-        return {
-            "device": self.work.device,
-            "parameters": self.model.parameters,
-            "parameters_are_counted": self.model.is_counted,
-            "lora_parameters": self.model.lora_parameters,
-            "checkpoint_bytes": self.model.checkpoint_bytes,
-            "prompt_tokens": self.work.prompt_tokens,
-            "prompt_tokens_are_assumed": self.is_prompt_assumed,
-            "completions_per_step": self.work.completions,
-            "max_tokens_per_step": self.work.completions * self.work.max_tokens,
-            "peak_memory_bytes": found.peak_bytes,
-            "peak_phase": found.worst.name,
-            "needed_memory_bytes": found.needed_bytes,
-            "completions_at_a_time": found.at_once,
-            "pack_tokens": found.pack_tokens,
-            "resident": {phase.name: dict(phase.resident) for phase in found.phases},
-            "phases": {phase.name: {**phase.parts, "peak": phase.peak_bytes} for phase in found.phases},
-            "biggest_tensor": str(found.biggest),
-            "memory_limit_bytes": self.limit_bytes,
-            "fix": self.advice,
-            "runs": self.time.schedule.runs,
-            "parallelism": self.time.schedule.parallelism,
-            "total_steps": self.time.schedule.total_steps,
-            "median_step_time_s": past.median_step_time_s,
-            "training_time_s": self.time.training_s,
-            "evaluation_time_s": self.time.evaluation_s,
-            "wall_time_s": self.time.total_s,
-            "time_fix": self.time.warning,
-            "past_runs": past.runs,
-            "past_peak_memory_bytes": past.peak_memory_bytes,
-        }
-
 
 def forecast(
     config: Config,

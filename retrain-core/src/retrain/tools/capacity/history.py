@@ -15,6 +15,7 @@ from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError
+from retrain.records.reading import number, table_of
 from retrain.records.record_names import RUN_FILE
 from retrain.records.run import Run
 from retrain.run.configure import evaluations
@@ -65,9 +66,8 @@ def past_runs(config: Config, folder: Path | None = None) -> Past:
     same_process: list[Mapping[str, Any]] = []
     now, folder = config.as_dict(), folder or Path(config.logging.log_dir).expanduser().parent
     for manifest in islice(_manifests(folder), MAX_RUNS):
-        capacity = manifest.get("capacity")
-        measured = capacity.get("measured") if isinstance(capacity, dict) else None
-        if not isinstance(measured, dict) or not _is_here(manifest):
+        measured = table_of(manifest, "capacity", "measured")
+        if not measured or not _is_here(manifest):
             continue
         if _agree(manifest, now, SAME_PROCESS):
             same_process.append(measured)
@@ -86,14 +86,14 @@ def past_runs(config: Config, folder: Path | None = None) -> Past:
 
 def eval_completion_s(measured: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:
     """Seconds for one completion of an evaluation: measured, or the time that a step took to sample one."""
-    shares, training = measured.get("time_shares"), config["training"]
-    share: Any = shares.get("sample") if isinstance(shares, dict) else None
-    measured_s: Any = measured.get("eval_completion_time_s")
-    step_s: Any = measured.get("median_step_time_s")
-    if _is_number(measured_s):
-        return float(measured_s)
-    is_known = _is_number(share) and _is_number(step_s)
-    return share * step_s / (training["batch_size"] * training["group_size"]) if is_known else None
+    training = config["training"]
+    if (measured_s := _positive(measured.get("eval_completion_time_s"))) is not None:
+        return measured_s
+    share = _positive(table_of(measured, "time_shares").get("sample"))
+    step_s = _positive(measured.get("median_step_time_s"))
+    if share is None or step_s is None:
+        return None
+    return share * step_s / (training["batch_size"] * training["group_size"])
 
 
 def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
@@ -109,34 +109,31 @@ def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_here(manifest: Mapping[str, Any]) -> bool:
-    hardware = manifest.get("hardware")
-    wanted = {"machine": platform.machine(), "cores": os.cpu_count()}
-    return isinstance(hardware, dict) and all(hardware.get(name) == value for name, value in wanted.items())
+    hardware, wanted = table_of(manifest, "hardware"), {"machine": platform.machine(), "cores": os.cpu_count()}
+    return all(hardware.get(name) == value for name, value in wanted.items())
 
 
 def _agree(manifest: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[tuple[str, str], ...]) -> bool:
-    before = manifest.get("config")
-    if not isinstance(before, dict):
-        return False
+    before = table_of(manifest, "config")
     return all(_value(before, table, name) == _value(now, table, name) for table, name in keys)
 
 
 def _value(config: Mapping[str, Any], table: str, name: str) -> Any:
     """A value of a configuration; a GPU that this machine lacks is the CPU that a run takes instead."""
-    values = config.get(table)
-    value = values.get(name) if isinstance(values, dict) else None
+    value = table_of(config, table).get(name)
     if name != "devices" or not isinstance(value, str):
         return value
     return [each if device_kind(each) == "cuda" else "cpu" for each in map(str.strip, value.split(","))]
 
 
 def _median(found: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [record[name] for record in found if _is_number(record.get(name))]
+    values = [value for record in found if (value := _positive(record.get(name))) is not None]
     return statistics.median(values) if values else None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18
+def _positive(value: object) -> float | None:
+    found = number(value)
+    return found if found is not None and 0 < found < 1e18 else None
 
 
 def _whole(value: float | None) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryPhase
@@ -44,6 +45,42 @@ def text(forecast: Forecast, *, has_time: bool = True) -> str:
     if forecast.advice:
         lines.append(f"  does not fit: {forecast.advice}")
     return "\n".join([*lines, *(["", *_time(forecast)] if has_time else ())])
+
+
+def as_data(forecast: Forecast) -> dict[str, Any]:
+    """As JSON: bytes, seconds, tokens."""
+    found, past = forecast.estimate, forecast.past
+    return {
+        "device": forecast.work.device,
+        "parameters": forecast.model.parameters,
+        "parameters_are_counted": forecast.model.is_counted,
+        "lora_parameters": forecast.model.lora_parameters,
+        "checkpoint_bytes": forecast.model.checkpoint_bytes,
+        "prompt_tokens": forecast.work.prompt_tokens,
+        "prompt_tokens_are_assumed": forecast.is_prompt_assumed,
+        "completions_per_step": forecast.work.completions,
+        "max_tokens_per_step": forecast.work.completions * forecast.work.max_tokens,
+        "peak_memory_bytes": found.peak_bytes,
+        "peak_phase": found.worst.name,
+        "needed_memory_bytes": found.needed_bytes,
+        "completions_at_a_time": found.at_once,
+        "pack_tokens": found.pack_tokens,
+        "resident": {phase.name: dict(phase.resident) for phase in found.phases},
+        "phases": {phase.name: {**phase.parts, "peak": phase.peak_bytes} for phase in found.phases},
+        "biggest_tensor": str(found.biggest),
+        "memory_limit_bytes": forecast.limit_bytes,
+        "fix": forecast.advice,
+        "runs": forecast.time.schedule.runs,
+        "parallelism": forecast.time.schedule.parallelism,
+        "total_steps": forecast.time.schedule.total_steps,
+        "median_step_time_s": past.median_step_time_s,
+        "training_time_s": forecast.time.training_s,
+        "evaluation_time_s": forecast.time.evaluation_s,
+        "wall_time_s": forecast.time.total_s,
+        "time_fix": forecast.time.warning,
+        "past_runs": past.runs,
+        "past_peak_memory_bytes": past.peak_memory_bytes,
+    }
 
 
 def _time(forecast: Forecast) -> list[str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.plugin_tables import SetsKeys
-from retrain.kernel.config.resolved import Config, Layer
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import Workload
-from retrain.records.campaign_table import CampaignTable
+from retrain.records.campaign_table import CampaignTable, is_campaign
 from retrain.run.configure import steps_per_run
 
 ASSUMED_PROMPT_TOKENS = 256  # until a run has measured the prompts
@@ -156,11 +156,6 @@ class Schedule:
     def seconds(self, run_s: float) -> float:
         """runs x seconds of a run / parallelism."""
         return self.runs * run_s / self.parallelism
-
-
-def is_campaign(config: Config) -> bool:
-    """Whether the file has `[campaign]`."""
-    return any(path.startswith("campaign.") and found.layer is Layer.FILE for path, found in config.origins.items())
 
 
 def schedule_of(config: Config) -> Schedule:

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from retrain.kernel.config.resolved import Config, Layer
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.diagnosis import Diagnosis, Status
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, RetrainError
@@ -18,13 +18,13 @@ from retrain.kernel.plugin_spec import LoadFailure
 from retrain.kernel.plugins.first_party import CORE, own_distributions, provider
 from retrain.kernel.registry import Plugins
 from retrain.kernel.version import __version__
-from retrain.records.campaign_table import CampaignTable
+from retrain.records.campaign_table import CampaignTable, is_campaign
 from retrain.records.folder import check_run_folder
 from retrain.run.selected import Selected, selected_parts
 from retrain.run.tables import registered_tables
 from retrain.run.wandb_key import wandb_key
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
-from retrain.tools.doctor.installation import examine
+from retrain.tools.installation import examine
 
 
 def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
@@ -48,7 +48,7 @@ def _distribution(name: str, plugins: Plugins, *, needed: bool) -> Diagnosis:
 
 def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
     recorders = {part.name for part in selected if part.kind is Kind.RECORDER}
-    launcher = config.table("campaign", CampaignTable).launcher if config and _is_campaign(config) else ""
+    launcher = config.table("campaign", CampaignTable).launcher if config and is_campaign(config) else ""
     return [
         *(
             diagnose_extra(CORE, name, purpose=f"recorder {name!r}", needed=name in recorders)
@@ -56,10 +56,6 @@ def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
         ),
         diagnose_extra(CORE, "ray", purpose="launcher 'ray'", needed=launcher == "ray"),
     ]
-
-
-def _is_campaign(config: Config) -> bool:
-    return any(path.startswith("campaign.") and found.layer is Layer.FILE for path, found in config.origins.items())
 
 
 def _failure(failure: LoadFailure, *, needed: bool) -> Diagnosis:

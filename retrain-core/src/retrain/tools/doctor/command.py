@@ -7,12 +7,10 @@ import math
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from retrain.credit.logprob_gap import LogprobGap, measure_gap
 from retrain.kernel.config.resolved import Config
@@ -27,12 +25,15 @@ from retrain.run.seed_sources import run_seeds
 from retrain.run.selected import selected_parts
 from retrain.run.tables import registered_tables
 from retrain.tasks.prompts import encode_prompts
+from retrain.text.amounts import counted
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide, hide_text
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
 MAX_MEAN_GAP = 0.05  # nats; bf16 stays below half of it, a temperature applied on one side only gives several tenths
+STYLES = {"ok": "green", "warn": "yellow", "missing": "red", "failed": "red"}
+STATUS_WIDTH = 8
 EPILOG = """\b
 Examples:
   retrain doctor                           this machine, for ./retrain.toml if there is one
@@ -61,97 +62,57 @@ def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, a
     """
     plugins: Plugins = ctx.obj
     with redirect_stdout(sys.stderr):  # plugins may print when they are imported
-        found = examine(arguments, plugins)
+        config, source, findings = examine(arguments, plugins)
     gap: dict[str, Any] | None = None
-    if logprobs and found.config is None:
+    if logprobs and config is None:
         fix = "give the file: `retrain doctor retrain.toml --logprobs`"
         raise ConfigError(Problem(where="--logprobs", what="there is no configuration to train with", fix=fix))
-    if logprobs and found.config is not None and not found.fatal:
-        finding, gap = compare(found.config, plugins, max_gap)
-        found = Examination(config=found.config, source=found.source, findings=(*found.findings, finding))
+    if logprobs and config is not None and not any(finding.is_fatal for finding in findings):
+        click.echo(f"Loading {config.model.model} to compare log-probabilities ...", err=True)
+        with redirect_stdout(sys.stderr):
+            finding, gap = compare(config, plugins, max_gap)
+        findings.append(finding)
+    fatal = [finding for finding in findings if finding.is_fatal]
     if as_json:
-        click.echo(json.dumps(hide(as_data(found, gap)), indent=2, allow_nan=False))
+        checks = [asdict(finding) for finding in findings]
+        content = {"ok": not fatal, "config": source or None, "checks": checks, "logprobs": gap}
+        click.echo(json.dumps(hide(content), indent=2, allow_nan=False))
     else:
-        show(found, skipped_logprobs=logprobs and gap is None)
-    if found.fatal:
+        _show(findings)
+        if logprobs and gap is None:
+            click.secho("The log-probabilities were not compared: fix the rest first.", fg="yellow")
+        text, colour = _verdict(source, fatal)
+        click.secho(f"\n{text}", fg=colour, bold=bool(colour))
+    if fatal:
         ctx.exit(EXIT_FAILED)
 
 
-def as_data(found: Examination, gap: dict[str, Any] | None) -> dict[str, Any]:
-    """The documented JSON form: `ok`, `config`, all `checks`, and the gap in `logprobs` where it was measured."""
-    return {
-        "ok": not found.fatal,
-        "config": found.source or None,
-        "checks": [asdict(finding) for finding in found.findings],
-        "logprobs": gap,
-    }
+def _show(findings: Sequence[Diagnosis]) -> None:
+    """One line each, with the fix below those that have one."""
+    width = max(len(finding.name) for finding in findings) + 2
+    for finding in findings:
+        is_unused = finding.status == "missing" and not finding.needed
+        status = click.style(
+            f"{'absent' if is_unused else finding.status:<{STATUS_WIDTH}}",
+            fg=None if is_unused else STYLES[finding.status],
+            dim=is_unused,
+        )
+        click.echo(status + click.style(_safe(f"{finding.name:<{width}}{finding.detail}"), dim=is_unused))
+        if finding.fix:
+            fix = " " * (STATUS_WIDTH + width) + f"fix: {_safe(finding.fix)}"
+            click.secho(fix, dim=is_unused, bold=not is_unused)
 
 
-def compare(config: Config, plugins: Plugins, max_gap: float) -> tuple[Diagnosis, dict[str, Any]]:
-    """Load the model, measure the gap and compare it with the limit."""
-
-    click.echo(f"Loading {config.model.model} to compare log-probabilities ...", err=True)
-    with redirect_stdout(sys.stderr):
-        gap = logprob_gap(config, plugins)
-    measured = f"mean gap {gap.mean:.2g}, max {gap.max:.2g} nats on {gap.num_tokens} tokens of {len(QUESTIONS)} prompts"
-    content = {"prompts": len(QUESTIONS), "tokens": gap.num_tokens, "mean": gap.mean, "max": gap.max}
-    content["max_mean_gap"] = max_gap
-    if gap.mean <= max_gap:
-        return Diagnosis(name="log-probabilities", status="ok", detail=measured, needed=True), content
-    fix = (
-        "sampler and trainer must use the same weights, temperature and dtype; [algorithm] tis_cap softens a small gap"
-    )
-    detail = f"{measured}; the mean must be at most {max_gap:g}"
-    return Diagnosis(name="log-probabilities", status="failed", detail=detail, fix=fix, needed=True), content
-
-
-# Prints the doctor's findings: one line each, with the fix below those that matter.
-
-
-STYLES = {"ok": "green", "warn": "yellow", "missing": "red", "failed": "red"}
-STATUS_WIDTH = 8
-
-
-def show(found: Examination, *, skipped_logprobs: bool = False) -> None:
-    """Print all findings, then the verdict."""
-    console = Console(highlight=False)
-    width = max(len(finding.name) for finding in found.findings) + 2
-    for finding in found.findings:
-        _print_finding(console, finding, width)
-    if skipped_logprobs:
-        _print(console, Text("The log-probabilities were not compared: fix the rest first.", style="yellow"))
-    _print(console, Text("\n") + _verdict(found))
-
-
-def _print_finding(console: Console, finding: Diagnosis, width: int) -> None:
-    is_unused = finding.status == "missing" and not finding.needed
-    style = "dim" if is_unused else STYLES[finding.status]
-    status = "absent" if is_unused else finding.status
-    line = Text.assemble((f"{status:<{STATUS_WIDTH}}", style), _safe(f"{finding.name:<{width}}"))
-    line.append(_safe(finding.detail), style="dim" if is_unused else "")
-    _print(console, line)
-    if finding.fix:
-        fix = Text(" " * (STATUS_WIDTH + width) + f"fix: {_safe(finding.fix)}", style="dim" if is_unused else "bold")
-        _print(console, fix)
-
-
-def _verdict(found: Examination) -> Text:
-    count = len(found.fatal)
-    if not found.source:
-        if count:
-            broken = sum(finding.name.startswith("plugin ") for finding in found.fatal)
-            plugins = f"{broken} of the installed plugins failed to load." if broken else ""
-            return Text(plugins or "The installation is not whole.", style="bold red")
-        return Text("No configuration was given: `retrain doctor CONFIG` checks whether it can run here.")
-    if count:
-        things = "1 thing" if count == 1 else f"{count} things"
-        verb = "is" if count == 1 else "are"
-        return Text(f"{things} that {found.source} needs {verb} missing or broken.", style="bold red")
-    return Text(f"Everything that {found.source} needs is here.", style="bold green")
-
-
-def _print(console: Console, line: Text) -> None:
-    console.print(line, soft_wrap=True)
+def _verdict(source: str, fatal: Sequence[Diagnosis]) -> tuple[str, str | None]:
+    """The last line and its colour."""
+    if source:
+        verb = "is" if len(fatal) == 1 else "are"
+        missing = f"{counted(len(fatal), 'thing')} that {source} needs {verb} missing or broken."
+        return (missing, "red") if fatal else (f"Everything that {source} needs is here.", "green")
+    if not fatal:
+        return "No configuration was given: `retrain doctor CONFIG` checks whether it can run here.", None
+    broken = sum(finding.name.startswith("plugin ") for finding in fatal)
+    return f"{broken} of the installed plugins failed to load." if broken else "The installation is not whole.", "red"
 
 
 def _safe(text: str) -> str:
@@ -172,6 +133,22 @@ QUESTIONS = (
     "A train covers 180 km in 2.5 hours. How fast is it?",
     "Name two numbers whose sum is 10 and whose product is 21.",
 )
+
+
+def compare(config: Config, plugins: Plugins, max_gap: float) -> tuple[Diagnosis, dict[str, Any]]:
+    """Measure the gap and compare its mean with the limit; the numbers are for `--json`."""
+    gap = logprob_gap(config, plugins)
+    measured = f"mean gap {gap.mean:.2g}, max {gap.max:.2g} nats on {gap.num_tokens} tokens of {len(QUESTIONS)} prompts"
+    content = {"prompts": len(QUESTIONS), "tokens": gap.num_tokens, "mean": gap.mean, "max": gap.max}
+    content["max_mean_gap"] = max_gap
+    if gap.mean <= max_gap:
+        return Diagnosis(name="log-probabilities", status="ok", detail=measured, needed=True), content
+    same = "sampler and trainer must use the same weights, temperature and dtype"
+    fix, detail = (
+        f"{same}; [algorithm] tis_cap softens a small gap",
+        f"{measured}; the mean must be at most {max_gap:g}",
+    )
+    return Diagnosis(name="log-probabilities", status="failed", detail=detail, fix=fix, needed=True), content
 
 
 def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
@@ -219,31 +196,14 @@ def _sampler_logprobs(sample: Sample, config: Config) -> Floats:
 # Collects the findings of every plugin and the problems of the configuration.
 
 
-HOOK = "retrain_diagnose"
+def examine(arguments: Sequence[str], plugins: Plugins) -> tuple[Config | None, str, list[Diagnosis]]:
+    """The configuration of `[CONFIG] [overrides]`, its file, and the findings of all plugins about it.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examination:
-    """The findings for `config`, or for the machine without one; `source` is the file, empty when there is none."""
-
-    config: Config | None
-    source: str
-    findings: tuple[Diagnosis, ...]
-
-    @property
-    def fatal(self) -> tuple[Diagnosis, ...]:
-        """The findings that keep the configuration, or without one the installation, from working."""
-        return tuple(finding for finding in self.findings if finding.is_fatal)
-
-
-def examine(arguments: Sequence[str], plugins: Plugins) -> Examination:
-    """The findings of all plugins about `[CONFIG] [overrides]`, or about this machine when there is no file.
-
-    A file that trains nothing (a standalone `[squeeze]`) needs no training parts, so only its own problems count.
-    ConfigError when the file cannot be read at all.
+    Without a file: None, "", and findings about this machine. A file that trains nothing (a standalone `[squeeze]`)
+    needs no training parts, so only its own problems count. ConfigError when the file cannot be read at all.
     """
     if not arguments and not DEFAULT_FILE.is_file():
-        return Examination(config=None, source="", findings=tuple(_ask(None, plugins)))
+        return None, "", _ask(None, plugins)
     config, _, problems = load_with_problems(arguments, plugins)
     claim = claim_of(arguments, plugins)
     if claim is not None:
@@ -254,22 +214,16 @@ def examine(arguments: Sequence[str], plugins: Plugins) -> Examination:
             problems += [problem for problem in error.problems if str(problem) not in known]
     trains = claim is None or any(path.startswith("campaign.") for path in config.origins)
     examined = config if trains else None
-    reported = _part_problems(examined, plugins)
-    findings = [_configuration(problem) for problem in problems if problem.what not in reported]
-    return Examination(
-        config=examined, source=config.source or "(defaults)", findings=(*findings, *_ask(examined, plugins))
-    )
-
-
-def _part_problems(config: Config | None, plugins: Plugins) -> set[str]:
-    """The problems of parts, each of which has its own finding."""
-    parts = selected_parts(config, plugins, registered_tables(plugins)) if config else []
-    return {part.problem.what for part in parts if part.problem}
-
-
-def _configuration(problem: Problem) -> Diagnosis:
-    detail = f"{problem.where}: {problem.what}" if problem.where else problem.what
-    return Diagnosis(name="configuration", status="failed", detail=detail, fix=problem.fix, needed=True)
+    parts = selected_parts(config, plugins, registered_tables(plugins)) if trains else []
+    reported = {part.problem.what for part in parts if part.problem}  # each of these has its own finding
+    findings = []
+    for problem in problems:
+        if problem.what not in reported:
+            detail = f"{problem.where}: {problem.what}" if problem.where else problem.what
+            findings.append(
+                Diagnosis(name="configuration", status="failed", detail=detail, fix=problem.fix, needed=True)
+            )
+    return examined, config.source or "(defaults)", [*findings, *_ask(examined, plugins)]
 
 
 def _ask(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
@@ -281,7 +235,7 @@ def _ask(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
             answer: Sequence[Diagnosis] | None = hook.function(*(given[name] for name in hook.argnames))  # type: ignore[assignment]
             found += answer or ()
         except Exception as error:  # a fault of that plugin
-            detail = f"{HOOK} raised {type(error).__name__}: {error}"
+            detail = f"retrain_diagnose raised {type(error).__name__}: {error}"
             fix = "repair that plugin, or leave it out with RETRAIN_BLOCK=distribution"
             found.append(Diagnosis(name=f"plugin {hook.plugin_name}", status="failed", detail=detail, fix=fix))
     return found

@@ -188,23 +188,22 @@ def _run_entry(run: Recorded, found: Gathered, options: Options) -> dict[str, An
     if (run.folder / EVALUATION).is_file():
         evaluations = read_regular(run.folder / EVALUATION)
         found.members[f"{place}/{EVALUATION}"] = evaluations
-        _note_width(found, evaluations, options)
+        notes = [] if options.margin is None else _width_notes(evaluations, options.margin)
+        found.notes += [note for note in notes if note not in found.notes]
     elif options.margin is not None:
         what, fix = "was not evaluated on held-out examples: nothing can be tested", "leave --equivalence out"
         raise ConfigError(Problem(where=str(run.folder), what=what, fix=fix))
     return entry
 
 
-def _note_width(found: Gathered, evaluations: bytes, options: Options) -> None:
+def _width_notes(evaluations: bytes, margin: float) -> list[str]:
     records = list(parsed(evaluations))
     samples = len(records[-1].get("correct") or ()) if records else 0
     width = expected_half_width(final_rates(records), samples)
-    if options.margin is not None and width > options.margin and math.isfinite(width):
-        note = (
-            f"two runs that differ in sampling alone have an interval of about ± {100 * width:.1f} points on these "
-            f"held-out examples: a margin of {100 * options.margin:g} points will hardly be shown"
-        )
-        found.notes += [note] if note not in found.notes else []
+    if width <= margin or math.isinf(width):
+        return []
+    interval = f"two runs that differ in sampling alone have an interval of about ± {100 * width:.1f} points"
+    return [f"{interval} on these held-out examples: a margin of {100 * margin:g} points will hardly be shown"]
 
 
 def weights_of(run: Path) -> dict[str, str]:
@@ -321,9 +320,8 @@ def _changed_plugins(plugins: Mapping[str, Mapping[str, Any]], modules: dict[str
         if "files" not in before:
             yield Problem(where=name, what="inputs/files.json, which lists its files, is missing or damaged", fix=FIX)
         elif found.get("version") != before.get("version"):
-            what = (
-                f"was {before.get('version')} when the run ran, and is {found.get('version') or 'not installed'} here"
-            )
+            now_here = found.get("version") or "not installed"
+            what = f"was {before.get('version')} when the run ran, and is {now_here} here"
             yield Problem(where=name, what=what, fix=FIX)
         elif found.get("digest") != before.get("digest"):
             files, listed = found["files"], before["files"]

@@ -28,10 +28,13 @@ OUTSIDE = "outside"
 class Inputs:
     """What is packed: `members` by name, `placed` where each goes, `left_out` what a rerun must find or be given.
 
+    `most_bytes` is the size up to which a data file is packed, `hide_secrets` whether files are packed without theirs.
     `moved` are the values of the configuration that were replaced, `leaks` the lines that hold a secret, and `hidden`
     the files that were packed without theirs.
     """
 
+    most_bytes: int = 2**24
+    hide_secrets: bool = False
     members: dict[str, bytes] = field(default_factory=dict)
     placed: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
@@ -48,7 +51,7 @@ def collect_inputs(
     hide_secrets: bool,
 ) -> Inputs:
     """The files of all runs' identities, each once; ConfigError names those that are not what the run read any more."""
-    found = Inputs(moved=_moved(identities, tables))
+    found = Inputs(most_bytes=most_bytes, hide_secrets=hide_secrets, moved=_moved(identities, tables))
     problems: list[Problem] = []
     seen: dict[tuple[str, str], str] = {}
     for folder, identity in identities.items():
@@ -64,22 +67,14 @@ def collect_inputs(
                     what = f"{name} is not the same file in all runs of the campaign"
                     problems.append(Problem(where=folder, what=what, fix="pack single runs"))
                 elif (kind, name) not in {(each["kind"], each["name"]) for each in (*found.placed, *found.left_out)}:
-                    problem = _take(found, kind, name, file, identity, most_bytes, hide_secrets)
+                    problem = _take(found, kind, name, file, identity)
                     problems += [problem] if problem else []
     if problems:
         raise ConfigError(*problems)
     return found
 
 
-def _take(
-    found: Inputs,
-    kind: str,
-    name: str,
-    file: Mapping[str, Any],
-    identity: Mapping[str, Any],
-    most_bytes: int,
-    hide_secrets: bool,
-) -> Problem | None:
+def _take(found: Inputs, kind: str, name: str, file: Mapping[str, Any], identity: Mapping[str, Any]) -> Problem | None:
     """Add a file, or say why a run could not be repeated without it."""
     place = _place(str(file.get("written", "")), found.moved)
     size, described = int(file.get("size", 0)), {"kind": kind, "name": name, "hash": file.get("hash", "")}
@@ -88,7 +83,7 @@ def _take(
     if why := refusal(kind, place) if is_safe(place) else "cannot be a file of a folder":
         what = f"{name} cannot be laid into another folder under this name: it {why}"
         return Problem(where=name, what=what, fix="name it by a path below the folder of the run, then run it again")
-    if kind != "code" and (size > most_bytes or file.get("is_sampled") or file.get("problem")):
+    if kind != "code" and (size > found.most_bytes or file.get("is_sampled") or file.get("problem")):
         found.left_out.append({**described, "place": place, "size": size, "from": name})
         return None
     content = _content(kind, name, file, identity)
@@ -96,7 +91,7 @@ def _take(
         what, fix = "is not what the run read any more", "bring it back as it was, or run again and pack that run"
         return Problem(where=str(file.get("path") or name), what=what, fix=fix)
     if leaks := list(leaks_in(name, content)):
-        if not hide_secrets or any(leak.line == 0 for leak in leaks):
+        if not found.hide_secrets or any(leak.line == 0 for leak in leaks):
             found.leaks += leaks
             return None
         content = hidden(content)

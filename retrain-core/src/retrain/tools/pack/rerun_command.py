@@ -24,7 +24,7 @@ from retrain.tools.pack.contents import Contents, read_contents
 from retrain.tools.pack.environment import chosen_files, environ_of, forced, lay_out
 from retrain.tools.pack.installing import make_environment
 from retrain.tools.pack.packages import digests_in
-from retrain.tools.pack.rerunning import Outcome, rerun
+from retrain.tools.pack.rerunning import Outcome, Rerun
 from retrain.tools.pack.verdict import verdict_lines
 from retrain.tools.pack.wheels import CheckedWheel, check_wheels
 from retrain.verdicts.ledger.history import read_history
@@ -98,14 +98,20 @@ def command(
         place, options = folder / "environment", {"other_builds": other_builds}
         python = make_environment(contents, wheels, unpacked, place, environ, say, **options)
 
-    @cache
-    def installed() -> dict[str, dict[str, str]]:
-        return digests_in(python, contents.packages)
-
     say(f"Running in {printable(str(work))}; its messages are in run.log")
-    arguments = [part for each in settings for part in ("--set", each)]
-    outcome = rerun(contents, work, python, environ, arguments, unpacked / FOLDER, installed, say)
-    told = {**_told(contents, outcome), "folder": str(folder)}
+    again = Rerun(
+        contents=contents,
+        work=work,
+        python=python,
+        environ=environ,
+        inputs=unpacked / FOLDER,
+        packages=cache(lambda: digests_in(python, contents.packages)),
+        say=say,
+    )
+    outcome = again.outcome([part for each in settings for part in ("--set", each)])
+    told = {"repeated": outcome.is_repeated, "runs": [run.as_data() for run in outcome.runs], "folder": str(folder)}
+    if contents.is_campaign:
+        told |= {"verdict_in_the_pack": contents.verdict, "verdict": outcome.verdict}
     (folder / RESULT).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     if as_json:
         click.echo(json.dumps(told, indent=2))
@@ -142,11 +148,6 @@ def _agree(yes: bool, wheels: Sequence[CheckedWheel], trusted: Sequence[str]) ->
         if not click.confirm(question, default=False, err=True):
             what, fix = "not agreed: nothing was unpacked, installed or run", "answer y once you have read the list"
             raise ConfigError(Problem(where="command line", what=what, fix=fix))
-
-
-def _told(contents: Contents, outcome: Outcome) -> dict[str, object]:
-    campaign = {"verdict_in_the_pack": contents.verdict, "verdict": outcome.verdict} if contents.is_campaign else {}
-    return {"repeated": outcome.is_repeated, "runs": [run.as_data() for run in outcome.runs], **campaign}
 
 
 def _print(contents: Contents, outcome: Outcome, campaign: Path) -> None:

@@ -70,8 +70,9 @@ def differences(
     for change in changes_between(_renamed(identity, contents), Run(run).identity):
         if str(change.kind) != "package":
             found.append(Difference(kind=str(change.kind), what=str(change)))
-    if not any(each.kind in ("data", "configuration", "seed") for each in found):
-        found += _examples(before, now)
+    has_cause = any(each.kind in ("data", "configuration", "seed") for each in found)
+    if not has_cause and before.get("examples") != now.get("examples"):  # of a source that is no file
+        found.append(Difference(kind="data", what="the data source gives other examples, or in another order"))
     found += _packages(contents.packages, packages)
     if before.get("python") != now.get("python"):
         found.append(Difference(kind="python", what=_was(before.get("python"), now.get("python"))))
@@ -111,12 +112,6 @@ def _renamed(identity: dict[str, Any], contents: Contents) -> dict[str, Any]:
     return found
 
 
-def _examples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """Of a source that is no file: what it gives."""
-    if before.get("examples") != now.get("examples"):
-        yield Difference(kind="data", what="the data source gives other examples, or in another order")
-
-
 def _packages(packed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
     """Those that calculate first."""
     for name in sorted(packed, key=lambda each: (CALCULATING.index(each) if each in CALCULATING else 99, each)):
@@ -148,11 +143,14 @@ LOG = "run.log"
 Say = Callable[[str], None]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class RunOutcome:
-    """A run against its rerun: how many lines were the same, the first that was not, and why."""
+    """A run against its rerun in `folder`: how many lines were the same, the first that was not, and why."""
 
     run: PackedRun
+    folder: Path
+    wanted: list[Line]
+    reader: RunLines
     num_same: int = 0
     first: Divergence | None = None
     causes: list[Difference] = field(default_factory=list)
@@ -176,6 +174,31 @@ class RunOutcome:
             "equivalence": self.tested.as_data() if self.tested else None,
         }
 
+    def advance(self, say: Say) -> bool:
+        """Compare the lines that have come since; True if one of them is the first that differs."""
+        for line in self.reader.new():
+            if self.first is None:
+                packed = self.wanted[self.num_same] if self.num_same < len(self.wanted) else None
+                self.first = divergence(self.run.name, packed, line)
+                if self.first is not None:
+                    return True
+                self.num_same += 1
+                where = "before training" if line["step"] < 0 else f"step {line['step']}"
+                name = f"{printable(self.run.name)} " if self.run.name else ""
+                say(f"  {name}{where}: identical, {len(line)} fields")
+        return False
+
+    def conclude(self) -> None:
+        """Compare what only the end shows: lines that never came, and the final weights."""
+        here = weights_of(self.folder)
+        if self.first is None and self.num_same < len(self.wanted):
+            self.first = divergence(self.run.name, self.wanted[self.num_same], None)
+        elif self.first is None and self.run.weights != here:
+            names = sorted({*self.run.weights, *here})
+            fields = {f"(weights) {name}": (self.run.weights.get(name), here.get(name)) for name in names}
+            step = self.wanted[-1]["step"] if self.wanted else 0
+            self.first = Divergence(run=self.run.name, step=step, fields=fields)
+
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
@@ -190,131 +213,89 @@ class Outcome:
         return all(run.verdict != "different" for run in self.runs)
 
 
-@dataclass(slots=True)
-class _Followed:
-    """One run while it goes on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """A pack, and where it is run again: in `work`, by `python` in `environ`.
 
-    packed: PackedRun
-    folder: Path
-    wanted: list[Line]
-    outcome: RunOutcome
-    reader: RunLines
-
-    def advance(self, say: Say) -> None:
-        """Compare the lines that have come since."""
-        for line in self.reader.new():
-            number = self.outcome.num_same
-            if self.outcome.first is None:
-                packed = self.wanted[number] if number < len(self.wanted) else None
-                self.outcome.first = divergence(self.packed.name, packed, line)
-                if self.outcome.first is None:
-                    self.outcome.num_same += 1
-                    where = "before training" if line["step"] < 0 else f"step {line['step']}"
-                    name = f"{printable(self.packed.name)} " if self.packed.name else ""
-                    say(f"  {name}{where}: identical, {len(line)} fields")
-
-    def conclude(self) -> None:
-        """What only the end shows: lines that never came, and the final weights."""
-        number = self.outcome.num_same
-        if self.outcome.first is None and number < len(self.wanted):
-            self.outcome.first = divergence(self.packed.name, self.wanted[number], None)
-        here = weights_of(self.folder)
-        if self.outcome.first is None and self.packed.weights != here:
-            names = sorted({*self.packed.weights, *here})
-            fields = {f"(weights) {name}": (self.packed.weights.get(name), here.get(name)) for name in names}
-            step = self.wanted[-1]["step"] if self.wanted else 0
-            self.outcome.first = Divergence(run=self.packed.name, step=step, fields=fields)
-
-
-def rerun(
-    contents: Contents,
-    work: Path,
-    python: Path | str,
-    environ: Mapping[str, str],
-    arguments: Sequence[str],
-    inputs: Path,
-    packages: Callable[[], Mapping[str, Mapping[str, str]]],
-    say: Say,
-) -> Outcome:
-    """Run in `work`, follow, compare; the causes are found once the first line differs, and told at once.
-
-    `packages` tells what is installed for `python`. A single run that differs, without a test that the pack declares,
-    is stopped there. BackendError when the run itself fails before any line differs.
+    `inputs` are the packed copies of files, and `packages` what is installed for `python`.
     """
-    folder = work / RUN
-    followed = []
-    for packed in contents.runs:
-        place = folder / "runs" / packed.name if packed.name else folder
-        lines = contents.lines(packed)
-        followed.append(_Followed(packed, place, lines, RunOutcome(run=packed), RunLines(place)))
-    log = work.parent / LOG
-    with log.open("wb") as stream:
-        command = [str(python), "-P", "-m", "retrain", CONFIG_FILE, *arguments]  # -P: see `prepare_process`
-        process = subprocess.Popen(
-            command, cwd=work, env=dict(environ), stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
-        )
-        try:
-            _follow(process, followed, contents, inputs, packages, say)
-        finally:
-            _end(process)
-    told = [each for each in followed if each.outcome.first is not None]
-    if process.returncode and not told:
-        why = "\n".join(printable(line) for line in log.read_text("utf-8", "replace").strip().splitlines()[-8:])
-        what = f"the run ended with exit code {process.returncode}"
-        raise BackendError(Problem(where=str(log), what=what, why=why, fix="correct what it says, then rerun"))
-    for each in followed:
-        each.conclude()
-        if each not in told:
-            _explain(each, contents, inputs, packages, say)
-        if contents.equivalence is not None and each.outcome.first is not None:
-            each.outcome.tested = _tested(contents, each, contents.equivalence)
-    verdict = verdict_of(folder) if contents.is_campaign else None
-    return Outcome(runs=[each.outcome for each in followed], verdict=verdict)
 
+    contents: Contents
+    work: Path
+    python: Path | str
+    environ: Mapping[str, str]
+    inputs: Path
+    packages: Callable[[], Mapping[str, Mapping[str, str]]]
+    say: Say
 
-def _follow(
-    process: subprocess.Popen[bytes],
-    followed: Sequence[_Followed],
-    contents: Contents,
-    inputs: Path,
-    packages: Callable[[], Mapping[str, Mapping[str, str]]],
-    say: Say,
-) -> None:
-    while True:
-        has_ended = process.poll() is not None  # asked before the lines are read: then none is missed
-        for each in followed:
-            before = each.outcome.first
-            each.advance(say)
-            if before is None and each.outcome.first is not None:
-                _explain(each, contents, inputs, packages, say)
-                if not contents.is_campaign and contents.equivalence is None:
-                    say("stopped: the pack declares no test of equivalence")
-                    return
-        if has_ended:
-            return
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_S)
+    def outcome(self, arguments: Sequence[str]) -> Outcome:
+        """Run, follow, compare; the causes are found once the first line differs, and told at once.
 
+        A single run that differs, without a test that the pack declares, is stopped there. BackendError when the run
+        itself fails before any line differs.
+        """
+        contents, folder = self.contents, self.work / RUN
+        runs = []
+        for packed in contents.runs:
+            place = folder / "runs" / packed.name if packed.name else folder
+            runs.append(RunOutcome(run=packed, folder=place, wanted=contents.lines(packed), reader=RunLines(place)))
+        log = self.work.parent / LOG
+        with log.open("wb") as stream:
+            command = [str(self.python), "-P", "-m", "retrain", CONFIG_FILE, *arguments]  # -P: see `prepare_process`
+            process = subprocess.Popen(
+                command,
+                cwd=self.work,
+                env=dict(self.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                self._follow(process, runs)
+            finally:
+                _end(process)
+        told = [run for run in runs if run.first is not None]
+        if process.returncode and not told:
+            why = "\n".join(printable(line) for line in log.read_text("utf-8", "replace").strip().splitlines()[-8:])
+            what = f"the run ended with exit code {process.returncode}"
+            raise BackendError(Problem(where=str(log), what=what, why=why, fix="correct what it says, then rerun"))
+        for run in runs:
+            run.conclude()
+            if run not in told:
+                self._explain(run)
+            if contents.equivalence is not None and run.first is not None:
+                packed_rates = final_rates(parsed(contents.opened.read(f"{run.run.place}/{EVALUATION}")))
+                file = run.folder / EVALUATION
+                here = final_rates(parsed(read_regular(file))) if file.is_file() else {}
+                run.tested = equivalence(packed_rates, here, contents.equivalence)
+        return Outcome(runs=runs, verdict=verdict_of(folder) if contents.is_campaign else None)
 
-def _explain(
-    each: _Followed,
-    contents: Contents,
-    inputs: Path,
-    packages: Callable[[], Mapping[str, Mapping[str, str]]],
-    say: Say,
-) -> None:
-    """Find in what the rerun differs, and tell it: as causes of the first divergence, or as without an effect."""
-    first = each.outcome.first
-    if is_run(each.folder):
-        with suppress(ConfigError):
-            found = differences(contents, each.packed, inputs, each.folder, packages())
-            each.outcome.causes = ranked(found, first)
-    if first is None:
-        lines = [f"  different, without an effect: {cause}" for cause in each.outcome.causes]
-    else:
-        lines = [*first.lines(), *cause_lines(each.outcome.causes)]
-    for line in lines:
-        say(printable(line))
+    def _follow(self, process: subprocess.Popen[bytes], runs: Sequence[RunOutcome]) -> None:
+        while True:
+            has_ended = process.poll() is not None  # asked before the lines are read: then none is missed
+            for run in runs:
+                if run.advance(self.say):
+                    self._explain(run)
+                    if not self.contents.is_campaign and self.contents.equivalence is None:
+                        self.say("stopped: the pack declares no test of equivalence")
+                        return
+            if has_ended:
+                return
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+
+    def _explain(self, run: RunOutcome) -> None:
+        """Find in what the rerun differs, and tell it: as causes of the first divergence, or as without an effect."""
+        if is_run(run.folder):
+            with suppress(ConfigError):
+                found = differences(self.contents, run.run, self.inputs, run.folder, self.packages())
+                run.causes = ranked(found, run.first)
+        if run.first is None:
+            lines = [f"  different, without an effect: {cause}" for cause in run.causes]
+        else:
+            lines = [*run.first.lines(), *cause_lines(run.causes)]
+        for line in lines:
+            self.say(printable(line))
 
 
 def cause_lines(causes: Sequence[Difference]) -> list[str]:
@@ -323,13 +304,6 @@ def cause_lines(causes: Sequence[Difference]) -> list[str]:
         return [f"cause not found among {LOOKED_AT}: it may be time, a service or a race"]
     more = [f"  also different: {each}" for each in causes[1:]]
     return [f"{'most likely cause' if more else 'cause'}: {causes[0]}", *more]
-
-
-def _tested(contents: Contents, each: _Followed, margin: float) -> Equivalence:
-    packed = final_rates(parsed(contents.opened.read(f"{each.packed.place}/{EVALUATION}")))
-    file = each.folder / EVALUATION
-    here = final_rates(parsed(read_regular(file))) if file.is_file() else {}
-    return equivalence(packed, here, margin)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

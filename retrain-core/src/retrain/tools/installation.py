@@ -14,8 +14,7 @@ from pathlib import Path
 
 OURS, PUBLIC = "retrain-core", "retrain"
 SHOWN = 3  # files that a message names
-REINSTALL = "pip install --force-reinstall --no-deps retrain-core"
-IN_A_CLONE = "(in a clone ./retrain-core)"
+REINSTALL = "pip install --force-reinstall --no-deps retrain-core (in a clone ./retrain-core)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +36,19 @@ class Installation:
         """What is wrong, in one sentence."""
         if self.is_whole:
             return f"{self.num_files} files of {OURS} as they were installed"
-        damage = [f"{_names(files)} {what}" for files, what in self._damage if files]
+        damage = f"{_names(self.replaced)} of {OURS} replaced" if self.replaced else ""
+        if self.missing:
+            damage += f"{'; ' if damage else ''}{_names(self.missing)} missing"
         if not self.public:
-            return f"files of {OURS} are not as they were installed: {'; '.join(damage)}"
+            return f"files of {OURS} are not as they were installed: {damage}"
         same = f"the public package `retrain` {self.public}, another program of the same import name, is installed too"
-        return f"{same}: {'; '.join(damage) or 'uninstalling it will remove files of ' + OURS}"
-
-    @property
-    def _damage(self) -> Sequence[tuple[Sequence[str], str]]:
-        return (self.replaced, f"of {OURS} replaced"), (self.missing, "missing")
+        return f"{same}: {damage or 'uninstalling it will remove files of ' + OURS}"
 
     @property
     def fix(self) -> str:
         """The commands that repair it; empty if nothing is wrong."""
         first = "pip uninstall --yes retrain && " if self.public else ""
-        return "" if self.is_whole else f"{first}{REINSTALL} {IN_A_CLONE}"
+        return "" if self.is_whole else f"{first}{REINSTALL}"
 
 
 def examine(path: Sequence[str] | None = None) -> Installation:
@@ -63,11 +60,12 @@ def examine(path: Sequence[str] | None = None) -> Installation:
     ours, public = found.get(OURS), found.get(PUBLIC)
     files = [(file, Path(str(file.locate()))) for file in (ours.files or () if ours else ()) if file.hash]
     here = [(file, place) for file, place in files if "dist-info" not in str(file)]
-    present = [(file, place) for file, place in here if place.is_file()]
     return Installation(
         num_files=len(here),
         public=public.version if public else "",
-        replaced=tuple(str(file) for file, place in present if file.hash and file.hash.value != _sha256(place)),
+        replaced=tuple(
+            str(file) for file, place in here if place.is_file() and file.hash and file.hash.value != _sha256(place)
+        ),
         missing=tuple(str(file) for file, place in here if not place.is_file()),
     )
 

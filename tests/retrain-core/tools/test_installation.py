@@ -16,7 +16,7 @@ import pytest
 import retrain
 from retrain.tools.doctor import checks
 from retrain.tools.doctor.checks import diagnose_machine
-from retrain.tools.doctor.installation import Installation, examine
+from retrain.tools.installation import Installation, examine
 
 SOURCE = Path(retrain.__file__).parent
 PUBLIC = {  # the files of 0.3.0 that matter here
