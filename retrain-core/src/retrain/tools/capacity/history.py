@@ -86,14 +86,14 @@ def past_runs(config: Config, folder: Path | None = None) -> Past:
 
 def eval_completion_s(measured: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:
     """Seconds for one completion of an evaluation: measured, or the time that a step took to sample one."""
-    training = config["training"]
     if (measured_s := _positive(measured.get("eval_completion_time_s"))) is not None:
         return measured_s
     share = _positive(table_of(measured, "time_shares").get("sample"))
     step_s = _positive(measured.get("median_step_time_s"))
     if share is None or step_s is None:
         return None
-    return share * step_s / (training["batch_size"] * training["group_size"])
+    completions: int = config["training"]["batch_size"] * config["training"]["group_size"]
+    return share * step_s / completions
 
 
 def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
