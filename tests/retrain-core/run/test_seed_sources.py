@@ -13,7 +13,7 @@ import pytest
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.seeding import Seeds
-from retrain.records.controls import Control
+from retrain.records.run import Control
 from retrain.run.seed_sources import PURPOSES, run_seeds
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain.kernel.errors import Problem
-from retrain.records.controls import Control, control_label
+from retrain.records.run import Control, control_label
 from retrain.run.public_package import note_on_entry
 from retrain.run.steps.controls import KEY
 

@@ -14,7 +14,7 @@ from retrain.campaign.load import Campaign, sealed_plan
 from retrain.campaign.outcome import State
 from retrain.campaign.planned import PlannedRun
 from retrain.kernel.version import __version__
-from retrain.records.files import cannot_write, hash_of, write_text
+from retrain.records.files import hash_of, reported, write_text
 from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.text.secrets import hide, redacted_json
 
@@ -48,10 +48,8 @@ class Manifest:
         """Write the changes, if there are any; RecordError if the disk refuses."""
         if not self._is_changed:
             return
-        try:
+        with reported(self._file):
             write_text(self._file, self._text())
-        except OSError as error:
-            raise cannot_write(self._file, error) from error
         self._is_changed = False
 
     def _text(self) -> str:

@@ -124,9 +124,8 @@ class Needs:
 class TableTraits:
     """How a table is read; `traits` of its `PluginSpec`.
 
-    `flag_prefix` precedes each key's name on the command line (`eval_` makes `--eval-every`). `pending` is the text
-    that refuses the whole table because its feature is not built yet. `starts_runs` marks a table about how runs are
-    started, not about what a run is; a run's records omit it.
+    `flag_prefix` precedes each key's name on the command line (`eval_` makes `--eval-every`). `starts_runs` marks a
+    table about how runs are started, not about what a run is; a run's records omit it.
 
     `extends` adds the keys of this model to a table that another plugin owns (`factory=None` adds none); two plugins
     that define one key are an error. `defaults` supplies values for keys whose own default is empty. `legacy_keys` maps
@@ -135,7 +134,6 @@ class TableTraits:
     """
 
     flag_prefix: str = ""
-    pending: str = ""
     starts_runs: bool = False
     extends: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)

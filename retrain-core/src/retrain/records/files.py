@@ -7,8 +7,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,9 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         """RecordError when the file cannot be opened."""
         self._path = path
-        try:
+        with reported(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._stream = path.open("a+b", buffering=0)  # without a buffer nothing is written twice or late
-        except OSError as error:
-            raise cannot_write(path, error) from error
         self._size = os.fstat(self._stream.fileno()).st_size
         self.digest = new_digest()
 
@@ -131,7 +129,7 @@ class JsonLines:
     def append(self, content: bytes) -> None:
         """Append bytes, all or none of them."""
         rest = memoryview(content)
-        try:
+        with reported(self._path):
             size = os.fstat(self._stream.fileno()).st_size
             try:
                 while rest:
@@ -139,21 +137,26 @@ class JsonLines:
             except OSError:
                 os.ftruncate(self._stream.fileno(), size)
                 raise
-        except OSError as error:
-            raise cannot_write(self._path, error) from error
         self._size += len(content)
         self.digest.update(content)
 
     def sync(self) -> None:
         """Flush all lines to disk."""
-        try:
+        with reported(self._path):
             os.fsync(self._stream.fileno())
-        except OSError as error:
-            raise cannot_write(self._path, error) from error
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
         self._stream.close()
+
+
+@contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Turn an OSError in the block into the RecordError that `path` could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from error
 
 
 def cannot_write(path: Path, error: OSError) -> RecordError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem, RecordError, ResumeError
 from retrain.records.checkpoints import checkpoint_folders
-from retrain.records.files import JsonLines, cannot_write, is_at, new_digest, write_json, write_text
+from retrain.records.files import JsonLines, cannot_write, is_at, new_digest, reported, write_json, write_text
 from retrain.records.lock import RunLock, owner_of
 from retrain.records.record_names import (
     ADAPTERS,
@@ -54,11 +54,9 @@ class RunFolder:
         """Write `run.json`, and the resolved `config.toml`, which reproduces the run as it is."""
         self.started = str(manifest.get("started", ""))
         self._described = manifest, config_toml
-        try:
+        with reported(self.path / RUN_FILE):
             write_text(self.path / CONFIG_FILE, config_toml)
             write_json(self.path / RUN_FILE, manifest)
-        except OSError as error:
-            raise cannot_write(self.path / RUN_FILE, error) from error
 
     def rewrite_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace `run.json` to record how the run ended; a write error is only logged, so as to mask no other."""
@@ -75,10 +73,8 @@ class RunFolder:
         tokens: Sequence[TokenRecord],
     ) -> None:
         """Write everything about a step except its metrics line, which comes last and marks the step as complete."""
-        try:
+        with reported(token_file(self.path, step)):
             token_line = write_tokens(self.path, step, tokens)
-        except OSError as error:
-            raise cannot_write(token_file(self.path, step), error) from error
         self._files[TOKEN_FILES].write([token_line])
         self._files[GENERATIONS].write(generations)
         self._files[STEPS].write([summary])
@@ -113,7 +109,7 @@ class RunFolder:
         """
         lost = next((name for name, file in self._files.items() if file.is_lost), None)
         where = self.path / lost if lost else self.adapters
-        try:
+        with reported(where):
             if lost:
                 saved, fix = self._leave(), "`retrain --resume {}` goes on from there"
             elif for_checkpoint and self._adapters_descriptor >= 0 and not is_at(self._adapters_descriptor, where):
@@ -122,8 +118,6 @@ class RunFolder:
                 fix = f"move it to {where}, then `retrain --resume {self.path}`"
             else:
                 return None
-        except OSError as error:
-            raise cannot_write(where, error) from error
         what = "was deleted, moved, replaced or cut while the run went on"
         why = f"what was in hand is saved in {saved}"
         self.failure = RecordError(Problem(where=str(where), what=what, why=why, fix=fix.format(saved)))
@@ -149,11 +143,8 @@ class RunFolder:
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Replace `trainer_state.json`."""
-        file = self.path / TRAINER_STATE
-        try:
-            write_json(file, state)
-        except OSError as error:
-            raise cannot_write(file, error) from error
+        with reported(self.path / TRAINER_STATE):
+            write_json(self.path / TRAINER_STATE, state)
 
     def __enter__(self) -> RunFolder:
         return self

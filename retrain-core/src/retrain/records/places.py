@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.reading import read_object, table_of
+from retrain.records.reading import read_object, table_of, tables_in
 from retrain.records.record_names import ADAPTERS, CAMPAIGN_FILE, RUN_FILE
 
 ENTRY = "paths"  # of `run.json`, and of a campaign's manifest
@@ -67,9 +67,7 @@ def recorded_folder(manifest: Mapping[str, Any], run: str | Path) -> Place | Non
 
 def recorded_places(manifest: Mapping[str, Any], run: str | Path) -> list[Place]:
     """The places in a manifest; `run` is its folder. Damaged entries are passed over."""
-    listed = table_of(manifest, ENTRY).get("keys")
-    entries = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
-    found = (_place(each, run) for each in entries)
+    found = (_place(each, run) for each in tables_in(table_of(manifest, ENTRY).get("keys")))
     return [place for place in found if place and len(place.keys) > 1]
 
 

@@ -139,6 +139,21 @@ def table_of(record: Record, *names: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def text(value: object) -> str:
+    """The value if it is text, else empty."""
+    return value if isinstance(value, str) else ""
+
+
+def tables_in(value: object) -> list[dict[str, Any]]:
+    """The tables in a list; none of anything else."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def integers_in(value: object) -> tuple[int, ...]:
+    """The integers in a list; none of anything else."""
+    return tuple(each for each in value if type(each) is int) if isinstance(value, list) else ()
+
+
 def time_of(value: object) -> datetime | None:
     """The time that an ISO text with an offset names; None for anything else."""
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from retrain.records.reading import (
     read_steps,
     read_toml,
     table_of,
+    tables_in,
 )
 from retrain.records.record_names import (
     CONFIG_FILE,
@@ -235,8 +237,7 @@ def recorded_resume(
 
 def resumes(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Every recorded resume of a run, oldest first; none in a manifest from before they were recorded."""
-    found = manifest.get(RESUMES)
-    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    return list(tables_in(manifest.get(RESUMES)))
 
 
 def accepted_changes(manifest: Mapping[str, Any]) -> list[str]:
@@ -279,3 +280,22 @@ def compared_settings(record: Record) -> Iterator[tuple[str, str]]:
         for key, value in keys.items():
             if (path := f"{table}.{key}") not in FREE_KEYS:
                 yield path, str(value)
+
+
+class Control(StrEnum):
+    """What a control takes away from the run that it is a copy of; evaluation keeps the true verifier in all three."""
+
+    RANDOM_REWARD = "random_reward"  # training is rewarded by the toss of a seeded coin
+    FORMAT_ONLY = "format_only"  # training is rewarded for an answer that the verifier can read, right or wrong
+    NO_UPDATE = "no_update"  # everything but the optimizer step
+
+
+def control_label(label: str, control: Control) -> str:
+    """`maxrl+none+random_reward`: the label of a condition's control."""
+    return f"{label}+{control}"
+
+
+def control_of_record(record: Mapping[str, Any]) -> Control | None:
+    """The control that a run was, by its `run.json`; None for an ordinary run."""
+    name = table_of(record, "config", "training").get("control")
+    return next((each for each in Control if each == name), None)

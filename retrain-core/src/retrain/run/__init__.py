@@ -74,7 +74,7 @@ def retrain_explain(config: Config) -> dict[str, str]:
 
         rows |= {"staleness": meaning(config)}
     if control := config.training.control:
-        from retrain.records.controls import Control
+        from retrain.records.run import Control
         from retrain.run.steps.controls import MEANINGS
 
         rows |= {"control": f"{control}: {MEANINGS[Control(control)]}; evaluation is as in any run"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retrain.kernel.seeding import Seeds
-from retrain.records.controls import Control, control_label
+from retrain.records.run import Control, control_label
 from retrain.records.runs.metric import Direction, Metric
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.controls import controls_sentence, with_controls

@@ -76,7 +76,7 @@ def annotated(plugins: Plugins) -> str:
     """A TOML block with every key of a run at its default; loading it changes nothing."""
     tables = []
     for name, entry in registered_tables(plugins).items():
-        if not entry.traits.starts_runs and not entry.traits.pending:
+        if not entry.traits.starts_runs:
             keys = keys_of(name, entry.model, entry.traits)
             tables.append("\n".join([f"[{name}]", *(_line(key) for key in keys)]))
     return "```toml\n" + "\n\n".join(tables) + "\n```"

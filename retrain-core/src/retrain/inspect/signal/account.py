@@ -15,10 +15,9 @@ from retrain.inspect.signal.prompts import Forecasts, PromptAccount, forecast_gr
 from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
-from retrain.records.controls import Control, control_of_record
 from retrain.records.reading import Record, number
 from retrain.records.record_names import GENERATIONS
-from retrain.records.run import Run
+from retrain.records.run import Control, Run, control_of_record
 from retrain.records.runs.example_rates import NoExamplesError, aligned, per_example, read_rates
 from retrain.records.runs.metric import HELD_OUT, eval_sets
 from retrain.records.runs.source import Candidate

@@ -102,7 +102,7 @@ def load_config(
     for setting in added:
         draft.set(setting.path, setting.value, draft.origins.get(setting.path, setting.origin))
     models = {name: _validate(draft, name, entry.model) for name, entry in tables.items()}
-    foreign = frozenset(name for name, entry in tables.items() if entry.traits.pending or entry.traits.starts_runs)
+    foreign = frozenset(name for name, entry in tables.items() if entry.traits.starts_runs)
     config = Config(tables=models, origins=draft.origins, source=str(file or ""), foreign_tables=foreign)
     draft.problems += _pending(config, draft)
     return config, draft.problems
@@ -120,8 +120,6 @@ def _read_file(draft: _Draft, file: Path | Mapping[str, Any]) -> None:
             draft.problems.append(Problem(where=place, what=what, fix=f"write [{table}]"))
         else:
             draft.in_file.add(table)
-            if reason := draft.tables[table].traits.pending:
-                draft.problems.append(Problem(where=f"{place} [{table}]", what=reason, fix="remove the table"))
             legacy_keys = draft.tables[table].traits.legacy_keys
             if legacy := legacy_problem(table, content, legacy_keys, file, lines):
                 draft.problems.append(legacy)
@@ -229,9 +227,7 @@ def _pending(config: Config, draft: _Draft) -> list[Problem]:
         key = draft.keys[path]
         traits = draft.tables[key.table].traits
         value = values[key.table].get(key.name)  # None for an optional value that is absent
-        if traits.pending and origin.layer is not Layer.FILE:
-            problems.append(Problem(where=draft.place(path), what=traits.pending, fix=f"remove {origin}"))
-        elif origin.layer is Layer.COMMAND_LINE and traits.starts_runs and key.table not in draft.in_file:
+        if origin.layer is Layer.COMMAND_LINE and traits.starts_runs and key.table not in draft.in_file:
             what = f"changes nothing: the file has no [{key.table}]"
             problems.append(Problem(where=draft.place(path), what=what, fix=f"remove {origin}, or add [{key.table}]"))
         elif key.pending and value != key.default:

@@ -60,7 +60,7 @@ class Config:
     tables: Mapping[str, BaseModel]
     origins: Mapping[str, Origin] = field(default_factory=dict)  # "table.key" -> origin, only what is not a default
     source: str = ""
-    foreign_tables: frozenset[str] = frozenset()  # not part of what a run is: not built yet, or about many runs
+    foreign_tables: frozenset[str] = frozenset()  # about many runs, not part of what a run is
     # Of a run that is opened again: the folder where its names are looked up; `table.key` -> value as it was written,
     # where the value is now a recorded place; and its inputs that are nowhere, by `table.key.entry`.
     folder: str = ""

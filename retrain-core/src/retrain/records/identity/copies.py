@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from retrain.records.files import cannot_write, write_text
+from retrain.records.files import reported, write_text
 from retrain.records.identity.hashing import Budget, hash_file
 from retrain.records.reading import read_regular, table_of
 from retrain.text.secrets import hide_text, redacted
@@ -32,7 +32,7 @@ DETAILS = ("files", "root")  # what `run.json` leaves out
 def write_inputs(run: Path, identity: Identity, *, kept_as: str = "") -> None:
     """Write `<run>/inputs`; with `kept_as` an earlier one stays there as `<run>/inputs/<kept_as>`."""
     folder, fresh = run / FOLDER, run / f".{FOLDER}.tmp"
-    try:
+    with reported(folder):
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         kept = [(kind, file) for kind, file in identity.files if file.content]
@@ -48,8 +48,6 @@ def write_inputs(run: Path, identity: Identity, *, kept_as: str = "") -> None:
             folder.rename(fresh / kept_as)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
 
 
 def stored_identity(run: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:

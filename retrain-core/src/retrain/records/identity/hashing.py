@@ -80,47 +80,39 @@ def hash_file(
     """
     place, name = str(path), _utf8(name)
     try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(place, "rb", buffering=0, opener=lambda each, flags: os.open(each, flags | os.O_NONBLOCK)) as stream:
+            found = os.fstat(stream.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError("not a regular file")
+            size, digest, content = found.st_size, hashlib.blake2b(digest_size=DIGEST_BYTES), b""
+            is_whole = size <= min(sampled_above, budget.whole)
+            if not is_whole:
+                blocks = min(BLOCKS, budget.blocks)
+                budget.blocks -= blocks
+                _add_blocks(digest, stream.fileno(), size, blocks)
+            while is_whole and (chunk := stream.read(CHUNK)):
+                digest.update(chunk)
+                budget.whole -= len(chunk)
+                content = chunk
     except (OSError, ValueError) as error:
-        return HashedFile(name=name, path=_utf8(place), problem=_reason(error))
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            return HashedFile(name=name, path=_utf8(place), problem="not a regular file")
-        size, digest, content = found.st_size, hashlib.blake2b(digest_size=DIGEST_BYTES), b""
-        is_whole = size <= min(sampled_above, budget.whole)
-        if not is_whole:
-            blocks = min(BLOCKS, budget.blocks)
-            budget.blocks -= blocks
-            _add_blocks(digest, descriptor, size, blocks)
-        while is_whole and (chunk := os.read(descriptor, CHUNK)):
-            digest.update(chunk)
-            budget.whole -= len(chunk)
-            content = chunk
-        is_kept = is_kept and is_whole and len(content) == size <= min(COPIED_BYTES, budget.copies)
-        budget.copies -= size if is_kept else 0
-        return HashedFile(
-            name=name,
-            path=_utf8(place),
-            size=size,
-            hash=digest.hexdigest(),
-            is_sampled=not is_whole,
-            mtime_ns=found.st_mtime_ns if with_time and not is_whole else 0,
-            content=content if is_kept else b"",
-        )
-    except OSError as error:
-        return HashedFile(name=name, path=_utf8(place), problem=_reason(error))
-    finally:
-        os.close(descriptor)
+        problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return HashedFile(name=name, path=_utf8(place), problem=problem)
+    is_kept = is_kept and is_whole and len(content) == size <= min(COPIED_BYTES, budget.copies)
+    budget.copies -= size if is_kept else 0
+    return HashedFile(
+        name=name,
+        path=_utf8(place),
+        size=size,
+        hash=digest.hexdigest(),
+        is_sampled=not is_whole,
+        mtime_ns=found.st_mtime_ns if with_time and not is_whole else 0,
+        content=content if is_kept else b"",
+    )
 
 
 def _utf8(name: str) -> str:
     """A file name that is not UTF-8, with its bytes written out."""
     return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _add_blocks(digest: hashlib.blake2b, descriptor: int, size: int, blocks: int) -> None:

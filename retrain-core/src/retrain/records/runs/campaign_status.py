@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.reading import Record, number, read_object, table_of
+from retrain.records.reading import Record, integers_in, number, read_object, table_of, tables_in, text
 from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.records.run import is_run
 from retrain.records.runs.run_status import (
@@ -18,7 +18,6 @@ from retrain.records.runs.run_status import (
     process_id,
     process_is_alive,
     status_of_run,
-    text,
 )
 
 NOT_NEEDED = "not needed"  # the status in the manifest of a run that the planned looks saved
@@ -127,11 +126,10 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
     entries = manifest.get("runs")
     if not isinstance(entries, list) or "conditions" not in manifest:
         return None
-    runs = tuple(_campaign_run(folder, entry) for entry in entries if isinstance(entry, dict))
+    runs = tuple(_campaign_run(folder, entry) for entry in tables_in(entries))
     pid = process_id(manifest.get("runner_pid"))
     is_alive = pid is not None and process_is_alive(pid)
     max_steps, num_runs = number(manifest.get("max_steps")), number(manifest.get("num_runs"))
-    looks = manifest["looks"] if isinstance(manifest.get("looks"), list) else []
     activity_s = [last_change_s(folder / CAMPAIGN_FILE), *(run.status.last_activity_s for run in runs if run.status)]
     return CampaignStatus(
         path=folder,
@@ -146,14 +144,9 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
         runner_pid=pid,
         runner_is_alive=is_alive,
         last_activity_s=max(activity_s),
-        planned_looks=_whole(table_of(manifest, "plan").get("looks")),
-        looks_taken=_whole([look.get("seeds") for look in looks if isinstance(look, dict)]),
+        planned_looks=integers_in(table_of(manifest, "plan").get("looks")),
+        looks_taken=integers_in([look.get("seeds") for look in tables_in(manifest.get("looks"))]),
     )
-
-
-def _whole(listed: Any) -> tuple[int, ...]:
-    """The whole numbers of a list; nothing of anything else."""
-    return tuple(each for each in listed if type(each) is int) if isinstance(listed, list) else ()
 
 
 def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:

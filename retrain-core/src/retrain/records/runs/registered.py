@@ -11,7 +11,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.files import seal_of
-from retrain.records.reading import number, time_of
+from retrain.records.reading import integers_in, number, text, time_of
 from retrain.records.runs.metric import Direction, Metric, parse_metric
 
 
@@ -75,29 +75,27 @@ def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
     if not isinstance(content, dict):
         return None
     alpha, max_steps = number(content.get("alpha")), number(content.get("max_steps"))
-    sha256 = _text(content, "sha256")
-    direction = _text(content, "direction")
-    margin = number(content.get("margin"))
-    plan = Plan(
-        hypothesis=_text(content, "hypothesis"),
-        metric=_metric(_text(content, "primary_metric")),
+    sha256 = text(content.get("sha256"))
+    margin, conditions = number(content.get("margin")), content.get("conditions")
+    return Plan(
+        hypothesis=text(content.get("hypothesis")),
+        metric=_metric(text(content.get("primary_metric"))),
         alpha=alpha if alpha is not None and 0.0 < alpha < 1.0 else None,
-        stop_rule=_text(content, "stop_rule"),
-        baseline=_text(content, "baseline"),
-        direction=next((each for each in Direction if each.value == direction), None),
-        conditions=tuple(each for each in _list(content, "conditions") if isinstance(each, str)),
-        seeds=tuple(each for each in _list(content, "seeds") if type(each) is int),
+        stop_rule=text(content.get("stop_rule")),
+        baseline=text(content.get("baseline")),
+        direction=next((each for each in Direction if each.value == content.get("direction")), None),
+        conditions=tuple(filter(text, conditions)) if isinstance(conditions, list) else (),
+        seeds=integers_in(content.get("seeds")),
         max_steps=None if max_steps is None else int(max_steps),
-        written=time_of(_text(content, "written")),
+        written=time_of(text(content.get("written"))),
         sha256=sha256,
         is_intact=sha256 == seal_of(content),
         margin=margin if margin is not None and 0.0 < margin < math.inf else None,
         looks=_looks(content),
         spend=next((each for each in Spend if each.value == content.get("spend")), Spend.POCOCK),
-        is_unpaired=_text(content, "test") == "unpaired",
-        registered_in=_text(manifest, "campaign_toml"),
+        is_unpaired=text(content.get("test")) == "unpaired",
+        registered_in=text(manifest.get("campaign_toml")),
     )
-    return plan
 
 
 def departures(plan: Plan | None, made: Analysis) -> tuple[str, ...]:
@@ -159,9 +157,9 @@ def _of_the_runs(plan: Plan, made: Analysis) -> list[str]:
 
 def _looks(content: Mapping[str, Any]) -> tuple[int, ...]:
     """Numbers of seeds in ascending order, the last that of the planned seeds; none if they are anything else."""
-    looks = [each for each in _list(content, "looks") if type(each) is int]
-    is_usable = looks == sorted({*looks}) and looks[:1] > [0] and looks[-1] == len(_list(content, "seeds"))
-    return tuple(looks) if is_usable else ()
+    looks, seeds = integers_in(content.get("looks")), content.get("seeds")
+    is_ascending = list(looks) == sorted({*looks}) and looks[:1] > (0,)
+    return looks if is_ascending and isinstance(seeds, list) and looks[-1] == len(seeds) else ()
 
 
 def _metric(text: str) -> Metric | None:
@@ -169,13 +167,3 @@ def _metric(text: str) -> Metric | None:
         return parse_metric(text, where="plan")
     except ConfigError:
         return None
-
-
-def _text(content: Mapping[str, Any], name: str) -> str:
-    value = content.get(name)
-    return value if isinstance(value, str) else ""
-
-
-def _list(content: Mapping[str, Any], name: str) -> list[Any]:
-    value = content.get(name)
-    return value if isinstance(value, list) else []

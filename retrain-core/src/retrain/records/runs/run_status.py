@@ -12,7 +12,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records import lock
-from retrain.records.reading import Record, number, read_object, time_of
+from retrain.records.reading import Record, number, read_object, text, time_of
 from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
 from retrain.records.run import Run, accepted_changes
 from retrain.records.runs.metric import eval_sets
@@ -178,11 +178,6 @@ def last_change_s(*files: Path) -> float:
 def iso_time(seconds: float) -> str | None:
     """Seconds since the epoch as UTC text; None for none."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None
-
-
-def text(value: object) -> str:
-    """The value if it is text, else empty."""
-    return value if isinstance(value, str) else ""
 
 
 def _heartbeat(folder: Path, pid: int | None) -> Record:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.reading import Record, read_object, time_of
+from retrain.records.reading import Record, integers_in, read_object, tables_in, text, time_of
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import Run, compared_settings, is_run
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.registered import Plan, read_plan
-from retrain.records.runs.run_status import status_of_run, text
+from retrain.records.runs.run_status import status_of_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +118,8 @@ def _other_seed(listed: int | None, record: Mapping[str, Any]) -> str:
 
 
 def _added_seeds(manifest: Record) -> tuple[int, ...]:
-    grown = manifest.get("grown")
-    entries = [each for each in grown if isinstance(each, dict)] if isinstance(grown, list) else []
-    listed = [each["seeds"] for each in entries if isinstance(each.get("seeds"), list)]
-    return tuple(dict.fromkeys(seed for seeds in listed for seed in seeds if type(seed) is int))
+    grown = tables_in(manifest.get("grown"))
+    return tuple(dict.fromkeys(seed for each in grown for seed in integers_in(each.get("seeds"))))
 
 
 def _declared(folder: Path) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from retrain.kernel.overlap import Planned, Sample, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.seeding import Seeds, generator
 from retrain.kernel.types import Completion, Group, Outcome, Score
-from retrain.records.controls import Control, control_label
+from retrain.records.run import Control, control_label
 
 KEY = "training.control"
 OF_A_TEACHER = {"teacher.model": "", "teacher.adapter": "", "teacher.engine": "pytorch"}  # its keys that switch it on

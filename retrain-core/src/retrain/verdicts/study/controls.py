@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from retrain.records.controls import Control, control_label, control_of_record
+from retrain.records.run import Control, control_label, control_of_record
 from retrain.records.runs.metric import Direction, Metric, shown_difference
 from retrain.records.runs.source import Candidate, Source
 from retrain.verdicts.stats.flip import at_most

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.controls import Control
 from retrain.records.reading import table_of
+from retrain.records.run import Control
 from retrain.records.runs.budget import COSTS, Align
 from retrain.records.runs.metric import CORRECT, Direction, Metric, parse_metric
 from retrain.records.runs.readable import (
