@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from retrain_local.attention import varlen
-from retrain_local.attention.kernel_check import PlainPages, packed_fault, paged_fault
+from retrain_local.attention.kernel_check import packed_fault, paged_fault
 from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.pages import PagedKernels, Pages
 from retrain_local.attention.spans import Spans
 from retrain_local.attention.varlen import VarlenAttend
 from retrain_local.decoder import Attend, Scores, Shape
@@ -40,11 +41,11 @@ def _needs_flash() -> None:
 
 
 @pytest.fixture
-def kernels() -> PlainPages:
+def kernels() -> PagedKernels:
     pytest.importorskip("triton")
     from retrain_local.attention.paged_triton import TritonPages
 
-    made: PlainPages = TritonPages(torch.cuda.get_device_properties(GPU).multi_processor_count)
+    made: PagedKernels = TritonPages(torch.cuda.get_device_properties(GPU).multi_processor_count)
     return made
 
 
@@ -87,7 +88,7 @@ def test_the_gradient_has_the_same_bits_every_time() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn])
 def test_paged_attention_is_that_of_plain_pytorch(
-    kernels: PlainPages, shape: Shape, dtype: torch.dtype, stored: torch.dtype | None
+    kernels: PagedKernels, shape: Shape, dtype: torch.dtype, stored: torch.dtype | None
 ) -> None:
     if stored is torch.float8_e4m3fn and torch.cuda.get_device_capability(GPU) < (8, 9):
         pytest.skip("this GPU has no 8-bit floats")
@@ -96,7 +97,7 @@ def test_paged_attention_is_that_of_plain_pytorch(
 
 @pytest.mark.parametrize("rows", [1, 3, 128])
 @pytest.mark.parametrize("window", [None, 200])
-def test_long_rows_in_pages(kernels: PlainPages, rows: int, window: int | None) -> None:
+def test_long_rows_in_pages(kernels: PagedKernels, rows: int, window: int | None) -> None:
     shape, block_size, width = SHAPES["Qwen3-4B"], 16, 128
     torch.manual_seed(0)
     cells = 1 + rows * width, block_size, shape.kv_heads, shape.head_size
@@ -105,12 +106,12 @@ def test_long_rows_in_pages(kernels: PlainPages, rows: int, window: int | None) 
     lengths = torch.randint(1, width * block_size + 1, (rows,), device=GPU, dtype=torch.int32)
     queries = torch.randn(rows, shape.heads, shape.head_size, device=GPU, dtype=torch.bfloat16)
     scores = Scores(scale=shape.head_size**-0.5, window=window)
-    got = kernels.read(queries, keys, values, tables, lengths, scores)
-    wanted = PlainPages().read(queries, keys, values, tables, lengths, scores)
+    got = kernels.read(queries, Pages(keys, values), tables, lengths, scores)
+    wanted = PagedKernels().read(queries, Pages(keys, values), tables, lengths, scores)
     torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-3)
 
 
-def test_a_recorded_read_follows_the_lengths(kernels: PlainPages) -> None:
+def test_a_recorded_read_follows_the_lengths(kernels: PagedKernels) -> None:
     shape, block_size = SHAPES["Qwen3-4B"], 16
     torch.manual_seed(0)
     keys, values = (torch.randn(33, block_size, 8, 128, device=GPU, dtype=torch.bfloat16) for _ in range(2))
@@ -120,7 +121,7 @@ def test_a_recorded_read_follows_the_lengths(kernels: PlainPages) -> None:
     scores = Scores(scale=shape.head_size**-0.5)
 
     def read() -> Tensor:
-        return kernels.read(queries, keys, values, tables, lengths, scores)
+        return kernels.read(queries, Pages(keys, values), tables, lengths, scores)
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -24,7 +24,6 @@ from retrain.credit.kl.shaper import steered
 from retrain.kernel.config.load import load_config
 from retrain.run.steps.learning_rate import Course
 from retrain.run.tables import registered_tables
-from retrain_local.training.covariances import mark
 from retrain_local.training.regularisers import Columns, kl_terms
 from retrain_local.training.step_loss import Mismatch, PolicyLoss
 from retrain_sepa.advantages import (
@@ -115,7 +114,7 @@ def ours(settings: str, folder: Path) -> tuple[float, Tensor]:
     columns = Columns()
     if loss.regularisers.has_marks:
         now = [np.concatenate([[0.0], n]) for n in torch.split(STEP.numbers.new_M, STEP.numbers.lengths.tolist())]
-        marked = mark(loss, batch, now, Seeds(0))
+        marked = loss.marked(batch, now, Seeds(0))
         held, dropped = (torch.from_numpy(np.concatenate(m)) if m else None for m in (marked.held, marked.dropped))
         columns = Columns(held_M=held, dropped_M=dropped)
     value, _ = loss.of_pack(new_M, STEP.scored(), loss.denominator(batch), columns=columns)

@@ -117,7 +117,6 @@ class LocalBackend:
             stream_from(self._engine, requests, params, feed)
 
     def addresses(self) -> Sequence[tuple[str, str]]:
-        """See `retrain.api.ServedElsewhere`."""
         return self._engine.addresses() if isinstance(self._engine, ServedElsewhere) else ()
 
     def train(self, batch: TrainBatch) -> TrainReport:
@@ -145,7 +144,6 @@ class LocalBackend:
             return trainer.logprobs(rows, temperature)
 
     def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
-        """See `retrain.api.RanksTokens`."""
         _, trainer = self._open()
         with self._training():
             return trainer.top_logprobs(rows, temperature, top)
@@ -158,7 +156,6 @@ class LocalBackend:
 
     @property
     def is_broken(self) -> bool:
-        """See `Group`."""
         return self._group.is_broken
 
     def settle_sizes(self) -> None:
@@ -199,7 +196,7 @@ class LocalBackend:
         kept = self._history.kept if self._history else ()
         before = [each for each in kept if each.version != self._version]
         first, *others = (policy.limits for policy in self._policies)
-        checkpoint.save_state(pair, trainer.optimizer, self._version, folder, first, before, group=self._group)
+        checkpoint.save_state(pair, trainer.optimizer.state, self._version, folder, first, before, group=self._group)
         if others:
             text = json.dumps([asdict(limits) for limits in others]) + "\n"
             (folder / LIMITS_FILE).write_text(text, encoding="utf-8")
@@ -210,19 +207,19 @@ class LocalBackend:
         With overlap it samples from the adapter before it until the next `publish` or `use_version`.
         """
         pair, trainer = self._open()
-        loaded = checkpoint.load_state(pair, trainer.optimizer, folder, self._policies[0].limits)
-        self._version = loaded.version
-        if loaded.ranks != self._group.size and not self._group.rank:
-            log.warning(OTHER_RANKS, loaded.ranks, self._group.size)
+        moments, limits = trainer.optimizer.state, self._policies[0].limits
+        self._version, published, ranks = checkpoint.load_state(pair, moments, folder, limits)
+        if ranks != self._group.size and not self._group.rank:
+            log.warning(OTHER_RANKS, ranks, self._group.size)
         if self._history is None:
             self.publish()
             return
         if (folder / LIMITS_FILE).is_file():
             others = json.loads((folder / LIMITS_FILE).read_text(encoding="utf-8"))
-            for policy, limits in zip(self._policies[1:], others, strict=False):
-                policy.limits.restore(limits)
+            for policy, other in zip(self._policies[1:], others, strict=False):
+                policy.limits.restore(other)
         self._history.record(pair, self._version)
-        before = loaded.published or self._history.kept[-1:]
+        before = published or self._history.kept[-1:]
         self._history.reset(before)
         self._hand_over(before[-1], before[-1].version)
 

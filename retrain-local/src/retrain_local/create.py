@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from retrain.api import Backend, Capabilities, Determinism, EngineTraits, Found, PluginContext
-from retrain_local.attention.select_kernels import Kernels, kernels_for
+from retrain_local.attention.select_kernels import kernels_for
 from retrain_local.backend import LocalBackend
 from retrain_local.devices.choose import Devices, choose_devices, steps_ahead
 from retrain_local.devices.group import ALONE, Group
@@ -18,8 +18,8 @@ from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model import checkpoint
 from retrain_local.model.checkpoint import load_start
 from retrain_local.model.load import create_pair
-from retrain_local.model.locate import find_model
-from retrain_local.model.pair import LocalPolicy, Pair
+from retrain_local.model.model_files import find_model
+from retrain_local.model.pair import LocalPolicy
 from retrain_local.options import LocalOptions, ModelKeys
 from retrain_local.plugin import CAPABILITIES
 from retrain_local.sampling.split import create_engine, find_engine
@@ -64,7 +64,9 @@ def create_local(context: PluginContext, devices: Devices, group: Group = ALONE)
     share = 100 * trained / pair.total
     log.info("trainable params: %s || all params: %s || trainable%%: %.4f", f"{trained:,d}", f"{pair.total:,d}", share)
     limits = [MemoryLimits() for _ in devices.samplers]
-    kernels = _kernels(context, pair, devices)
+    # bitwise reproducible unless another thread uses PyTorch at the same time
+    trained_as = pair.trained.dtype, pair.trained.shape
+    kernels = kernels_for(config, devices.trainer, *trained_as, exact=not devices.is_split)
     trainer = Trainer(
         pair.trained,
         pair.parameters,
@@ -107,12 +109,6 @@ def create_local(context: PluginContext, devices: Devices, group: Group = ALONE)
     )
     log.info("LocalTrainHelper ready (engine=%s, split_mode=%s).", found.name, devices.is_split)
     return backend
-
-
-def _kernels(context: PluginContext, pair: Pair, devices: Devices) -> Kernels:
-    """Attention of the trainer; bitwise reproducible unless another thread uses PyTorch at the same time."""
-    shape, dtype = pair.trained.shape, pair.trained.dtype
-    return kernels_for(context.config, devices.trainer, dtype, shape, exact=not devices.is_split)
 
 
 def _capabilities(found: Found, devices: Devices, *, is_full: bool) -> Capabilities:

@@ -68,7 +68,7 @@ def _chosen(config: Config) -> Diagnosis:
 
 def _weights(config: Config, plugins: Plugins) -> list[Diagnosis]:
     """Whether a local folder holds readable weights; retrain-core checks the hub."""
-    from retrain_local.model.locate import KEY, check_folder
+    from retrain_local.model.model_files import KEY, check_folder
 
     try:
         located = plugins.locate_model(config.model.model)

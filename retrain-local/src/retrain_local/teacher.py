@@ -15,7 +15,7 @@ from retrain_local.devices.torch_modes import threads_for, training_threads
 from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model.checkpoint import load_start
 from retrain_local.model.load import create_pair
-from retrain_local.model.locate import find_model
+from retrain_local.model.model_files import find_model
 from retrain_local.options import ModelKeys
 from retrain_local.training.step_loss import NAMED
 from retrain_local.training.trainer import Trainer

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrain_local.attention.kernel_check import PlainPages, packed_fault, paged_fault
+from retrain_local.attention.kernel_check import packed_fault, paged_fault
 from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.pages import PagedKernels, Pages
 from retrain_local.decoder import Scores, Shape
 from tests.shared import first_or_long
 
@@ -27,24 +28,22 @@ SHAPE = Shape(
 )
 
 
-class WrongPages(PlainPages):
+class WrongPages(PagedKernels):
     """Right but for one thing."""
 
     def __init__(self, *, shift: int = 0, window: int = 0, value_scale: float = 1.0) -> None:
         self.shift, self.window, self.value_scale = shift, window, value_scale
 
-    def read(
-        self, q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, scores: Scores, *scales: Any
-    ) -> Tensor:
+    def read(self, q: Tensor, pages: Pages, tables: Tensor, lengths: Tensor, scores: Scores) -> Tensor:
         window = scores.window + self.window if scores.window else None
         seen = (lengths - self.shift).clamp(min=0)
         wrong = Scores(scale=scores.scale, window=window)
-        return super().read(q, keys, values * self.value_scale, tables, seen, wrong, *scales)
+        return super().read(q, replace(pages, values=pages.values * self.value_scale), tables, seen, wrong)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 def test_right_pages_are_found_right(stored: torch.dtype) -> None:
-    assert paged_fault(PlainPages(), SHAPE, CPU, torch.float32, stored) is None
+    assert paged_fault(PagedKernels(), SHAPE, CPU, torch.float32, stored) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -54,7 +53,7 @@ def test_wrong_pages_are_found_out(dtype: torch.dtype, wrong: dict[str, Any]) ->
 
 
 def test_pages_that_are_not_written_are_found_out() -> None:
-    class Forgetful(PlainPages):
+    class Forgetful(PagedKernels):
         def write(self, *given: Any) -> None:
             """Nothing."""
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrain_local.attention.kernel_check import PlainPages, paged_fault
+from retrain_local.attention.kernel_check import paged_fault
+from retrain_local.attention.pages import PagedKernels, Pages
 from retrain_local.decoder import Scores, Shape
 from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 
@@ -66,8 +67,8 @@ class Case:
 
     def gap(self, scores: Scores, kernels: Any = None) -> float:
         """Between the kernels and plain PyTorch."""
-        given = self.queries_BHD, *self.pools, self.tables_BM, self.lengths_B, scores
-        got, wanted = (kernels or make_kernels()).read(*given), PlainPages().read(*given)
+        given = self.queries_BHD, Pages(*self.pools), self.tables_BM, self.lengths_B, scores
+        got, wanted = (kernels or make_kernels()).read(*given), PagedKernels().read(*given)
         assert got.shape == wanted.shape
         assert got.dtype is self.queries_BHD.dtype
         return float((got.float() - wanted).abs().max())
@@ -98,7 +99,7 @@ def test_a_row_without_keys_gathers_zeros(multiprocessors: int) -> None:
     case = Case([5, 300], shape(4, 2, 32))
     case.lengths_B[0] = 0
     kernels = make_kernels(multiprocessors)
-    got = kernels.read(case.queries_BHD, *case.pools, case.tables_BM, case.lengths_B, Scores(scale=0.2))
+    got = kernels.read(case.queries_BHD, Pages(*case.pools), case.tables_BM, case.lengths_B, Scores(scale=0.2))
     assert got[0].abs().max() == 0
     assert got[1].isfinite().all()
 
@@ -107,7 +108,7 @@ def test_a_row_without_keys_gathers_zeros(multiprocessors: int) -> None:
 def test_a_length_beyond_the_table_reads_to_its_end() -> None:
     case = Case([16, 24], shape(2, 1, 32))
     kernels = make_kernels()
-    given = case.queries_BHD, *case.pools, case.tables_BM
+    given = case.queries_BHD, Pages(*case.pools), case.tables_BM
     wanted = kernels.read(*given, case.lengths_B, Scores(scale=0.2))[1]
     case.lengths_B[1] += 7
     torch.testing.assert_close(kernels.read(*given, case.lengths_B, Scores(scale=0.2))[1], wanted)
@@ -127,7 +128,7 @@ def test_queries_and_new_keys_may_be_views_of_one_tensor() -> None:
     wanted = [pool.clone() for pool in case.pools]
     for pool in case.pools:
         pool.fill_(torch.nan)
-    make_kernels().write(keys, values, *case.pools, case.slots_N)
+    make_kernels().write(keys, values, Pages(*case.pools), case.slots_N)
     for pool, other in zip(case.pools, wanted, strict=True):
         torch.testing.assert_close(pool, other, rtol=0, atol=0, equal_nan=True)
     case.queries_BHD = torch.cat([case.queries_BHD, case.queries_BHD], dim=1)[:, 4:]
@@ -144,7 +145,7 @@ def test_a_nan_stays_visible(where: str) -> None:
     else:
         case.pools[where == "values"].flatten(0, 1)[last, 0, 3] = torch.nan
     kernels = make_kernels()
-    got = kernels.read(case.queries_BHD, *case.pools, case.tables_BM, case.lengths_B, Scores(scale=0.2))
+    got = kernels.read(case.queries_BHD, Pages(*case.pools), case.tables_BM, case.lengths_B, Scores(scale=0.2))
     assert got[1].isnan().any()
     assert got[0].isfinite().all()
 
@@ -156,7 +157,7 @@ def test_what_is_not_finite_makes_its_scale_so(stored: torch.dtype, number: floa
     new = torch.randn(3, 1, 16, device=DEVICE)
     new[1, 0, 4] = number
     pools, scales = quantised_pools((1, 8, 1, 16), stored)
-    make_kernels().write(new, new, *pools, torch.arange(3, device=DEVICE), *scales)
+    make_kernels().write(new, new, Pages(*pools, *scales), torch.arange(3, device=DEVICE))
     assert scales[0][0, :3, 0].isfinite().tolist() == [True, False, True]
 
 
@@ -164,7 +165,7 @@ def test_what_is_not_finite_makes_its_scale_so(stored: torch.dtype, number: floa
 def test_a_head_of_zeros_keeps_a_finite_scale() -> None:
     pools, scales = quantised_pools((1, 8, 1, 16), torch.int8)
     new = torch.zeros(2, 1, 16, device=DEVICE)
-    make_kernels().write(new, new, *pools, torch.arange(2, device=DEVICE), *scales)
+    make_kernels().write(new, new, Pages(*pools, *scales), torch.arange(2, device=DEVICE))
     assert pools[0][0, :2].abs().max() == 0
     assert scales[0].isfinite().all()
 
@@ -196,6 +197,6 @@ def test_reads_of_8_bit_floats() -> None:
     case = Case([1, 30], shape(4, 2, 32))
     pools, scales = quantised_pools(tuple(case.pools[0].shape), torch.float8_e4m3fn)
     kernels = make_kernels()
-    kernels.write(*case.new, *pools, case.slots_N, *scales)
-    given = case.queries_BHD, *pools, case.tables_BM, case.lengths_B, Scores(scale=0.2), *scales
-    torch.testing.assert_close(kernels.read(*given), PlainPages().read(*given), rtol=1e-4, atol=1e-5)
+    kernels.write(*case.new, Pages(*pools, *scales), case.slots_N)
+    given = case.queries_BHD, Pages(*pools, *scales), case.tables_BM, case.lengths_B, Scores(scale=0.2)
+    torch.testing.assert_close(kernels.read(*given), PagedKernels().read(*given), rtol=1e-4, atol=1e-5)

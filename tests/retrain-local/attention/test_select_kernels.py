@@ -12,8 +12,8 @@ import torch
 
 from retrain.api import ConfigError
 from retrain_local.attention import select_kernels, varlen
-from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.pages import PagedKernels
 from retrain_local.attention.select_kernels import Kernels, kernels_for
 from retrain_local.decoder import Shape
 
@@ -43,7 +43,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A machine with a GPU of compute capability 9.0 and triton, both made believe, and kernels that prove right."""
     facts: dict[str, Any] = {"capability": (9, 0), "packed": None, "paged": None, "installed": {"triton"}}
 
-    class TritonPages(PlainPages):
+    class TritonPages(PagedKernels):
         def __init__(self, multiprocessors: int) -> None:
             assert multiprocessors == 132
 
@@ -83,7 +83,7 @@ def test_a_cpu_refuses_what_needs_cuda(name: str) -> None:
 def test_default_takes_flash_and_triton(hopper: dict[str, Any]) -> None:
     kernels = chosen()
     assert is_flash(kernels.packed)
-    assert isinstance(kernels.paged, PlainPages)
+    assert isinstance(kernels.paged, PagedKernels)
 
 
 @pytest.mark.parametrize("exact", [True, False])

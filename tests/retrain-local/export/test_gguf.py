@@ -103,7 +103,7 @@ def test_rows_in_the_order_of_transformers_would_be_refused(tmp_path: Path, monk
     """The classic mistake: llama.cpp rotates neighbouring channels."""
     pytest.importorskip("gguf")
     base = write_base(tmp_path / "base", MODELS["llama"])
-    monkeypatch.setattr(gguf_file, "_neighbouring", lambda heads: lambda x: x)
+    monkeypatch.setattr(gguf_file, "_neighbouring", lambda x, heads: x)
     with pytest.raises(BackendError, match="those of the trained model"):
         export(base, tmp_path / "out")
 

@@ -15,7 +15,7 @@ from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Decoder
 from retrain_local.model.load import create_pair
-from retrain_local.model.locate import find_model
+from retrain_local.model.model_files import find_model
 from retrain_local.model.pair import Pair
 
 CPU = torch.device("cpu")

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
-from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.pages import PagedKernels
 from retrain_local.model import projection
 from retrain_local.model.load import create_pair
-from retrain_local.model.locate import find_model
+from retrain_local.model.model_files import find_model
 from retrain_local.model.pair import LocalPolicy, Placement
 from retrain_local.sampling.engine import PytorchEngine
 from tests.triton_interpreter import INTERPRETER, elsewhere, needs_triton, run_interpreted
@@ -37,7 +37,7 @@ def test_an_engine_on_kernels_alone(
     make_context: Callable[..., PluginContext], requests: list[SampleRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from retrain_local.attention.paged_triton import TritonPages
-    from retrain_local.model.decode_triton import triton_kernels
+    from retrain_local.model.decode_triton import KERNELS
     from retrain_local.sampling import draw_triton
 
     monkeypatch.setattr(projection, "MERGE_LIMIT", 0)
@@ -65,10 +65,10 @@ def test_an_engine_on_kernels_alone(
         params = SamplingParams(max_tokens=6, temperature=0.8, entropy=True)
         return engine, lambda: [sample for group in engine.sample(requests[:2], params) for sample in group]
 
-    _, plain = sampled(PlainPages())
+    _, plain = sampled(PagedKernels())
     wanted = plain()
     sampler: Any = pair.sampler
-    sampler._decode = triton_kernels()
+    sampler._decode = KERNELS
     engine, on_kernels = sampled(TritonPages(20))
     engine._draw = draw_triton.draw_tokens
     for one, other in zip(on_kernels(), wanted, strict=True):

@@ -14,14 +14,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
-from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.pages import PagedKernels
 from retrain_local.decoder import PagedAttend, Scores, Target
 from retrain_local.model import operations, projection
-from retrain_local.model.decode_check import decode_faults
-from retrain_local.model.decode_kernels import plain_kernels
+from retrain_local.model.decode_kernels import PLAIN, decode_faults
 from retrain_local.model.load import create_pair
-from retrain_local.model.locate import find_model
+from retrain_local.model.model_files import find_model
 from retrain_local.model.operations import Operations
 from retrain_local.model.pair import LocalPolicy, Pair, Placement
 from retrain_local.model.stacked import SampledStacked
@@ -63,7 +62,7 @@ def sampled(pair: Pair, requests: list[SampleRequest], **options: Any) -> list[S
         save_adapter=lambda folder: None,
         logprobs=lambda rows, temperature: [],
     )
-    kernels: Any = SimpleNamespace(packed=PaddedAttend, paged=PlainPages())
+    kernels: Any = SimpleNamespace(packed=PaddedAttend, paged=PagedKernels())
     engine = PytorchEngine(policy, kernels, **options)
     params = SamplingParams(max_tokens=16, temperature=0.8, entropy=True)
     return [sample for group in engine.sample(requests, params) for sample in group]
@@ -80,7 +79,7 @@ def test_completions_are_those_of_separate_operations(
     sampler: Any = pair.sampler
     assert isinstance(sampler._layers[0].projections.down, SampledStacked)
     calls: list[str] = []
-    plain = plain_kernels()
+    plain = PLAIN
     sampler._decode = replace(plain, swiglu=lambda product: calls.append("gate") or plain.swiglu(product))
     for one, other in zip(sampled(pair, requests, cache_dtype=cache_dtype), wanted, strict=True):
         assert one.tokens_T.tolist() == other.tokens_T.tolist()
@@ -156,7 +155,7 @@ def test_a_layer_takes_at_most_twelve_launches_per_token(low_rank_pair: MakePair
     found = {}
     for stacked in (False, True):
         decoder: Any = low_rank_pair(stacked).sampler
-        launches, plain, decode = Launches(), Operations(), plain_kernels()
+        launches, plain, decode = Launches(), Operations(), PLAIN
         pages = Pages(launches, decoder.shape, rows)
         assert isinstance(pages, PagedAttend)
         names = ("rms_norm", "split_heads", "swiglu")
@@ -180,7 +179,7 @@ def test_a_layer_takes_at_most_twelve_launches_per_token(low_rank_pair: MakePair
 @pytest.mark.parametrize("kernel", ["add_norm", "heads", "swiglu"])
 def test_a_wrong_kernel_is_found(kernel: str, low_rank_pair: MakePair) -> None:
     """What stands between the kernels and their use on a device."""
-    shape, plain = low_rank_pair(False).sampler.shape, plain_kernels()
+    shape, plain = low_rank_pair(False).sampler.shape, PLAIN
     assert list(decode_faults(plain, CPU, torch.float32, shape, 4)) == []
     wrong = {
         "add_norm": lambda x, added, weight, eps: plain.add_norm(x, None, weight, eps),

@@ -43,10 +43,20 @@ def test_a_cpu_has_pytorchs_own() -> None:
     assert fused_operations(CPU, torch.float32, SHAPE) == Operations()
 
 
+class Kernels(ModuleType):
+    """The module of the kernels; `make` is called when they are read."""
+
+    def __init__(self, make: Callable[[], Operations]) -> None:
+        super().__init__("retrain_local.model.training_triton")
+        self._make = make
+
+    @property
+    def OPERATIONS(self) -> Operations:
+        return self._make()
+
+
 def with_kernels(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Operations]) -> Operations:
-    module = ModuleType("retrain_local.model.training_triton")
-    module.triton_operations = make  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "retrain_local.model.training_triton", Kernels(make))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(fused, "find_spec", lambda name: name)
     numbers = fused.numbers

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from retrain.api import ConfigError, PluginContext
 from retrain_local.model.load import create_pair
-from retrain_local.model.locate import Source
+from retrain_local.model.model_files import Source
 from retrain_local.model.pair import Pair
 
 NAME = "somebody/something"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retrain_local.decoder import Shape
-from retrain_local.model.decode_check import decode_faults
+from retrain_local.model.decode_kernels import decode_faults
 from retrain_local.model.fused import faults
 from retrain_local.model.operations import Operations, Turn
 from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
@@ -25,9 +25,9 @@ def test_the_kernels_in_the_interpreter() -> None:
 
 
 def make() -> Operations:
-    from retrain_local.model.training_triton import triton_operations
+    from retrain_local.model.training_triton import OPERATIONS
 
-    return triton_operations()
+    return OPERATIONS
 
 
 def shape(heads: int, kv_heads: int, size: int, hidden: int, inner: int) -> Shape:
@@ -48,9 +48,9 @@ def test_they_compute_what_pytorch_does(of: Shape, dtype: torch.dtype) -> None:
     ("of", "rank"), [(shape(4, 2, 32, 128, 384), 4), (shape(3, 1, 80, 240, 150), 32), (shape(2, 2, 128, 640, 64), 70)]
 )
 def test_decoding_kernels_compute_what_their_definitions_do(of: Shape, rank: int, dtype: torch.dtype) -> None:
-    from retrain_local.model.decode_triton import triton_kernels
+    from retrain_local.model.decode_triton import KERNELS
 
-    assert list(decode_faults(triton_kernels(), DEVICE, dtype, of, rank)) == []
+    assert list(decode_faults(KERNELS, DEVICE, dtype, of, rank)) == []
 
 
 @kernels_run

@@ -171,11 +171,11 @@ def test_the_published_adapters_are_saved_beside_the_trained_one(
         adapter = {name: tensor.clone() for name, tensor in first.adapter.items()}
         older.append(Published(adapter=adapter, version=version))
         shaken(first)
-    save_state(first, optimizer(first), 5, tmp_path, published=older)
-    loaded = load_state(second, optimizer(second), tmp_path)
-    assert loaded.version == 5
-    assert [each.version for each in loaded.published] == [2, 3, 4]
-    for ours, theirs in zip(loaded.published, older, strict=True):
+    save_state(first, optimizer(first).state, 5, tmp_path, published=older)
+    version, published, _ = load_state(second, optimizer(second).state, tmp_path)
+    assert version == 5
+    assert [each.version for each in published] == [2, 3, 4]
+    for ours, theirs in zip(published, older, strict=True):
         assert all(torch.equal(ours.adapter[name], tensor) for name, tensor in theirs.adapter.items())
     assert all(torch.equal(first.adapter[name], tensor) for name, tensor in second.adapter.items())
 
@@ -205,7 +205,7 @@ def test_the_tiny_model_needs_neither_transformers_nor_peft() -> None:
     code = f"""
 import sys, torch
 from retrain_local.model.load import create_pair
-from retrain_local.model.locate import Source
+from retrain_local.model.model_files import Source
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 tables = {{"model": schema.ModelTable(model="builtin:tiny"), "lora": schema.LoraTable()}}

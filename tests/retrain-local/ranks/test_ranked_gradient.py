@@ -16,7 +16,7 @@ from retrain_local.backend import LocalBackend
 from retrain_local.devices.choose import choose_devices
 from retrain_local.devices.group import ALONE, Group
 from retrain_local.model.load import create_pair
-from retrain_local.model.locate import find_model
+from retrain_local.model.model_files import find_model
 from retrain_local.training.step_loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
 from tests.shared import slow_or_long

@@ -16,7 +16,7 @@ from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams, St
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.decoder import Decoder
 from retrain_local.model.load import create_pair
-from retrain_local.model.locate import find_model
+from retrain_local.model.model_files import find_model
 from retrain_local.model.pair import LocalPolicy
 from retrain_local.sampling.engine import PytorchEngine
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from retrain_local.sampling.draw import DrawnTokens, draw_tokens
-from retrain_local.sampling.select_draw import draw_faults, draw_for
+from retrain_local.sampling.draw import DrawnTokens, draw_faults, draw_for, draw_tokens
 from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrain.api import Sample, SampleRequest, SamplingParams
-from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.pages import PagedKernels, Pages
 from retrain_local.sampling.decode import decode_step
 from retrain_local.sampling.engine import PytorchEngine
 from retrain_local.sampling.graphs import bucket
@@ -25,17 +25,15 @@ AllSame = Callable[..., None]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, entropy=True)
 
 
-class NotingPages(PlainPages):
+class NotingPages(PagedKernels):
     """Remembers with which batch sizes and addresses it was used."""
 
     def __init__(self) -> None:
         self.addresses: dict[tuple[int, ...], set[int]] = {}
 
-    def read(
-        self, queries_BHD: Tensor, keys: Tensor, values: Tensor, tables_BM: Tensor, *rest: Any, **scales: Any
-    ) -> Tensor:
+    def read(self, queries_BHD: Tensor, pages: Pages, tables_BM: Tensor, *rest: Any) -> Tensor:
         self.addresses.setdefault(tuple(tables_BM.shape), set()).add(tables_BM.data_ptr())
-        return super().read(queries_BHD, keys, values, tables_BM, *rest, **scales)
+        return super().read(queries_BHD, pages, tables_BM, *rest)
 
 
 def paged() -> Any:

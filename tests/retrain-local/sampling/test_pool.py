@@ -91,7 +91,7 @@ def test_whole_blocks_are_copied_in_all_layers_even_in_a_ring(kind: str) -> None
 @pytest.mark.parametrize("kind", ERRORS)
 def test_bytes_are_counted(kind: str) -> None:
     pool = make(kind)
-    tensors = [*pool.keys, *pool.values, *(pool.key_scales or ()), *(pool.value_scales or ())]
+    tensors = [tensor for pages in pool.layers for side in pages.sides for tensor in side if tensor is not None]
     held = sum(t.numel() * t.element_size() for t in tensors)
     assert held == pool.num_blocks * pool.block_size * bytes_per_token(SHAPE, kind, torch.float32)
 

@@ -14,8 +14,7 @@ from retrain_local.sampling import prefill
 from retrain_local.sampling.decode import Batch
 from retrain_local.sampling.gathered_decoding import GatheredAttention
 from retrain_local.sampling.pool import Pool
-from retrain_local.sampling.pool_attention import FreshAttention, slots_of
-from retrain_local.sampling.prefill import ContinuedAttention
+from retrain_local.sampling.prefill import ContinuedAttention, FreshAttention, slots_of
 from retrain_local.sampling.rows import Row, new_rows
 
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 8, 4

@@ -64,7 +64,7 @@ def test_a_sampler_in_bf16(
     found = gaps(plain, requests, engine.sample(requests, PARAMS))
     assert 1e-5 < found.mean() < 2e-2
     assert engine._cache is not None
-    assert engine._cache.pool.keys[0].dtype is torch.bfloat16
+    assert engine._cache.pool.layers[0].keys.dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", first_or_long(["auto", "int8"]))

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import SampleRequest, SamplingParams
-from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.pages import PagedKernels
 from retrain_local.decoder import Shape
 from retrain_local.memory.limits import MemoryLimits
 from retrain_local.memory.sizes import BLOCK_SIZE, FULL_SPEED_TOKENS
@@ -102,7 +102,7 @@ def test_graphs_are_recorded_once_per_run_and_shape(
     make_engine: Callable[..., PytorchEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device on which 80 % of what is free leaves training short, and what a step needs does not."""
-    kernels = SimpleNamespace(packed=PaddedAttend, paged=PlainPages())
+    kernels = SimpleNamespace(packed=PaddedAttend, paged=PagedKernels())
     engine = make_engine(kernels=kernels)
     shape, dtype = engine._decoder.shape, engine._decoder.dtype
     total = 3 * FULL_SPEED_TOKENS * budget.activation_bytes(shape, dtype, recompute=False)
@@ -121,8 +121,8 @@ def test_graphs_are_recorded_once_per_run_and_shape(
         if budget.is_short(shape, dtype, GPU, limits):
             engine.free_cache()
         if not limits.pack_tokens:
-            room = budget.activation_room(GPU)
-            limits.pack_tokens = budget.token_budget(shape, dtype, GPU, room, recompute=False)
+            plan = budget.plan_packs(shape, dtype, GPU, asked="off", at_a_time=1, prompt=0)
+            limits.pack_tokens = plan.tokens
         engine.publish()
     assert len(counted.recorded) == len(set(counted.recorded)) > 0
     assert engine._cache is not None
@@ -131,7 +131,7 @@ def test_graphs_are_recorded_once_per_run_and_shape(
 
 @pytest.mark.slow
 def test_a_resumed_run_has_the_pool_that_the_killed_one_had(make_engine: Callable[..., PytorchEngine]) -> None:
-    kernels = SimpleNamespace(packed=PaddedAttend, paged=PlainPages())
+    kernels = SimpleNamespace(packed=PaddedAttend, paged=PagedKernels())
     engines = [make_engine(kernels=kernels, pool_tokens=10_000) for _ in range(2)]
     engines[0].sample(requests(30, 20), PARAMS)
     saved = engines[0]._policy.limits

@@ -21,8 +21,8 @@ from retrain.api import (
     TrainRow,
     stream_from,
 )
-from retrain_local.attention.kernel_check import PlainPages
 from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.pages import PagedKernels
 from retrain_local.backend import LocalBackend
 from retrain_local.sampling.engine import SEGMENT, PytorchEngine
 
@@ -63,7 +63,7 @@ class Kept:
 
 def paged() -> Any:
     """Kernels as a GPU has them, on a CPU."""
-    return SimpleNamespace(packed=PaddedAttend, paged=PlainPages())
+    return SimpleNamespace(packed=PaddedAttend, paged=PagedKernels())
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from retrain_local.decoder import Shape
 from retrain_local.memory.sizes import ACTIVATION_SHARE_GPU
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
-from retrain_local.training.budget import activation_bytes, plan_recompute, token_budget
+from retrain_local.training.budget import activation_bytes
 from retrain_local.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -188,9 +188,14 @@ def test_a_resumed_backend_cuts_its_work_as_before(
     assert torch.equal(weights(backend), weights(resumed))
 
 
-def test_recomputation_is_planned_where_memory_is_short() -> None:
-    assert plan_recompute(SHAPE, torch.bfloat16, 6 * 2**30)  # what a 16 GB card has beside 4 B weights
-    assert not plan_recompute(SHAPE, torch.bfloat16, 120 * 2**30)
+@pytest.mark.parametrize(("free_gib", "recompute"), [(6, True), (120, False)])  # a 16 GB card has 6 beside 4 B weights
+def test_recomputation_is_planned_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, free_gib: int, recompute: bool
+) -> None:
+    monkeypatch.setattr(budget, "free_bytes", lambda _: free_gib * 2**30 / ACTIVATION_SHARE_GPU)
+    plan = budget.plan_packs(SHAPE, torch.bfloat16, torch.device("cuda"), asked="auto", at_a_time=1, prompt=256)
+    assert plan.recompute is recompute
+    assert plan.tokens >= 10_240 + 256, "the longest row of the defaults fits"
     assert activation_bytes(SHAPE, torch.bfloat16, recompute=True) * 10 < activation_bytes(
         SHAPE, torch.bfloat16, recompute=False
     )
@@ -210,8 +215,3 @@ def test_a_gpu_keeps_activations_where_packs_of_full_speed_fit(
     assert plan.recompute is recompute
     assert recompute or abs(plan.tokens - fitting) <= 1
     assert plan.kept_tokens == (plan.tokens if asked == "auto" and not recompute else 0)
-
-
-def test_the_longest_row_of_the_defaults_fits_a_16_gb_card_when_recomputed() -> None:
-    tokens = token_budget(SHAPE, torch.bfloat16, torch.device("cuda"), 6 * 2**30, recompute=True)
-    assert tokens >= 10_240 + 256

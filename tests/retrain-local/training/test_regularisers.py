@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from retrain_local.training.covariances import covariances, drawn_between, highest
 from retrain_local.training.regularisers import (
     SAME_POLICY,
     Columns,
     Regularisers,
     added_terms,
+    covariances,
     distances,
+    drawn_between,
+    highest,
     kl_terms,
 )
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from retrain_local.attention.padded import PaddedAttend, dense_attention
-from retrain_local.attention.pages import LARGEST, PagedKernels, as_bytes, zeros
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.pages import PagedKernels, Pages, zeros
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, Scores, Shape
 
@@ -73,26 +73,16 @@ def _paged_faults(
         _numbers((math.prod(cells[:2]), shape.kv_heads, size), dtype, device, at)
         for at, size in enumerate((shape.head_size, shape.value_size))
     )
-    keys, values = (zeros((*cells, new.shape[2]), stored, device) for new in (new_keys, new_values))
-    key_scales, value_scales = (
-        torch.zeros(cells, device=device) if stored.itemsize == 1 else None for _ in (keys, values)
-    )
-    kernels.write(
-        new_keys, new_values, keys, values, torch.arange(len(new_keys), device=device), key_scales, value_scales
-    )
-    for name, new, pool, scales in (
-        ("stored keys", new_keys, keys, key_scales),
-        ("stored values", new_values, values, value_scales),
-    ):
+    pools = (zeros((*cells, new.shape[2]), stored, device) for new in (new_keys, new_values))
+    pages = Pages(*pools, *(torch.zeros(cells, device=device) for _ in range(2) if stored.itemsize == 1))
+    kernels.write(new_keys, new_values, pages, torch.arange(len(new_keys), device=device))
+    for name, new, (pool, scales) in zip(("keys", "values"), (new_keys, new_values), pages.sides, strict=True):
         found = pool.float() if scales is None else pool.float() * scales[..., None]
-        yield from _difference(name, found.flatten(0, 1), new, TOLERANCE[stored])
+        yield from _difference(f"stored {name}", found.flatten(0, 1), new, TOLERANCE[stored])
     queries_BHD = _numbers((len(ROW_LENGTHS), shape.heads, shape.head_size), dtype, device, 2)
     for window in WINDOWS:
         scores = Scores(scale=shape.head_size**-0.5, window=window)
-        got, wanted = (
-            one.read(queries_BHD, keys, values, tables_BM, lengths_B, scores, key_scales, value_scales)
-            for one in (kernels, PlainPages())
-        )
+        got, wanted = (one.read(queries_BHD, pages, tables_BM, lengths_B, scores) for one in (kernels, PagedKernels()))
         yield from _difference("output", got, wanted, TOLERANCE[dtype])
 
 
@@ -119,60 +109,3 @@ def _first(faults: Iterator[str]) -> str | None:
         raise
     except Exception as error:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
-class PlainPages:
-    """Computes in fp32 and synchronises with the device."""
-
-    def write(
-        self,
-        keys_NKD: Tensor,
-        values_NKD: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        slots_N: Tensor,
-        key_scales: Tensor | None = None,
-        value_scales: Tensor | None = None,
-    ) -> None:
-        """See `PagedKernels`."""
-        for new, pool, scales in ((keys_NKD, keys, key_scales), (values_NKD, values, value_scales)):
-            cells = new
-            if scales is not None:
-                scales_NK = new.float().abs().amax(-1) / LARGEST[pool.dtype]
-                scales_NK = torch.where(scales_NK == 0, 1.0, scales_NK)
-                scales.flatten(0, 1)[slots_N] = scales_NK
-                cells = new.float() / scales_NK[..., None]
-                cells = cells.round() if pool.dtype is torch.int8 else cells
-            as_bytes(pool).flatten(0, 1)[slots_N] = as_bytes(cells.to(pool.dtype))
-
-    def read(
-        self,
-        queries_BHD: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        tables_BM: Tensor,
-        lengths_B: Tensor,
-        scores: Scores,
-        key_scales: Tensor | None = None,
-        value_scales: Tensor | None = None,
-    ) -> Tensor:
-        """See `PagedKernels`."""
-        sides = (keys, key_scales), (values, value_scales)
-        most = tables_BM.shape[1] * keys.shape[1]
-        gathered = []
-        for queries_HD, table_M, length in zip(queries_BHD.float(), tables_BM.long(), lengths_B.tolist(), strict=True):
-            length = min(length, most)
-            if length == 0:
-                gathered.append(queries_HD.new_zeros(len(queries_HD), values.shape[-1]))
-                continue
-            first = max(0, length - (scores.window or length))
-            seen_keys, seen_values = (
-                _read(pool, scales, table_M).flatten(0, 1)[first:length].transpose(0, 1)[None] for pool, scales in sides
-            )
-            gathered.append(dense_attention(queries_HD[None, :, None], seen_keys, seen_values, None, scores)[0, :, 0])
-        return torch.stack(gathered).to(queries_BHD.dtype)
-
-
-def _read(pool: Tensor, scales: Tensor | None, blocks: Tensor) -> Tensor:
-    cells = as_bytes(pool)[blocks].view(pool.dtype).float()
-    return cells if scales is None else cells * scales[blocks][..., None]

@@ -38,7 +38,6 @@ class PaddedAttend:
         self._masks: dict[tuple[int, torch.dtype, int | None], Tensor] = {}
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
-        """See `Attend`."""
         sizes = [bucket.index_ST.size for bucket in self._buckets]
         padded = [_padded(x, self._index_P, self._places_N).split(sizes) for x in (queries_NHD, keys_NKD, values_NKD)]
         parts = []

@@ -1,59 +1,81 @@
-"""The interface of kernels over paged keys and values; there are none for CPUs."""
+"""Paged keys and values, and the kernels over them; there are none for CPUs."""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from retrain_local.attention.padded import dense_attention
 from retrain_local.decoder import Scores
 
-STORED = {
-    "bf16": torch.bfloat16,
-    "int8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
-}  # by `kv_cache_dtype`; auto: the model's
+STORED = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}  # `kv_cache_dtype`; auto: the model's
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # stored value of the largest element of a head
 SHORTEST_STRETCH, MAX_STRETCHES = 128, 32
 
 
-class PagedKernels(Protocol):
-    """Writes to and reads from one layer's pool, [num_blocks, block_size, kv_heads, size] of keys and of values.
+@dataclass(frozen=True, slots=True, eq=False)
+class Pages:
+    """One layer's pool: keys and values, [num_blocks, block_size, kv_heads, size].
 
     Slot s is place s % block_size of block s // block_size. A quantised pool (int8, float8_e4m3fn) has fp32 scales
-    [num_blocks, block_size, kv_heads], and a stored number times its scale is the number meant. Neither waits for the
-    device, and what is launched depends on shapes alone, so that both can be recorded in a CUDA graph.
+    [num_blocks, block_size, kv_heads], and a stored number times its scale is the number meant.
     """
 
-    def write(
-        self,
-        keys_NKD: Tensor,
-        values_NKD: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        slots_N: Tensor,
-        key_scales: Tensor | None = None,
-        value_scales: Tensor | None = None,
-    ) -> None:
-        """Write the keys and values of N tokens to their slots (int64); several may share a slot that is never read."""
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
 
-    def read(
-        self,
-        queries_BHD: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        tables_BM: Tensor,
-        lengths_B: Tensor,
-        scores: Scores,
-        key_scales: Tensor | None = None,
-        value_scales: Tensor | None = None,
-    ) -> Tensor:
+    @property
+    def sides(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
+        """Keys and values, each with its scales."""
+        return (self.keys, self.key_scales), (self.values, self.value_scales)
+
+
+class PagedKernels:
+    """Writes to and reads from a layer's pages. This is the definition: in fp32, and it waits for the device.
+
+    Kernels do not wait, and their launches depend on shapes only, so that both can be recorded in a CUDA graph.
+    """
+
+    def write(self, keys_NKD: Tensor, values_NKD: Tensor, pages: Pages, slots_N: Tensor) -> None:
+        """Write the keys and values of N tokens to their slots (int64); several may share a slot that is never read."""
+        for new, (pool, scales) in zip((keys_NKD, values_NKD), pages.sides, strict=True):
+            cells = new
+            if scales is not None:
+                scales_NK = new.float().abs().amax(-1) / LARGEST[pool.dtype]
+                scales_NK = torch.where(scales_NK == 0, 1.0, scales_NK)
+                scales.flatten(0, 1)[slots_N] = scales_NK
+                cells = new.float() / scales_NK[..., None]
+                cells = cells.round() if pool.dtype is torch.int8 else cells
+            as_bytes(pool).flatten(0, 1)[slots_N] = as_bytes(cells.to(pool.dtype))
+
+    def read(self, queries_BHD: Tensor, pages: Pages, tables_BM: Tensor, lengths_B: Tensor, scores: Scores) -> Tensor:
         """Attention output of the newest token of each row, [B, heads, value_size]; zeros where the length is 0.
 
         `lengths_B` (int32) keys are seen, the first of its blocks `tables_BM` (int32).
         """
+        most = tables_BM.shape[1] * pages.keys.shape[1]
+        gathered = []
+        for queries_HD, table_M, length in zip(queries_BHD.float(), tables_BM.long(), lengths_B.tolist(), strict=True):
+            length = min(length, most)
+            if length == 0:
+                gathered.append(queries_HD.new_zeros(len(queries_HD), pages.values.shape[-1]))
+                continue
+            first = max(0, length - (scores.window or length))
+            keys, values = (
+                _read(*side, table_M).flatten(0, 1)[first:length].transpose(0, 1)[None] for side in pages.sides
+            )
+            gathered.append(dense_attention(queries_HD[None, :, None], keys, values, None, scores)[0, :, 0])
+        return torch.stack(gathered).to(queries_BHD.dtype)
+
+
+def _read(pool: Tensor, scales: Tensor | None, blocks: Tensor) -> Tensor:
+    cells = as_bytes(pool)[blocks].view(pool.dtype).float()
+    return cells if scales is None else cells * scales[blocks][..., None]
 
 
 def key_stretches(programs: int, heads: int, max_keys: int) -> int:

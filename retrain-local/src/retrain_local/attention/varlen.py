@@ -55,7 +55,6 @@ class VarlenAttend:
         self._copies = _copies(spans, device) if any(before) else None
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
-        """See `Attend`."""
         if not flash_computes(queries_NHD, values_NKD, scores):
             self._padded = self._padded or PaddedAttend(self._spans, self._device)
             return self._padded(layer, queries_NHD, keys_NKD, values_NKD, scores)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from retrain.api import BackendError, Config, Problem
 from retrain_local.devices.choose import Devices, parallel_mode
 
 T = TypeVar("T")
+TensorT = TypeVar("TensorT", bound=Tensor)
 BUCKET = 2**26  # numbers that are summed at a time: a copy of all gradients would be as large as the model
 TIMEOUT_S = 1800.0  # PyTorch's own: how long a rank waits for one that is alive and slow
 
@@ -31,49 +32,35 @@ class PeerFailedError(BackendError):
         return type(self), (self.rank, self._text)
 
 
-class Group(Protocol):
-    """All ranks, this one being `rank` of `size`. Every rank calls the same methods in the same order.
+class Group:
+    """All ranks, this one being `rank` of `size`; here the one process of a run without ranks.
 
+    Every rank calls the same methods in the same order.
     `shards`: whether each rank holds a part of every trained weight, so that all must compute at the same time.
     `is_broken`: this rank failed where the others cannot know it, so none can go on.
     `mesh`: the device mesh of the shards, None without.
     """
 
-    rank: int
-    size: int
-    shards: bool
-    is_broken: bool
-    mesh: Any
+    rank = 0
+    size = 1
+    shards = False
+    is_broken = False
+    mesh: Any = None
 
     def gathered(self, work: Callable[[], T]) -> list[T]:
-        """What `work` returns on each rank, in their order; where it raises, all ranks raise and nothing is summed."""
+        """The results of `work` on each rank, in order; where it raises, all ranks raise and nothing is summed."""
+        return [work()]
 
-    def in_step(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
         """Around work in which ranks compute together: an error that only this rank has breaks the group."""
+        yield
 
     def add(self, gradients: Sequence[Tensor]) -> None:
         """Replace these tensors, of the same shapes on every rank, by their sums over all ranks."""
 
 
-class Alone:
-    """The one process of a run without ranks; see `Group`."""
-
-    rank, size, shards, is_broken = 0, 1, False, False
-    mesh: Any = None
-
-    def gathered(self, work: Callable[[], T]) -> list[T]:
-        """See `Group`."""
-        return [work()]
-
-    def in_step(self) -> AbstractContextManager[None]:
-        """See `Group`."""
-        return nullcontext()
-
-    def add(self, gradients: Sequence[Tensor]) -> None:
-        """See `Group`."""
-
-
-ALONE = Alone()
+ALONE = Group()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +68,7 @@ class _Failed:
     text: str
 
 
-class ProcessGroup:
+class ProcessGroup(Group):
     """Ranks joined through `torch.distributed`: gloo for what is said, and for sums gloo on CPUs and NCCL on GPUs."""
 
     def __init__(self, store: Any, *, rank: int, size: int, devices: Sequence[torch.device], shards: bool) -> None:
@@ -91,7 +78,7 @@ class ProcessGroup:
         if dist.is_initialized():
             what = "this process belongs to a torch.distributed group already"
             raise BackendError(Problem(where="[backend] devices", what=what, fix="start the run in its own process"))
-        self.rank, self.size, self.shards, self.is_broken = rank, size, shards, False
+        self.rank, self.size, self.shards = rank, size, shards
         timeout = timedelta(seconds=TIMEOUT_S)
         self.uses_gpus = devices[0].type == "cuda"
         # NCCL takes a GPU once; gloo sums tensors of a GPU through the host
@@ -103,7 +90,6 @@ class ProcessGroup:
         self._control = dist.new_group(backend="gloo", timeout=timeout) if is_nccl else dist.group.WORLD
 
     def gathered(self, work: Callable[[], T]) -> list[T]:
-        """See `Group`."""
         try:
             own = work()
         except BaseException as error:
@@ -122,7 +108,6 @@ class ProcessGroup:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """See `Group`."""
         try:
             yield
         except BaseException as error:
@@ -130,10 +115,10 @@ class ProcessGroup:
             raise
 
     def add(self, gradients: Sequence[Tensor]) -> None:
-        """See `Group`; in buckets, each summed at once."""
+        """In buckets, each summed at once."""
         import torch.distributed as dist
 
-        for some in buckets(gradients):
+        for some in buckets(gradients, BUCKET):
             flat = torch.cat([each.reshape(-1) for each in some])
             dist.all_reduce(flat)
             for each, total in zip(some, flat.split([each.numel() for each in some]), strict=True):
@@ -161,13 +146,13 @@ class ProcessGroup:
         return found
 
 
-def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of tensors with at most `BUCKET` numbers, or one tensor that has more."""
-    some: list[Tensor] = []
+def buckets(tensors: Iterable[TensorT], most: int) -> Iterator[list[TensorT]]:
+    """Runs of tensors with at most `most` numbers, or one tensor that has more."""
+    some: list[TensorT] = []
     numbers = 0
     for each in tensors:
         numbers += each.numel()
-        if some and numbers > BUCKET:
+        if some and numbers > most:
             yield some
             some, numbers = [], each.numel()
         some.append(each)

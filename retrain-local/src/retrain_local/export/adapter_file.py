@@ -89,16 +89,7 @@ def read_adapter_file(folder: Path) -> AdapterFile:
         if kind == "LORA":
             float(document["lora_alpha"])
         tensors = load_file(folder / ADAPTER_FILE)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-        SafetensorError,
-    ) as error:
+    except UNREADABLE as error:
         what = f"cannot be read: {type(error).__name__}: {error}"
         raise refusal(folder, what, fix="give a complete adapter folder, as PEFT writes it") from error
     if kind != "LORA":

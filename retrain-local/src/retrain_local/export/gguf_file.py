@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.api import ConfigError, Problem
 from retrain_local.export.adapter_file import refusal
 from retrain_local.export.check import load
 from retrain_local.export.merged import MergedWeights, in_order
@@ -45,9 +44,7 @@ def write_gguf(weights: MergedWeights, folder: Folder, out: Path, kind: str) -> 
     architecture = _architecture(folder)
     if importlib.util.find_spec("gguf") is None:
         fix = 'pip install "retrain-local[gguf]"'
-        raise ConfigError(
-            Problem(where="retrain export", what="the package gguf, which writes GGUF, is missing", fix=fix)
-        )
+        raise refusal("retrain export", "the package gguf, which writes GGUF, is missing", fix=fix)
     import gguf
 
     name = ARCHITECTURES[folder.document["model_type"]]
@@ -65,8 +62,9 @@ def write_gguf(weights: MergedWeights, folder: Folder, out: Path, kind: str) -> 
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for gguf_name, (own, arranged) in tensors.items():
-            values = arranged(weights.tensor(own)).contiguous().numpy()
+        for gguf_name, (own, heads) in tensors.items():
+            tensor = weights.tensor(own)
+            values = (_neighbouring(tensor, heads) if heads else tensor).contiguous().numpy()
             writer.write_tensor_data(gguf.quantize(values, types[gguf_name]))
         if frequencies is not None:
             writer.write_tensor_data(frequencies)
@@ -127,14 +125,14 @@ def _add_sizes(writer: Any, a: Architecture, folder: Folder, kind: str) -> None:
         writer.add_rope_scaling_orig_ctx_len(int(given["original_max_position_embeddings"]))
 
 
-def _tensors(weights: MergedWeights, a: Architecture, name: str) -> dict[str, tuple[str, Callable[[Tensor], Tensor]]]:
-    """By name in the file: the name in the model, and what arranges its rows."""
+def _tensors(weights: MergedWeights, a: Architecture, name: str) -> dict[str, tuple[str, int | None]]:
+    """By name in the file: the name in the model, and the number of heads whose rows are to be arranged, if any."""
     import gguf
 
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     known = gguf.get_tensor_name_map(arch, a.layers)
     is_prefixed = any(own.startswith("model.") for own in weights.names())
-    found: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}
+    found: dict[str, tuple[str, int | None]] = {}
     for own in in_order(weights.names()):
         if own.startswith("lm_head.") and a.is_tied:
             continue  # some files store the tied head as well
@@ -145,21 +143,13 @@ def _tensors(weights: MergedWeights, a: Architecture, name: str) -> dict[str, tu
                 continue  # of old files: computed from the configuration
             raise refusal(own, "GGUF has no name for this tensor", fix=CONVERTER)
         heads = {"q_proj": a.heads, "k_proj": a.kv_heads}.get(own.split(".")[-2]) if name == "llama" else None
-        found[gguf_name] = (own, _neighbouring(heads) if heads else _as_it_is)
+        found[gguf_name] = own, heads
     return found
 
 
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
-def _neighbouring(heads: int) -> Callable[[Tensor], Tensor]:
+def _neighbouring(x: Tensor, heads: int) -> Tensor:
     """Rows of each head from (first halves, second halves) to pairs of neighbours."""
-
-    def arranged(x: Tensor) -> Tensor:
-        return x.view(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
-
-    return arranged
+    return x.view(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 
 def _type_of(weights: MergedWeights, name: str, kind: str) -> Any:
@@ -176,12 +166,12 @@ def _type_of(weights: MergedWeights, name: str, kind: str) -> Any:
 def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: Any) -> None:
     import gguf
 
-    if kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
-        dtype: Any = np.float32 if kind == gguf.GGMLQuantizationType.F32 else np.float16
-        writer.add_tensor_info(name, shape, np.dtype(dtype), int(np.prod(shape)) * np.dtype(dtype).itemsize)
-        return
-    in_bytes = gguf.quant_shape_to_byte_shape(shape, kind)
-    writer.add_tensor_info(name, in_bytes, np.dtype(np.uint8), int(np.prod(in_bytes)), raw_dtype=kind)
+    plain = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}.get(kind)
+    if plain is None:
+        shape = gguf.quant_shape_to_byte_shape(shape, kind)
+    dtype = np.dtype(plain or np.uint8)
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    writer.add_tensor_info(name, shape, dtype, num_bytes, raw_dtype=None if plain else kind)
 
 
 def _frequency_factors(a: Architecture) -> np.ndarray[Any, Any] | None:
@@ -222,8 +212,7 @@ def add_tokenizer(writer: Any, folder: Folder, vocabulary: int) -> tuple[str, ..
     document = json.loads(backend.to_str()) if backend is not None else {}
     model = document.get("model", {})
     if model.get("type") != "BPE":
-        fix = "convert_hf_to_gguf.py of llama.cpp, given a folder of --format transformers, may know it"
-        raise refusal(folder.name, "GGUF is not written for its tokenizer", why="it is no BPE", fix=fix)
+        raise refusal(folder.name, "GGUF is not written for its tokenizer", why="it is no BPE", fix=CONVERTER)
     tokens, types = _tokens(model, document.get("added_tokens", []), vocabulary, folder)
     is_bytes = not model.get("byte_fallback")
     writer.add_tokenizer_model("gpt2" if is_bytes else "llama")

@@ -22,8 +22,7 @@ from retrain_local.export.adapter_file import AdapterFile, read_adapter_file
 from retrain_local.export.check import quantised_logits
 from retrain_local.export.merged import MergedWeights, can_stream, in_order, open_merged
 from retrain_local.memory.sizes import AUTO_DTYPE
-from retrain_local.model.locate import find_source
-from retrain_local.model.model_files import CONFIG_FILE, Folder, open_folder
+from retrain_local.model.model_files import CONFIG_FILE, Folder, find_source, open_folder
 from retrain_local.model.qlora import without_advice
 from retrain_local.model.weights import INDEX, SINGLE
 from retrain_local.options import ModelKeys
@@ -41,45 +40,32 @@ def export_model(export: ModelExport) -> ExportedModel:
     folder = open_folder(export.config, source, export.base)
     adapter = None if export.adapter is None else read_adapter_file(export.adapter)
     quantize = "none" if export.adapter is None else export.config.table("model", ModelKeys).quantize
-    dtype = _run_dtype(export.config)
+    dtype, is_gguf = _run_dtype(export.config), export.form == "gguf"
     with ExitStack() as stack:
         weights = None
         with folder.refusals(CPU):
             if can_stream(folder, adapter):
-                weights = stack.enter_context(
-                    open_merged(folder, adapter, quantize=quantize, dtype=dtype, progress=export.progress)
-                )
+                options = {"quantize": quantize, "dtype": dtype, "progress": export.progress}
+                weights = stack.enter_context(open_merged(folder, adapter, **options))
+        kind = _chosen_dtype(export, folder, adapter, weights)
+        width = gguf_file.WIDTHS[kind] if is_gguf else DTYPES[kind]
         if weights is None:
-            return _written_by_peft(export, folder, adapter)
-        return _written(export, folder, adapter, weights)
-
-
-def _run_dtype(config: Config) -> torch.dtype:
-    """What the run computed in, as far as its configuration says, wherever it is merged."""
-    asked = config.table("model", ModelKeys).dtype
-    auto = AUTO_DTYPE["cuda" if "gpu" in config.backend.devices else "cpu"]
-    return {"bf16": torch.bfloat16, "fp32": torch.float32}[auto if asked == "auto" else asked]
-
-
-def _written(export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights) -> ExportedModel:
-    is_gguf = export.form == "gguf"
-    stored = "bf16" if weights.dtype() == torch.bfloat16 else "f32" if is_gguf else "fp32"
-    kind = _chosen_dtype(export, stored, is_fp32=adapter.is_fp32 if adapter else bool(weights.replaced))
-    width = gguf_file.WIDTHS[kind] if is_gguf else DTYPES[kind]
-    _check_space(export.out, sum(weights.num_bytes(name, width) for name in weights.names()))
-    notes: tuple[str, ...] = ()
-    with _writing(export.out):
-        if is_gguf:
-            notes = gguf_file.write_gguf(weights, folder, export.out, kind)
+            tensors, notes = _write_by_peft(export, folder, adapter, width)
         else:
-            write_model(weights, folder, export.out, width)
-    gap = quantised = None
-    export.progress.begin("", 0)
-    if export.with_check:
-        gap, quantised = _compared(export, folder, adapter, weights, kind)
+            _check_space(export.out, sum(weights.num_bytes(name, width) for name in weights.names()))
+            tensors, notes = len(weights.names()), tuple[str, ...]()
+            with _writing(export.out):
+                if is_gguf:
+                    notes = gguf_file.write_gguf(weights, folder, export.out, kind)
+                else:
+                    write_model(weights, folder, export.out, width)
+        export.progress.begin("", 0)
+        gap = quantised = None
+        if export.with_check:
+            gap, quantised = _compared(export, folder, adapter, weights, kind)
     return ExportedModel(
         dtype=kind,
-        tensors=len(weights.names()),
+        tensors=tensors,
         num_bytes=sum(file.stat().st_size for file in export.out.iterdir()),
         gap=gap.written if gap else None,
         change=gap.trained if gap and adapter else None,
@@ -90,17 +76,32 @@ def _written(export: ModelExport, folder: Folder, adapter: AdapterFile | None, w
     )
 
 
-def _chosen_dtype(export: ModelExport, stored: str, *, is_fp32: bool) -> str:
+def _run_dtype(config: Config) -> torch.dtype:
+    """What the run computed in, as far as its configuration says, wherever it is merged."""
+    asked = config.table("model", ModelKeys).dtype
+    auto = AUTO_DTYPE["cuda" if "gpu" in config.backend.devices else "cpu"]
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[auto if asked == "auto" else asked]
+
+
+def _chosen_dtype(
+    export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights | None
+) -> str:
     """The dtype to write; a warning where the base's is narrower than the trained numbers and nobody chose it."""
-    if stored == "bf16" and is_fp32 and not export.dtype:
-        trained, wide = "adapter" if export.adapter else "trained weights", "f32" if export.form == "gguf" else "fp32"
+    wide = "f32" if export.form == "gguf" else "fp32"
+    if weights is None:
+        is_narrow = str(folder.document.get("dtype") or folder.document.get("torch_dtype")) == "bfloat16"
+    else:
+        is_narrow = weights.dtype() == torch.bfloat16
+    is_fp32 = adapter.is_fp32 if adapter else bool(weights and weights.replaced)
+    if is_narrow and is_fp32 and not export.dtype:
+        trained = "adapter" if export.adapter else "trained weights"
         text = "bf16 is written, as the base has it: it rounds the fp32 numbers of the %s. `--dtype %s` keeps them"
         log.warning(text, trained, wide)
-    return export.dtype or stored
+    return export.dtype or ("bf16" if is_narrow else wide)
 
 
 def _compared(
-    export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights, kind: str
+    export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights | None, kind: str
 ) -> tuple[check.Gap, float | None]:
     tokenizer = folder.source.path if export.form == "gguf" else str(export.out)
     ids = check.texts_ids(tokenizer, folder, int((folder.document.get("text_config") or folder.document)["vocab_size"]))
@@ -113,7 +114,7 @@ def _compared(
     where = adapter.folder if adapter else None
     gap = check.measure(lambda: check.trained_logits(folder, where, weights, ids), written, ids)
     refuse_gap(gap, kind, export)
-    if adapter is None or not weights.replaced:
+    if adapter is None or weights is None or not weights.replaced:
         return gap, None
     found = check.logits_of(written(), ids)
     return gap, check.largest_difference(quantised_logits(export, folder, adapter.folder, ids), found)
@@ -131,44 +132,24 @@ def refuse_gap(gap: check.Gap, kind: str, export: ModelExport) -> None:
     raise BackendError(Problem(where=export.base, what=what, why=why, fix=fix))
 
 
-def _written_by_peft(export: ModelExport, folder: Folder, adapter: AdapterFile | None) -> ExportedModel:
-    """Merged by PEFT, in memory: for what is more than factors of matrices that stand in the base's files."""
+def _write_by_peft(
+    export: ModelExport, folder: Folder, adapter: AdapterFile | None, dtype: torch.dtype
+) -> tuple[int, tuple[str, ...]]:
+    """Merged by PEFT, in memory: for more than factors of matrices in the base's files. Returns tensors and notes."""
     if export.form == "gguf" or adapter is None:
         what = f"the adapter in {export.adapter} changes more than matrices of {export.base}"
-        raise ConfigError(
-            Problem(where=export.base, what=what, fix="merge it into a folder first: --format transformers")
-        )
+        fix = "merge it into a folder first: --format transformers"
+        raise ConfigError(Problem(where=export.base, what=what, fix=fix))
     with without_advice():
         from peft import PeftModel
 
-    stored = str(folder.document.get("dtype") or folder.document.get("torch_dtype"))
-    kind = _chosen_dtype(export, "bf16" if stored == "bfloat16" else "fp32", is_fp32=adapter.is_fp32)
     model = check.load(folder.source.path, folder)
-    _check_space(export.out, sum(p.numel() for p in model.parameters()) * DTYPES[kind].itemsize)
+    _check_space(export.out, sum(p.numel() for p in model.parameters()) * dtype.itemsize)
     merged = PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
     with _writing(export.out):
-        merged.to(DTYPES[kind]).save_pretrained(export.out)
+        merged.to(dtype).save_pretrained(export.out)
         copy_companions(folder, export.out)
-    num_tensors = len(merged.state_dict())
-    del model, merged
-    gap = None
-    if export.with_check:
-        ids = check.texts_ids(str(export.out), folder, int(folder.document["vocab_size"]))
-        gap = check.measure(
-            lambda: check.trained_logits(folder, adapter.folder, None, ids),
-            lambda: check.load(str(export.out), folder),
-            ids,
-        )
-        refuse_gap(gap, kind, export)
-    return ExportedModel(
-        dtype=kind,
-        tensors=num_tensors,
-        num_bytes=sum(file.stat().st_size for file in export.out.iterdir()),
-        gap=gap.written if gap else None,
-        change=gap.trained if gap else None,
-        size=gap.size if gap else None,
-        notes=("merged in memory by PEFT: the adapter changes more than single matrices",),
-    )
+    return len(merged.state_dict()), ("merged in memory by PEFT: the adapter changes more than single matrices",)
 
 
 def _check_space(out: Path, num_bytes: int) -> None:

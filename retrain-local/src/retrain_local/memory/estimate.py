@@ -275,18 +275,10 @@ THREADS = "OMP_NUM_THREADS"  # what PyTorch takes its number of threads from
 
 
 def activation_elements(shape: ModelShape, *, recompute: bool, device: str = "cuda") -> int:
-    """Elements that one token of a pack occupies until the backward pass and in it, as in the backend's own plan.
-
-    A layer: six vectors of the hidden size, queries four times and keys and values twice, four vectors of the inner
-    size. With `recompute` every layer keeps its input, and one layer at a time the rest. The head keeps four vectors.
-    Without it a CPU keeps two vectors of the hidden size and one of the inner size less.
-    """
-    attention = 4 * shape.heads * shape.head_size + 2 * shape.kv_heads * shape.head_size
-    inner = shape.inner * max(1, shape.active_experts)
-    layer = 6 * shape.hidden + attention + 4 * inner
-    spared = 2 * shape.hidden + inner if device == "cpu" and not recompute else 0
-    kept = shape.layers * shape.hidden + 2 * layer if recompute else (shape.layers + 1) * (layer - spared)
-    return kept + 4 * shape.hidden
+    """Elements that one token of a pack occupies until the backward pass and in it, as in the backend's own plan."""
+    attention = (4 * shape.heads + 2 * shape.kv_heads) * shape.head_size
+    given = {"hidden": shape.hidden, "attention": attention, "inner": shape.inner * max(1, shape.active_experts)}
+    return sizes.activation_elements(shape.layers, **given, recompute=recompute, device=device)
 
 
 def packs_at_a_time(shape: ModelShape, work: Workload) -> int:

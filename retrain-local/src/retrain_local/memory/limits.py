@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -45,13 +45,8 @@ class MemoryLimits:
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Restore saved limits."""
-        self.train_tokens = state.get("train_tokens", 0)
-        self.cache_tokens = state.get("cache_tokens", 0)
-        self.pack_tokens = state.get("pack_tokens", 0)
-        self.pool_tokens = state.get("pool_tokens", 0)
-        self.recompute = bool(state.get("recompute", False))
-        self.kept_tokens = state.get("kept_tokens", 0)
-        self.packs_at_a_time = state.get("packs_at_a_time", 0)
+        for field in fields(self):
+            setattr(self, field.name, state.get(field.name, field.default))
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

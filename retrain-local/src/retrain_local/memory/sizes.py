@@ -66,6 +66,22 @@ def weight_bytes(device: str, dtype: str) -> int:
     return DTYPE_BYTES[AUTO_DTYPE[device] if dtype == "auto" else dtype]
 
 
+def activation_elements(
+    layers: int, *, hidden: int, attention: int, inner: int, recompute: bool, device: str = "cuda"
+) -> int:
+    """Elements that one token of a pack occupies until the backward pass, and in it.
+
+    A layer keeps its input twice (before and after the norm, again around the feed-forward part), the vectors of
+    `attention` (queries, keys and values before and after their rotation, the output) and three of the inner size. With
+    `recompute` a layer keeps only its input, and one layer at a time the rest. The head keeps a vector of the hidden
+    size. Without it a CPU keeps neither normed inputs nor gated products.
+    """
+    layer = 6 * hidden + attention + 4 * inner
+    spared = 2 * hidden + inner if device == "cpu" and not recompute else 0
+    kept = layers * hidden + 2 * layer if recompute else (layers + 1) * (layer - spared)
+    return kept + 4 * hidden
+
+
 def is_on_heap(block_bytes: int, device: str) -> bool:
     """Whether blocks of this size come from the C library's heap: see `HEAP_BLOCK_BYTES`."""
     return device == "cpu" and block_bytes < HEAP_BLOCK_BYTES

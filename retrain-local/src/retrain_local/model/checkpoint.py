@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -28,14 +28,8 @@ OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "backend_state.json"
 PUBLISHED_FILE, EARLIER_FILE = "published_adapter.safetensors", "published_adapter_v{}.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 FORMAT = 1
-
-
-class Optimizer(Protocol):
-    """The saved part of an optimizer: the moments of each parameter that was updated, by name of the moment."""
-
-    @property
-    def state(self) -> dict[nn.Parameter, dict[str, Tensor]]:
-        """By parameter."""
+Moments = dict[nn.Parameter, dict[str, Tensor]]  # of each parameter that was updated, by name of the moment
+log = logging.getLogger("retrain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,21 +66,8 @@ class PublishedHistory:
             if each.version == version:
                 return each
         what = f"policy version {version} is not kept, only {', '.join(str(each.version) for each in self.kept)}"
-        raise BackendError(
-            Problem(where="sampling", what=what, fix="resume with the [training] max_staleness of the run")
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loaded:
-    """Number of optimizer steps in the trained adapter, and the adapters published before it, the oldest first.
-
-    `ranks` is how many processes trained it.
-    """
-
-    version: int
-    published: tuple[Published, ...]
-    ranks: int
+        fix = "resume with the [training] max_staleness of the run"
+        raise BackendError(Problem(where="sampling", what=what, fix=fix))
 
 
 def save_adapter(pair: Pair, folder: Path, *, writes: bool = True) -> None:
@@ -110,7 +91,7 @@ def _write_adapter(pair: Pair, adapter: Mapping[str, Tensor], folder: Path) -> N
 
 def save_state(
     pair: Pair,
-    optimizer: Optimizer,
+    moments: Moments,
     version: int,
     folder: Path,
     limits: MemoryLimits | None = None,
@@ -121,61 +102,61 @@ def save_state(
     """Write all that a resume needs: adapter, AdamW moments by parameter name, step count, limits, older adapters."""
     is_writer = not group.rank
     adapter = gathered(pair.adapter, keep=is_writer)
-    parts = {
-        f"{name}.{moment}": optimizer.state[p][moment]
-        for name, p in pair.parameters.items()
-        if p in optimizer.state
-        for moment in MOMENTS
-    }
-    moments = gathered(parts, keep=is_writer)
+    updated = ((name, p) for name, p in pair.parameters.items() if p in moments)
+    parts = {f"{name}.{moment}": moments[p][moment] for name, p in updated for moment in MOMENTS}
+    whole = gathered(parts, keep=is_writer)
     if not is_writer:
         return
     _write_adapter(pair, adapter, folder)
     if pair.files is not None and not pair.files.is_exact:
         save_tensors(adapter, folder / MASTER_FILE)
-    save_tensors(moments, folder / OPTIMIZER_FILE)
-    limited = asdict(limits or MemoryLimits())
-    state: dict[str, Any] = {"format": FORMAT, "policy_version": version, "memory_limits": limited}
-    state["ranks"] = group.size
-    if published:
-        *earlier, last = published
-        save_tensors(last.adapter, folder / PUBLISHED_FILE)
-        state["published_version"] = last.version
-        for each in earlier:
-            save_tensors(each.adapter, folder / EARLIER_FILE.format(each.version))
-        if earlier:
-            state["earlier_versions"] = [each.version for each in earlier]
+    save_tensors(whole, folder / OPTIMIZER_FILE)
+    state: dict[str, Any] = {"format": FORMAT, "policy_version": version}
+    state |= {"memory_limits": asdict(limits or MemoryLimits()), "ranks": group.size}
+    for each in published[-1:]:
+        save_tensors(each.adapter, folder / PUBLISHED_FILE)
+        state["published_version"] = each.version
+    for each in published[:-1]:
+        save_tensors(each.adapter, folder / EARLIER_FILE.format(each.version))
+        state.setdefault("earlier_versions", []).append(each.version)
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
 
-def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLimits | None = None) -> Loaded:
-    """Restore parameters, optimizer and limits from what `save_state` wrote; publishing is left to the caller.
+def load_state(
+    pair: Pair, moments: Moments, folder: Path, limits: MemoryLimits | None = None
+) -> tuple[int, tuple[Published, ...], int]:
+    """Restore parameters, moments and limits from what `save_state` wrote; publishing is left to the caller.
 
-    BackendError, and nothing changed, when a file is missing, broken, or does not fit this model and rank.
+    Returns the number of optimizer steps in the adapter, the adapters published before it, the oldest first, and the
+    number of processes that trained it. BackendError, and nothing changed, when a file is missing, broken, or does not
+    fit this model and rank.
     """
-    weights_file = ADAPTER_FILE if pair.files is None else pair.files.weights_file
-    adapter, moments, state = _read(folder, weights_file)
+    weights_file = folder / (ADAPTER_FILE if pair.files is None else pair.files.weights_file)
+    try:
+        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        version, found = int(state["policy_version"]), state["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unusable(folder, f"{type(error).__name__}: {error}") from error
+    if found != FORMAT:
+        raise _unusable(folder, f"{STATE_FILE} has format {found}, this version reads {FORMAT}")
     targets, published = file_names(pair.parameters), list[Published]()
-    _check_fit(targets, adapter, folder / weights_file)
+    adapter = _loaded(weights_file, targets)
     wanted = {f"{name}.{m}": p if m != "step" else None for name, p in pair.parameters.items() for m in MOMENTS}
-    if moments:
-        _check_fit(wanted, moments, folder / OPTIMIZER_FILE)
+    stored = _loaded(folder / OPTIMIZER_FILE, wanted, may_be_empty=True)
     files = {EARLIER_FILE.format(version): version for version in state.get("earlier_versions", ())}
-    for name, version in (files | {PUBLISHED_FILE: state.get("published_version")}).items():
-        if version is not None:
-            published.append(Published(adapter=_read_published(folder / name), version=int(version)))
-            _check_fit(targets, published[-1].adapter, folder / name)
+    for name, each in (files | {PUBLISHED_FILE: state.get("published_version")}).items():
+        if each is not None:
+            published.append(Published(adapter=_loaded(folder / name, targets), version=int(each)))
     with torch.no_grad():
         for name, target in targets.items():
             put(target, adapter[name])
-    optimizer.state.clear()
-    for name, p in pair.parameters.items() if moments else ():
-        loaded = {m: moments[f"{name}.{m}"] for m in MOMENTS}
-        optimizer.state[p] = {m: t if m == "step" else like(p, t) for m, t in loaded.items()}
+    moments.clear()
+    for name, p in pair.parameters.items() if stored else ():
+        loaded = {m: stored[f"{name}.{m}"] for m in MOMENTS}
+        moments[p] = {m: t if m == "step" else like(p, t) for m, t in loaded.items()}
     if limits is not None:
         limits.restore(state.get("memory_limits", {}))
-    ranks = int(state.get("ranks", 1))
-    return Loaded(version=int(state["policy_version"]), published=tuple(published), ranks=ranks)
+    return version, tuple(published), int(state.get("ranks", 1))
 
 
 def beginning_of(pair: Pair) -> Mapping[str, Tensor]:
@@ -192,10 +173,7 @@ def load_weights(pair: Pair, folder: Path | None, beginning: Mapping[str, Tensor
         what, fix = "all weights were trained, so the base model is not here", "open the base model by its name"
         raise BackendError(Problem(what=what, fix=fix))
     file = (folder or Path()) / (ADAPTER_FILE if pair.files is None else pair.files.weights_file)
-    try:
-        tensors = load_file(file) if folder else beginning
-    except (OSError, SafetensorError) as error:
-        raise _unusable(file, f"{type(error).__name__}: {error}") from error
+    tensors = _loaded(file, file_names(pair.parameters)) if folder else beginning
     if misfit := set_adapter(pair, tensors):
         raise _unusable(file, misfit)
 
@@ -211,28 +189,15 @@ def set_adapter(pair: Pair, tensors: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _read(folder: Path, weights_file: str) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-    try:
-        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        if state["format"] != FORMAT:
-            raise _unusable(folder, f"{STATE_FILE} has format {state['format']}, this version reads {FORMAT}")
-        state["policy_version"] = int(state["policy_version"])
-        return load_file(folder / weights_file), load_file(folder / OPTIMIZER_FILE), state
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise _unusable(folder, f"{type(error).__name__}: {error}") from error
-
-
-def _read_published(file: Path) -> dict[str, Tensor]:
+def _loaded(file: Path, wanted: Mapping[str, Tensor | None], *, may_be_empty: bool = False) -> dict[str, Tensor]:
+    """The tensors of a file; BackendError unless they are those that are wanted."""
     try:
         tensors: dict[str, Tensor] = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise _unusable(file.parent, f"{type(error).__name__}: {error}") from error
-    return tensors
-
-
-def _check_fit(wanted: Mapping[str, Tensor | None], found: Mapping[str, Tensor], file: Path) -> None:
-    if misfit := _misfit(wanted, found):
+        raise _unusable(file, f"{type(error).__name__}: {error}") from error
+    if (tensors or not may_be_empty) and (misfit := _misfit(wanted, tensors)):
         raise _unusable(file, misfit)
+    return tensors
 
 
 def _misfit(wanted: Mapping[str, Tensor | None], found: Mapping[str, Tensor]) -> str:
@@ -254,9 +219,6 @@ def _unusable(path: Path, what: str) -> BackendError:
 
 def _copied(adapter: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in adapter.items()}
-
-
-log = logging.getLogger("retrain")
 
 
 def load_start(pair: Pair, config: Config, *, told: str = "Starting from the adapter in") -> None:

@@ -18,11 +18,6 @@ TILE_RANKS = 16, 32
 TILE_COLUMNS = 64
 
 
-def triton_kernels() -> DecodeKernels:
-    """Kernels without gradients."""
-    return DecodeKernels(add_norm=add_norm, heads=heads, swiglu=swiglu)
-
-
 def add_norm(x_ND: Tensor, added_ND: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
     """See `DecodeKernels`; the sum is rounded, then the quotient, then its product with the weight."""
     y_ND = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
@@ -46,7 +41,6 @@ def add_norm(x_ND: Tensor, added_ND: Tensor | None, weight_D: Tensor, eps: float
 
 
 def heads(product: LowRankSum, turn: Turn, target: Target) -> Tensor:
-    """See `DecodeKernels`."""
     y, inner, b = product.y_NO, product.inner_NR, product.b_OR
     rows, rank, half = len(y), b.shape[1], turn.cos_N1P.shape[-1]
     queries_NHD = y.new_empty(rows, turn.heads, 2 * half)
@@ -83,7 +77,6 @@ def heads(product: LowRankSum, turn: Turn, target: Target) -> Tensor:
 
 
 def swiglu(product: LowRankSum) -> Tensor:
-    """See `DecodeKernels`."""
     y, inner, b = product.y_NO, product.inner_NR, product.b_OR
     (rows, outputs), rank = y.shape, b.shape[1]
     gated = y.new_empty(rows, outputs // 2)
@@ -106,6 +99,9 @@ def swiglu(product: LowRankSum) -> Tensor:
             num_warps=4,
         )
     return gated
+
+
+KERNELS = DecodeKernels(add_norm=add_norm, heads=heads, swiglu=swiglu)  # without gradients
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from retrain_local.model.llama import LlamaDecoder, Projections
+from retrain_local.model.llama import LlamaDecoder
 from retrain_local.model.weights import Linear
 
 WEIGHTS = ("_embedding", "_norm", "_head", "_sampled_head", "_layers")  # what a `LlamaDecoder` computes with
@@ -30,7 +30,6 @@ class FullDecoder(LlamaDecoder):
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """See `TrainedDecoder`."""
         self._reference = self._reference or self.read_reference()
         with computing_with(self._reference, self, WEIGHTS):
             yield
@@ -55,7 +54,6 @@ class TrainedLinear:
     parts: tuple[nn.Parameter, ...]
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
         y_NO: Tensor = _Linear.apply(x_NI, self.linear, *self.parts)
         return y_NO
 
@@ -85,9 +83,3 @@ def norm_names(at: int) -> list[str]:
     layer = f"model.layers.{at}."
     names = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
     return [f"{layer}{name}.weight" for name in names]
-
-
-def of_layers(projections: Sequence[Any]) -> list[Projections]:
-    """Four projections for each layer."""
-    grouped = zip(*[iter(projections)] * 4, strict=True)
-    return [Projections(qkv=q, output=o, gate_up=g, down=d) for q, o, g, d in grouped]

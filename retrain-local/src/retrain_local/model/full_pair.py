@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from retrain_local.model.architecture import Architecture
-from retrain_local.model.full import EMBEDDING, HEAD, NORM, FullDecoder, TrainedLinear, norm_names, of_layers
+from retrain_local.model.full import EMBEDDING, HEAD, NORM, FullDecoder, TrainedLinear, norm_names
 from retrain_local.model.llama import LlamaDecoder
 from retrain_local.model.model_files import Folder, ModelFiles
 from retrain_local.model.pair import Pair, Placement
-from retrain_local.model.prepacked import Matrix, frozen_matrix
+from retrain_local.model.prepacked import Matrix, Plain, frozen_matrix
 from retrain_local.model.weights import HeadsNorm, LayerWeights, Linear, Reader, Weights, read_weights
 
 
@@ -35,8 +36,12 @@ def create_full_pair(folder: Folder, architecture: Architecture, place: Placemen
     def reference() -> LlamaDecoder:
         with Reader(folder.weights(), place.trainer, place.trainer_dtype) as reader:
             frozen = read_weights(reader, architecture)
-        linears = [FrozenLinear(linear) for layer in frozen.layers for linear in layer.linears]
-        return LlamaDecoder(architecture, frozen, of_layers(linears), head=_Rounded(frozen.head), **given)
+        products = [
+            partial(functional.linear, weight=linear.weight, bias=linear.bias)
+            for layer in frozen.layers
+            for linear in layer.linears
+        ]
+        return LlamaDecoder(architecture, frozen, products, head=Plain(frozen.head), **given)
 
     samplers: list[_Sampler] = []
     for device in place.samplers:
@@ -45,7 +50,7 @@ def create_full_pair(folder: Folder, architecture: Architecture, place: Placemen
 
     trained: FullDecoder
     if place.mesh is None:
-        trained = FullDecoder(architecture, weights, of_layers(linears), head=_Rounded(weights.head), **given)
+        trained = FullDecoder(architecture, weights, linears, head=Plain(weights.head), **given)
         values: Mapping[str, Tensor] = parameters
     else:
         from retrain_local.model.sharded import Gathered, ShardedDecoder  # FSDP takes seconds to import
@@ -79,32 +84,6 @@ def create_full_pair(folder: Folder, architecture: Architecture, place: Placemen
     )
 
 
-class FrozenLinear:
-    """x W^T + bias of the reference."""
-
-    def __init__(self, linear: Linear) -> None:
-        self._linear = linear
-
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
-        return functional.linear(x_NI, self._linear.weight, self._linear.bias)
-
-
-class _Rounded:
-    """The trained matrix itself, rounded to the dtype of the rows: see `Matrix`."""
-
-    def __init__(self, weight_OI: Tensor) -> None:
-        self._weight_OI = weight_OI
-
-    def linear(self, x_NI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """See `Matrix`."""
-        return functional.linear(x_NI, self._weight_OI.detach().to(x_NI.dtype), bias_O)
-
-    def take(self, weight_OI: Tensor) -> None:
-        """See `Matrix`."""
-        raise NotImplementedError("the optimizer changes it")
-
-
 class _SampledLinear:
     """x W^T + bias with copies of both, the only ones on the sampler's device."""
 
@@ -114,7 +93,6 @@ class _SampledLinear:
         self._bias = None if linear.bias is None else linear.bias.to(device, dtype, copy=True)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
         return self._matrix.linear(x_NI, self._bias)
 
     def take(self, values: Mapping[str, Tensor]) -> None:
@@ -131,13 +109,12 @@ class _Sampler:
     def __init__(
         self, architecture: Architecture, weights: Weights, device: torch.device, dtype: torch.dtype, total: int
     ) -> None:
-        self._heads, self._weights = architecture.heads, _copied(weights, device, dtype)
+        self._heads = architecture.heads
+        self._weights = weights.mapped(lambda x: x.detach().to(device, dtype, copy=True))
         linears = (linear for layer in weights.layers for linear in layer.linears)
         self._linears = [_SampledLinear(linear, device, dtype) for linear in linears]
         self._head: Matrix = frozen_matrix(self._weights.head)  # unless prepacked, that tensor itself
-        self.decoder = LlamaDecoder(
-            architecture, self._weights, of_layers(self._linears), head=self._head, parameters=total
-        )
+        self.decoder = LlamaDecoder(architecture, self._weights, self._linears, head=self._head, parameters=total)
         self.decoder.fuse()
 
     def take(self, values: Mapping[str, Tensor]) -> None:
@@ -193,19 +170,3 @@ def _with_norms(layer: LayerWeights, norms: list[Any], architecture: Architectur
         sizes = {"heads": architecture.heads, "kv_heads": architecture.kv_heads}
         heads_norm = HeadsNorm(queries_D=norms[2], keys_D=norms[3], **sizes)
     return replace(layer, attention_norm=norms[0], inner_norm=norms[1], heads_norm=heads_norm)
-
-
-def _copied(weights: Weights, device: torch.device, dtype: torch.dtype) -> Weights:
-    """Copies of embedding, head and norms; linear layers are not copied."""
-
-    def copied(x: Tensor) -> Tensor:
-        return x.detach().to(device, dtype, copy=True)
-
-    layers = []
-    for layer in weights.layers:
-        of_heads = None if layer.norm_HD is None else copied(layer.norm_HD)
-        own = {"attention_norm": copied(layer.attention_norm), "inner_norm": copied(layer.inner_norm)}
-        layers.append(replace(layer, heads_norm=of_heads, **own))
-    embedding = copied(weights.embedding)
-    head = embedding if weights.head is weights.embedding else copied(weights.head)
-    return Weights(embedding=embedding, layers=tuple(layers), norm=copied(weights.norm), head=head)

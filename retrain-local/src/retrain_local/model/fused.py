@@ -6,8 +6,9 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from retrain_local.decoder import Shape
 from retrain_local.model.operations import Operations, Turn
 
 log = logging.getLogger("retrain")
-T = TypeVar("T")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest element
 EPS = 1e-6
 ROWS = 3
@@ -24,25 +24,21 @@ Case = Callable[[Operations, Tensor], tuple[Tensor, ...]]
 
 
 def fused_operations(device: torch.device, dtype: torch.dtype, shape: Shape) -> Operations:
-    """Fused kernels on this device, for sampling and training, or else PyTorch's operations.
+    """Fused kernels on this device, for sampling and training, or else PyTorch's operations."""
+    place = "retrain_local.model.training_triton:OPERATIONS"
+    return proven("fused kernels", device, place, lambda made: faults(made, device, dtype, shape)) or Operations()
 
-    Kernels that should work and do not are left out with a warning.
+
+def proven(name: str, device: torch.device, place: str, faults_of: Callable[[Any], Iterator[str]]) -> Any:
+    """The kernels at `place` (`module:name`) if this device can run them and they have no faults, else None.
+
+    A warning if they should work and do not.
     """
-
-    def make() -> Operations:
-        from retrain_local.model.training_triton import triton_operations
-
-        return triton_operations()
-
-    return proven("fused kernels", device, make, lambda made: faults(made, device, dtype, shape)) or Operations()
-
-
-def proven(name: str, device: torch.device, make: Callable[[], T], faults_of: Callable[[T], Iterator[str]]) -> T | None:
-    """What `make` makes, if this device can run it and it has no faults; a warning if it should work and does not."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0) or find_spec("triton") is None:
         return None
     try:
-        made = make()
+        module, _, attribute = place.partition(":")
+        made = getattr(import_module(module), attribute)
         fault = next(faults_of(made), None)
     except torch.OutOfMemoryError:
         raise

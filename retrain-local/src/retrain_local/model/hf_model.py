@@ -48,7 +48,6 @@ class HfDecoder:
 
     @property
     def recompute(self) -> bool:
-        """See `TrainedDecoder`."""
         return self._recompute
 
     @recompute.setter
@@ -67,18 +66,15 @@ class HfDecoder:
                 del module.__dict__["forward"]
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """See `Decoder`."""
         inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": False}
         hidden_ND: Tensor = self._body(**inputs, **{KEYWORD: attend}).last_hidden_state[0]
         return hidden_ND
 
     def keep_reference(self) -> None:
-        """See `TrainedDecoder`."""
         self._reference = [(copy.deepcopy(layer.lora_A), copy.deepcopy(layer.lora_B)) for layer in self._adapted()]
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """See `TrainedDecoder`."""
         layers = self._adapted()
         trained = [(layer.lora_A, layer.lora_B) for layer in layers]
         try:
@@ -95,13 +91,11 @@ class HfDecoder:
         return [module for module in self._model.modules() if isinstance(module, LoraLayer)]
 
     def compile(self) -> None:
-        """See `TrainedDecoder`."""
         what = f"{type(self._model).__name__} is computed by transformers' modules, which are not compiled"
         fix = "leave [backend.options] compile at false"
         raise ConfigError(Problem(where="[backend.options] compile", what=what, fix=fix))
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """See `Decoder`."""
         logits_MV: Tensor = self._head(inputs_embeds=hidden_MD[None], use_cache=False).logits[0]
         return logits_MV
 
@@ -134,7 +128,6 @@ def measured_shape(trained: HfDecoder, base: Any, own: list[Tensor], parameters:
 
 
 def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
-    """See `create_pair`."""
     base = load_base(folder, place)
     own = own_logits(base, base.get_input_embeddings().num_embeddings)
     peft = attach(base, lora)

@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrain_local.decoder import Attend, PagedAttend, Scores, Shape
 from retrain_local.model.architecture import Architecture
-from retrain_local.model.decode_check import fused_decode
-from retrain_local.model.decode_kernels import DecodeKernels, scratch_target
+from retrain_local.model.decode_kernels import DecodeKernels, fused_decode, scratch_target
 from retrain_local.model.fused import fused_operations
 from retrain_local.model.operations import Operations, Turn, compiled
 from retrain_local.model.prepacked import Matrix
@@ -23,7 +22,7 @@ from retrain_local.model.stacked import SampledInParts
 from retrain_local.model.weights import LayerWeights, Weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Projections:
     """The four fused projections of a layer."""
 
@@ -50,13 +49,13 @@ class LlamaDecoder:
         self,
         architecture: Architecture,
         weights: Weights,
-        projections: Sequence[Projections],
+        projections: Sequence[Projection],
         *,
         head: Matrix,
         parameters: int,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """`head` holds the numbers of `weights.head`, for products without a gradient.
+        """`projections` are four for each layer; `head` has the numbers of `weights.head`, for sampling.
 
         Weights that are trained may be wider than `dtype`, the one of the activations; they are rounded when used.
         """
@@ -72,22 +71,19 @@ class LlamaDecoder:
         frequencies_P, self._magnitude = architecture.rotation.frequencies(architecture.head_size)
         self._frequencies_P = frequencies_P.to(self.device)
         self._layers = [
-            _Layer(at, architecture, layer, given, self.dtype)
-            for at, (layer, given) in enumerate(zip(weights.layers, projections, strict=True))
+            _Layer(at, architecture, layer, Projections(*projections[4 * at : 4 * at + 4]), self.dtype)
+            for at, layer in enumerate(weights.layers)
         ]
 
     def compile(self) -> None:
-        """See `TrainedDecoder`."""
         self._operations = compiled()
 
     def keep_reference(self) -> None:
-        """See `TrainedDecoder`."""
         for projection in self._trained():
             projection.keep_reference()
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """See `TrainedDecoder`."""
         for projection in self._trained():
             projection.is_reference = True
         try:
@@ -108,7 +104,6 @@ class LlamaDecoder:
             self._decode = fused_decode(self.device, self.dtype, self.shape, rank)
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """See `Decoder`."""
         angles_N1P = (positions_N[:, None].float() * self._frequencies_P)[:, None]
         cos_N1P = (angles_N1P.cos() * self._magnitude).to(self.dtype)
         sin_N1P = (angles_N1P.sin() * self._magnitude).to(self.dtype)
@@ -133,7 +128,6 @@ class LlamaDecoder:
         return self._operations.rms_norm(x_ND, self._norm.to(self.dtype), self._eps)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """See `Decoder`."""
         if torch.is_grad_enabled():
             return functional.linear(hidden_MD, self._head.to(hidden_MD.dtype))
         return self._sampled_head.linear(hidden_MD)

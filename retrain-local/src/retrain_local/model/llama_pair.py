@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,12 +11,12 @@ from torch import Tensor
 from retrain_local.model import projection
 from retrain_local.model.adapter import adapter_config, create_adapters
 from retrain_local.model.architecture import Architecture
-from retrain_local.model.llama import LlamaDecoder, Projections
+from retrain_local.model.llama import LlamaDecoder
 from retrain_local.model.model_files import Folder
 from retrain_local.model.pair import Lora, Pair, Placement
-from retrain_local.model.prepacked import Matrix, frozen_matrix
-from retrain_local.model.projection import Projection, Sampled, SampledLowRank, SampledMerged
-from retrain_local.model.qlora import Expanded, QuantisedLinear, quantiser
+from retrain_local.model.prepacked import frozen_matrix
+from retrain_local.model.projection import Sampled, SampledLowRank, SampledMerged
+from retrain_local.model.qlora import QuantisedLinear, quantiser
 from retrain_local.model.quantised import SampledFp8, takes_fp8
 from retrain_local.model.stacked import SampledStacked
 from retrain_local.model.weights import Linear, Reader, Weights, matrices, read_weights
@@ -36,19 +37,20 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
     is_merged = is_light and weights.embedding.dtype == torch.float32 and pack is None
     kind = projection.TrainedMerged if is_merged else projection.TrainedLowRank
     head = frozen_matrix(weights.head, may_copy=is_light)
-    trained = _decoder(architecture, weights, [kind(adapter) for adapter in adapters], head, total)
+    products = [kind(adapter) for adapter in adapters]
+    trained = LlamaDecoder(architecture, weights, products, head=head, parameters=total)
     trained.fuse()
     samplers: list[LlamaDecoder] = []
     published: list[list[Sampled]] = []
     for device in place.samplers:
         with folder.refusals(device):
-            theirs = weights.to(device, place.sampler_dtype)
+            theirs = weights.mapped(partial(Tensor.to, device=device, dtype=place.sampler_dtype))
             may_copy = is_light or theirs.embedding is not weights.embedding
             there = (linear.to(device, place.sampler_dtype) for linear in _linears(weights))
             how = {"is_merged": is_merged, "is_light": is_light, "may_copy": may_copy}
             published.append([_sampled(linear, lora.rank, place, **how) for linear in there])
             their_head = head if theirs.head is weights.head else frozen_matrix(theirs.head, may_copy=may_copy)
-            samplers.append(_decoder(architecture, theirs, published[-1], their_head, total))
+            samplers.append(LlamaDecoder(architecture, theirs, published[-1], head=their_head, parameters=total))
             samplers[-1].fuse()
 
     def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
@@ -73,7 +75,7 @@ def _sampled(
     linear: Linear, rank: int, place: Placement, *, is_merged: bool, is_light: bool, may_copy: bool
 ) -> Sampled:
     if isinstance(linear, QuantisedLinear):
-        return SampledLowRank(linear, rank, frozen=None if is_light else Expanded(linear))
+        return SampledLowRank(linear, rank, expands=not is_light)
     if place.is_quantised and takes_fp8(linear):
         return SampledFp8(linear, rank)
     if is_merged and linear.weight.dtype == torch.float32:
@@ -85,11 +87,3 @@ def _sampled(
 
 def _linears(weights: Weights) -> list[Linear]:
     return [linear for layer in weights.layers for linear in layer.linears]
-
-
-def _decoder(
-    architecture: Architecture, weights: Weights, projections: Sequence[Projection], head: Matrix, parameters: int
-) -> LlamaDecoder:
-    grouped = zip(*[iter(projections)] * 4, strict=True)
-    layers = [Projections(qkv=q, output=o, gate_up=g, down=d) for q, o, g, d in grouped]
-    return LlamaDecoder(architecture, weights, layers, head=head, parameters=parameters)

@@ -1,8 +1,10 @@
-"""Files of a base model, read from a folder or the hub's cache, and of a checkpoint that holds all weights."""
+"""Files of a base model: found in a folder, at the hub or in its cache, and those of a checkpoint of all weights."""
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,16 +16,99 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from retrain.api import BackendError, Config, ConfigError, Problem
+from retrain.api import BackendError, Config, ConfigError, Plugins, Problem
 from retrain_local.memory.limits import is_out_of_memory
-from retrain_local.model.locate import KEY, Source, first_line
 from retrain_local.model.weights import INDEX, SINGLE, MissingWeightsError, file_names
 
 COMPANIONS = (
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"),
 )
+CONFIG_FILE, MASTER_FILE = "config.json", "master_weights.safetensors"
+KEY = "model.model"
+HUB_TIMEOUT_S = 10.0
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+log = logging.getLogger("retrain")
 LAYERS_SERVED = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where weights come from: `path` is a folder or hub id; `offline`: do not contact the hub, use its cache."""
+
+    path: str
+    offline: bool
+
+
+def find_model(config: Config, plugins: Plugins) -> Source:
+    """The source of `[model] model`; see `find_source`."""
+    return find_source(config.model.model, config.place(KEY), plugins)
+
+
+def find_source(name: str, where: str, plugins: Plugins) -> Source:
+    """A local folder with safetensors, a model that a plugin ships, or a hub id; ConfigError if it is none of them."""
+    located = plugins.locate_model(name)
+    path = Path(located or name).expanduser()
+    if located is not None or path.is_dir():
+        check_folder(path, where)
+        return Source(path=str(path.resolve()), offline=True)
+    if path.exists():
+        what, fix = f"{name!r} is a file", "give the folder that holds config.json"
+    elif name.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(name):
+        what, fix = f"there is no folder {name!r}", "give an existing folder, a hub id, or builtin:tiny"
+    else:
+        return _on_the_hub(name, where)
+    raise ConfigError(Problem(where=where, what=what, fix=fix))
+
+
+def check_folder(folder: Path, where: str) -> None:
+    """ConfigError unless the folder holds a readable config.json and safetensors weights."""
+    file, why, fix = folder / "config.json", "", "give the complete folder of a transformers model"
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        what = f"not a model folder, {error.filename} is missing"
+    except (OSError, ValueError) as error:
+        what = f"{file} cannot be read: {error}"
+    else:
+        if not isinstance(document, dict) or "model_type" not in document:
+            what = f"{file} names no model_type"
+        elif {SINGLE, INDEX}.isdisjoint(names):
+            pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+            why = f"it holds {pickled[0]}, and pickled weights can run code" if pickled else ""
+            what, fix = f"{folder} holds no {SINGLE}", "save the model with save_pretrained()"
+        else:
+            return
+    raise ConfigError(Problem(where=where, what=what, why=why, fix=fix))
+
+
+def _on_the_hub(name: str, where: str) -> Source:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:  # one quick request first: loading by itself retries every file for half a minute
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+        return Source(path=name, offline=False)
+    except GatedRepoError:
+        what = f"the hub shows {name!r} only to users who accepted its terms"
+        fix = "accept them on its page, then run `hf auth login`"
+    except RepositoryNotFoundError:
+        what = f"there is no folder {name!r} here and no such model on the hub"
+        fix = "correct the name; private models need `hf auth login`"
+    except Exception as error:  # any network error, whichever client library the hub package uses
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            log.info("The hub cannot be reached; using the cached copy of %s.", name)
+            return Source(path=name, offline=True)
+        what = f"{name!r} is no folder here, is not in the cache, and the hub cannot be reached: {first_line(error)}"
+        fix = "check the connection, or use builtin:tiny"
+    raise ConfigError(Problem(where=where, what=what, fix=fix))
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of an error, for a message to the user."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +126,12 @@ class Folder:
         first = Path(self.source.path)
         if first.is_dir():
             return first
-        if _fetched(self.source, INDEX, required=False) is None:
-            return _fetched_or_raise(self.source, SINGLE).parent
-        folder = _fetched_or_raise(self.source, INDEX).parent
-        for name in file_names(folder):
-            _fetched_or_raise(self.source, name)
-        return folder
+        index = _fetched(self.source, INDEX, required=False)
+        if index is None:
+            return _required(self.source, SINGLE).parent
+        for name in file_names(index.parent):
+            _required(self.source, name)
+        return index.parent
 
     def eos_ids(self) -> frozenset[int]:
         """End-of-sequence ids of generation_config.json, or of config.json where there is none."""
@@ -77,7 +162,10 @@ class Folder:
                 what = f"the model does not fit on {device}: {first_line(error)}"
                 raise BackendError(Problem(what=what, fix="use a smaller model or a larger GPU")) from error
             what = f"{self.name!r} cannot be loaded: {first_line(error)}"
-            raise ConfigError(Problem(where=self.where, what=what, fix=_fix(error))) from error
+            fix = "check that its files are complete and that this version of transformers knows its architecture"
+            if "trust_remote_code" in str(error):
+                fix = "set [model] trust_remote_code = true if you trust the code that comes with this model"
+            raise ConfigError(Problem(where=self.where, what=what, fix=fix)) from error
 
 
 def open_folder(config: Config, source: Source, name: str = "") -> Folder:
@@ -85,7 +173,7 @@ def open_folder(config: Config, source: Source, name: str = "") -> Folder:
     where, trust = config.place(KEY), config.model.trust_remote_code
     folder = Folder(source=source, document={}, name=name or config.model.model, where=where, trust_remote_code=trust)
     with folder.refusals(torch.device("cpu")):
-        document = json.loads(_fetched_or_raise(source, "config.json").read_text(encoding="utf-8"))
+        document = json.loads(_required(source, CONFIG_FILE).read_text(encoding="utf-8"))
     folder.document.update(document)
     refuse_recurrent(document, where)
     return folder
@@ -101,7 +189,7 @@ def refuse_recurrent(document: dict[str, Any], where: str) -> None:
         raise ConfigError(Problem(where=where, what=what, why=why, fix="use a model with attention layers only"))
 
 
-def _fetched_or_raise(source: Source, name: str) -> Path:
+def _required(source: Source, name: str) -> Path:
     path = _fetched(source, name, required=True)
     assert path is not None
     return path
@@ -126,16 +214,6 @@ def _fetched(source: Source, name: str, *, required: bool) -> Path | None:
     return None
 
 
-def _fix(error: Exception) -> str:
-    if "trust_remote_code" in str(error):
-        return "set [model] trust_remote_code = true if you trust the code that comes with this model"
-    return "check that its files are complete and that this version of transformers knows its architecture"
-
-
-CONFIG_FILE, MODEL_FILE = "config.json", "model.safetensors"
-MASTER_FILE = "master_weights.safetensors"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
     """What a model's folder holds beside its weights: config.json, files to copy, and the dtype of each tensor."""
@@ -152,14 +230,14 @@ class ModelFiles:
     @property
     def weights_file(self) -> str:
         """The file of a checkpoint that holds the trained numbers without rounding."""
-        return MODEL_FILE if self.is_exact else MASTER_FILE
+        return SINGLE if self.is_exact else MASTER_FILE
 
 
 def save_model(files: ModelFiles, tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write the trained weights as a model of transformers, in the dtypes that it came in."""
     # on the host: a GPU that is full of weights and moments has no room for another copy
     rounded = {name: tensor.cpu().to(files.dtypes[name]) for name, tensor in tensors.items()}
-    save_tensors(rounded, folder / MODEL_FILE)
+    save_tensors(rounded, folder / SINGLE)
     text = json.dumps(dict(files.document), indent=2, sort_keys=True) + "\n"
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
     for file in files.companions:

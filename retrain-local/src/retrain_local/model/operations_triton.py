@@ -26,7 +26,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
-    """See `operations.split_heads`."""
     rows, _, size = qkv_NHD.shape
     turned = turn.heads + turn.kv_heads
     qk = qkv_NHD.new_empty(rows, turned, size)
@@ -123,7 +122,6 @@ TILE = 4096  # numbers of a row at a time; a wider row is read a second time, ou
 
 
 def rounded(x_NI: Tensor) -> tuple[Tensor, Tensor]:
-    """See `retrain_local.model.quantised.rounded`."""
     rows, size = x_NI.shape
     stored_NI = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=x_NI.device)
     scales_N1 = torch.empty(rows, 1, dtype=torch.float32, device=x_NI.device)

@@ -27,14 +27,13 @@ class Matrix(Protocol):
 
 
 class Plain:
-    """The tensor itself, which is shared with the caller."""
+    """The tensor itself, which is shared with the caller; it is rounded to the dtype of the rows."""
 
     def __init__(self, weight_OI: Tensor) -> None:
         self._weight_OI = weight_OI
 
     def linear(self, x_NI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """See `Matrix`."""
-        return functional.linear(x_NI, self._weight_OI, bias_O)
+        return functional.linear(x_NI, self._weight_OI.detach().to(x_NI.dtype), bias_O)
 
     def take(self, weight_OI: Tensor) -> None:
         """See `Matrix`; copied in place, so that CUDA graphs see it."""
@@ -52,12 +51,10 @@ class Prepacked:
         self.take(weight_OI)
 
     def linear(self, x_NI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """See `Matrix`."""
         y_NO: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, self._packed, bias_O, "none", [], "")
         return y_NO
 
     def take(self, weight_OI: Tensor) -> None:
-        """See `Matrix`."""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), LAYOUT_ROWS)
 
 

@@ -68,7 +68,6 @@ class Recorder:
     windows: set[int | None] = field(default_factory=set)
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
-        """See `Attend`."""
         _, heads, size = queries_NHD.shape
         self.layers.append(layer)
         self.shapes.add((heads, keys_NKD.shape[1], size, values_NKD.shape[2]))

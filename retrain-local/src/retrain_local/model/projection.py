@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from retrain_local.memory.sizes import MERGE_LIMIT as MERGE_LIMIT
 from retrain_local.model.adapter import Adapter, merge
-from retrain_local.model.prepacked import Matrix, frozen_matrix, own_matrix
+from retrain_local.model.prepacked import frozen_matrix, own_matrix
 from retrain_local.model.weights import Linear
 
 
@@ -41,7 +41,6 @@ class Trained:
         self._reference = self._adapter.copied()
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
         adapter = self._reference if self.is_reference else self._adapter
         if adapter is None:
             linear = self._adapter.linear
@@ -79,11 +78,9 @@ class SampledMerged:
         self._merged = own_matrix(linear.weight)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
         return self._merged.linear(x_NI, self._linear.bias)
 
     def take(self, adapter: Adapter) -> None:
-        """See `Sampled`."""
         weight = self._linear.weight
         self._merged.take(merge(adapter, weight, torch.empty_like(weight)))
 
@@ -91,23 +88,26 @@ class SampledMerged:
 class SampledLowRank:
     """x W^T + (x A^T) (scale B)^T with shared W: two products more for all parts, B being block-diagonal."""
 
-    def __init__(self, linear: Linear, rank: int, *, may_copy: bool = True, frozen: Matrix | None = None) -> None:
+    def __init__(self, linear: Linear, rank: int, *, may_copy: bool = True, expands: bool = False) -> None:
         """`may_copy`: whether W may be prepacked, which takes its size again where others hold the tensor.
 
-        `frozen` is W in a form of the caller's.
+        With `expands` W is taken from `linear` at each use, for one that makes it from fewer bits.
         """
-        self._frozen, self._bias = frozen or frozen_matrix(linear.weight, may_copy=may_copy), linear.bias
+        self._bias, self._source = linear.bias, linear if expands else None
+        if not expands:
+            self._frozen = frozen_matrix(linear.weight, may_copy=may_copy)
         parts, weight = len(linear.sizes), linear.weight
         self._a = weight.new_zeros(parts * rank, weight.shape[1])
         self._b = weight.new_zeros(weight.shape[0], parts * rank)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
-        y_NO = self._frozen.linear(x_NI, self._bias)
+        if self._source is not None:
+            y_NO = functional.linear(x_NI, self._source.weight, self._bias)
+        else:
+            y_NO = self._frozen.linear(x_NI, self._bias)
         return y_NO.addmm_(x_NI @ self._a.T, self._b.T)
 
     def take(self, adapter: Adapter) -> None:
-        """See `Sampled`."""
         self._a.copy_(adapter.a)
         spread(adapter, self._b)
 

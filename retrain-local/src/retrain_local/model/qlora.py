@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from retrain_local.model.weights import Linear
 
@@ -54,13 +53,11 @@ class Nf4:
         self._packed, self._state = quantize_4bit(flat, blocksize=BLOCK, quant_type="nf4")
 
     def expanded(self, dtype: torch.dtype) -> Tensor:
-        """See `Stored`."""
         from bitsandbytes.functional import dequantize_4bit
 
         return dequantize_4bit(self._packed, self._state).view(self._shape).to(dtype)
 
     def to(self, device: torch.device) -> Nf4:
-        """See `Stored`."""
         if self._packed.device == device:
             return self
         moved = copy.copy(self)
@@ -79,11 +76,9 @@ class Int8:
         self._packed = (weight_OI.float() / self._scales_O1).round_().to(torch.int8)
 
     def expanded(self, dtype: torch.dtype) -> Tensor:
-        """See `Stored`."""
         return (self._packed * self._scales_O1).to(dtype)
 
     def to(self, device: torch.device) -> Int8:
-        """See `Stored`."""
         moved = copy.copy(self)
         moved._packed, moved._scales_O1 = self._packed.to(device), self._scales_O1.to(device)
         return moved
@@ -120,18 +115,3 @@ def quantiser(kind: str) -> Callable[[Linear], Linear] | None:
         return None
     make = KINDS[kind]
     return lambda linear: QuantisedLinear(linear, make(linear.weight), linear.bias, linear.weight.dtype)
-
-
-class Expanded:
-    """The matrix of a `QuantisedLinear` for products without a gradient, expanded in each: see `Matrix`."""
-
-    def __init__(self, linear: Linear) -> None:
-        self._linear = linear
-
-    def linear(self, x_NI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """See `Matrix`."""
-        return functional.linear(x_NI, self._linear.weight, bias_O)
-
-    def take(self, weight_OI: Tensor) -> None:
-        """See `Matrix`."""
-        raise NotImplementedError("it is frozen")

@@ -61,7 +61,6 @@ class SampledFp8:
         self._b = weight.new_zeros(weight.shape[0], rank)
 
     def parts(self, x_NI: Tensor) -> LowRankSum:
-        """See `SampledInParts`."""
         y_NO = self._matrix.linear(x_NI)
         if self._bias is not None:
             y_NO += self._bias
@@ -100,16 +99,8 @@ def takes_fp8(linear: Linear) -> bool:
 @cache
 def rounding_for(device: torch.device, dtype: torch.dtype, size: int) -> Rounding:
     """What rounds rows of this many numbers: one kernel where it proves right, else PyTorch."""
-
-    def make() -> Rounding:
-        from retrain_local.model import operations_triton
-
-        return operations_triton.rounded
-
-    kernel = proven(
-        "kernels that round to 8 bits", device, make, lambda made: rounding_faults(made, device, dtype, size)
-    )
-    return rounded if kernel is None else kernel
+    place, given = "retrain_local.model.operations_triton:rounded", (device, dtype, size)
+    return proven("kernels that round to 8 bits", device, place, lambda made: rounding_faults(made, *given)) or rounded
 
 
 def rounding_faults(made: Rounding, device: torch.device, dtype: torch.dtype, size: int) -> Iterator[str]:

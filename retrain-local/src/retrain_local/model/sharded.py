@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from retrain_local.decoder import Attend
 from retrain_local.model.architecture import Architecture
-from retrain_local.model.full import EMBEDDING, HEAD, NORM, FullDecoder, TrainedLinear, norm_names, of_layers
+from retrain_local.model.full import EMBEDDING, HEAD, NORM, FullDecoder, TrainedLinear, norm_names
 from retrain_local.model.weights import HeadsNorm, LayerWeights, Weights
 from retrain_local.model.whole import whole
 
@@ -32,7 +32,6 @@ class ShardedLinear(nn.Module):  # type: ignore[misc]
         self.weights, self.biases = nn.ParameterList(linear.parts[:count]), nn.ParameterList(linear.parts[count:])
 
     def forward(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
         biases = list(self.biases) or [None] * len(self.weights)
         return torch.cat([functional.linear(x_NI, w, b) for w, b in zip(self.weights, biases, strict=True)], dim=1)
 
@@ -52,7 +51,6 @@ class ShardedLayer(nn.Module):  # type: ignore[misc]
 
     @property
     def norm_HD(self) -> Tensor | None:
-        """See `LayerWeights`."""
         if not hasattr(self, "queries_norm"):
             return None
         return HeadsNorm(queries_D=self.queries_norm, keys_D=self.keys_norm, **self._heads).expanded()
@@ -72,7 +70,6 @@ class _Root(nn.Module):  # type: ignore[misc]
         self.head = None if weights.head is weights.embedding else weights.head
 
     def forward(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """See `Decoder.hidden`."""
         return self._hidden(self, ids_N, positions_N, attend)
 
 
@@ -85,7 +82,7 @@ class ShardedDecoder(FullDecoder):
         projections = [ShardedLinear(linear) for linear in linears]
         layers = [ShardedLayer(w, projections[4 * at : 4 * at + 4]) for at, w in enumerate(weights.layers)]
         modules: Any = tuple(layers)
-        super().__init__(architecture, replace(weights, layers=modules), of_layers(projections), head=None, **given)
+        super().__init__(architecture, replace(weights, layers=modules), projections, head=None, **given)
         for layer, own in zip(layers, self._layers, strict=True):
             layer.compute = own
         self._layers: Any = layers
@@ -118,7 +115,6 @@ class ShardedDecoder(FullDecoder):
         return found
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """See `Decoder`."""
         if self._is_reference:
             return super().hidden(ids_N, positions_N, attend)
         self._root.reshard()  # of a pass without a gradient, which has no end that FSDP knows of
@@ -140,7 +136,6 @@ class ShardedDecoder(FullDecoder):
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """See `TrainedDecoder`."""
         with super().as_reference():
             self._is_reference = True
             try:

@@ -68,17 +68,14 @@ class SampledStacked:
             self._bias = torch.cat([linear.bias, linear.bias.new_zeros(len(stacked_OI) - outputs)])
 
     def parts(self, x_NI: Tensor) -> LowRankSum:
-        """See `SampledInParts`."""
         outputs = len(self._b)
         product = functional.linear(x_NI, self._stacked, self._bias)
         inner_NR = product[:, outputs : outputs + len(self._a)]
         return LowRankSum(y_NO=product[:, :outputs], inner_NR=inner_NR, b_OR=self._b, sizes=self._sizes)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
         return self.parts(x_NI).total()
 
     def take(self, adapter: Adapter) -> None:
-        """See `Sampled`."""
         self._a.copy_(adapter.a)
         self._b.copy_(scaled(adapter.b, adapter, self._b.dtype))

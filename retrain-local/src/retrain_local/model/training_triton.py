@@ -22,13 +22,7 @@ from retrain_local.model.operations import Heads, Operations, Turn
 from retrain_local.model.operations_triton import COLUMNS
 
 
-def triton_operations() -> Operations:
-    """Triton kernels with and without gradients."""
-    return Operations(rms_norm=rms_norm, split_heads=split_heads, swiglu=swiglu)
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `operations.rms_norm`."""
     if x.dim() != 2 or weight.dim() != 1:
         return operations.rms_norm(x, weight, eps)
     if not torch.is_grad_enabled():
@@ -38,7 +32,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
-    """See `operations.split_heads`."""
     if not torch.is_grad_enabled():
         return operations_triton.split_heads(qkv_NHD, turn)
     heads: Heads = _SplitHeads.apply(qkv_NHD, turn)
@@ -46,7 +39,6 @@ def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """See `operations.swiglu`."""
     if gate_up.dim() != 2:
         return operations.swiglu(gate_up)
     if not torch.is_grad_enabled():
@@ -135,6 +127,9 @@ class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
                 gate_up, g, into, gate_up.stride(0), g.stride(0), INNER=inner, TILE=COLUMNS, num_warps=4
             )
         return into
+
+
+OPERATIONS = Operations(rms_norm=rms_norm, split_heads=split_heads, swiglu=swiglu)  # with and without gradients
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -88,12 +88,8 @@ class Weights:
     norm: Tensor
     head: Tensor
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Weights:
-        """Embedding, head and norms on that device; linear layers, owned by the projections, stay where they are."""
-
-        def moved(x: Tensor) -> Tensor:
-            return x.to(device, dtype)
-
+    def mapped(self, moved: Callable[[Tensor], Tensor]) -> Weights:
+        """`moved` applied to embedding, head and norms; linear layers, owned by the projections, stay as they are."""
         layers = tuple(
             replace(
                 layer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,6 @@ class RemoteEngine:
         return found
 
     def metrics(self) -> Mapping[str, float]:
-        """See `Measuring`."""
         self._worker.call("metrics")
         found: Mapping[str, float] = self._worker.answer()
         return found
@@ -187,7 +187,6 @@ class RankedBackend:
         return found
 
     def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
-        """See `retrain.api.RanksTokens`."""
         found: list[TopLogprobs] = self._together("top_logprobs", rows, temperature, top)[0]
         return found
 
@@ -250,14 +249,14 @@ class RankedBackend:
         """
         self._open()
         self._cancellation.clear()
-        task, stop = Task(lambda: getattr(self._local, name)(*args)), None
+        task, stop = None, None
         try:
             for worker in self._workers:
                 worker.call(name, *args)
-            self._thread.begin(task)
-            while not task.wait(0.0):
+            task = self._thread.begin(lambda: getattr(self._local, name)(*args))
+            while not task.done():
                 try:
-                    if not task.wait(POLL_S) and stop is None:
+                    if not wait([task], POLL_S).done and stop is None:
                         self._check_stop()
                         self._workers.check_alive()
                 except LostRankError:
@@ -266,20 +265,21 @@ class RankedBackend:
                     stop = error
                     self._cancellation.set()
                     self._workers.stop()
-            return self._outcome(task.value, task.error, stop)
+            return self._outcome(task, stop)
         except LostRankError as error:
             self._cancellation.set()
             given_up = self._given_up(error)
-            task.wait(LEAVE_S)
+            wait([task] if task else [], LEAVE_S)
             raise given_up from None
 
-    def _outcome(self, value: Any, error: BaseException | None, stop: BaseException | None) -> list[Any]:
+    def _outcome(self, task: Future[Any], stop: BaseException | None) -> list[Any]:
+        error = task.exception()
         if error is not None and self._group.is_broken:
             cause = self._workers.fault() if not isinstance(error, RetrainError) else None
             self._given_up(cause or BackendError(Problem(what=str(error), fix="continue with --resume")))
             raise cause or error
         try:
-            values = [value, *self._workers.answers()]
+            values = [None if error else task.result(), *self._workers.answers()]
         except LostRankError:
             raise
         except RetrainError as cause:
@@ -306,38 +306,18 @@ class RankedBackend:
             raise BackendError(Problem(what="the local backend is closed", fix="create another one"))
 
 
-class Task:
-    """Work that was handed to the thread, and how it ended."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work, self._done = work, threading.Event()
-        self.value: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Do it."""
-        try:
-            self.value = self._work()
-        except BaseException as error:  # handed to the thread that waits
-            self.error = error
-        finally:
-            self._done.set()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended within that time."""
-        return self._done.wait(timeout_s)
-
-
 class OwnThread:
     """One thread for all tasks, since PyTorch keeps threads of its own for each; it does not outlive the process."""
 
     def __init__(self) -> None:
-        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         threading.Thread(target=self._serve, name="rank 0", daemon=True).start()
 
-    def begin(self, task: Task) -> None:
+    def begin(self, work: Callable[[], Any]) -> Future[Any]:
         """Begin this once all earlier work has ended."""
-        self._tasks.put(task)
+        future: Future[Any] = Future()
+        self._tasks.put((future, work))
+        return future
 
     def close(self) -> None:
         """End the thread after what it is doing."""
@@ -345,5 +325,9 @@ class OwnThread:
 
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None:
-            task.run()
-            del task  # its result may be as large as the model
+            future, work = task
+            try:
+                future.set_result(work())
+            except BaseException as error:  # handed to the thread that waits
+                future.set_exception(error)
+            del task, future, work  # the result may be as large as the model

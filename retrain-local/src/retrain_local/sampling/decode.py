@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain_local.decoder import Attend, Decoder
-from retrain_local.sampling.draw import draw_tokens
+from retrain_local.attention.pages import PagedKernels
+from retrain_local.decoder import Attend, Decoder, Scores, Target
+from retrain_local.sampling.draw import Draw, draw_tokens
+from retrain_local.sampling.pool import Pool
 from retrain_local.sampling.rows import Row, uniforms
-from retrain_local.sampling.select_draw import Draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,6 +97,27 @@ class Batch:
         columns_L = torch.arange(int(self.positions_B.max()), device=self.positions_B.device)
         slots_BL = self.tables_BM.long()[:, columns_L // block_size] * block_size + columns_L % block_size
         return slots_BL * (columns_L < self.positions_B[:, None])
+
+
+class PagedAttention:
+    """`PagedAttend` of one token per row and step, by kernels that read the blocks of the pool in place."""
+
+    def __init__(self, pool: Pool, batch: Batch, kernels: PagedKernels) -> None:
+        self._pool, self._batch, self._kernels = pool, batch, kernels
+
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
+        self._kernels.write(keys_NKD, values_NKD, self._pool.layers[layer], self._batch.slots_B)
+        return self.read(layer, queries_NHD, scores)
+
+    def target(self, layer: int) -> Target | None:
+        if not self._pool.is_exact:
+            return None
+        keys_SKD, values_SKD = (cells.flatten(0, 1) for cells, _ in self._pool.layers[layer].sides)
+        return Target(keys_SKD=keys_SKD, values_SKD=values_SKD, slots_B=self._batch.slots_B)
+
+    def read(self, layer: int, queries_NHD: Tensor, scores: Scores) -> Tensor:
+        batch = self._batch
+        return self._kernels.read(queries_NHD, self._pool.layers[layer], batch.tables_BM, batch.lengths_B, scores)
 
 
 def decode_step(

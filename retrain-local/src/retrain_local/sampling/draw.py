@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from retrain_local.memory.sizes import DRAW_CHUNK
+from retrain_local.model.fused import numbers, proven
 
 SHORTEST_PIECE = 32  # tokens; a vocabulary that does not divide into pieces at least so long is padded
 LEAST_LOGPROB = -1e4  # of a token of probability zero, so that zero times it is zero
+CHECK_TOLERANCE = 1e-4  # of the largest log-probability or entropy
 BELOW_ONE = 1.0 - 2.0**-52  # a float64 times this is smaller than the float64
 
 
@@ -95,3 +99,41 @@ def _first_above(weights_BN: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tenso
     index_B1 = torch.searchsorted(ends_BN, wanted_B1, right=True).clamp_(max=weights_BN.shape[1] - 1)
     weight_B1 = weights_BN.gather(1, index_B1)
     return index_B1, wanted_B1.sub_(ends_BN.gather(1, index_B1)).add_(weight_B1).div_(weight_B1)
+
+
+class Draw(Protocol):
+    """See `draw_tokens`."""
+
+    def __call__(
+        self, logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, *, entropy: bool
+    ) -> DrawnTokens:
+        """One token per row."""
+
+
+def draw_for(device: torch.device, dtype: torch.dtype, vocabulary: int) -> Draw:
+    """What draws from logits [rows, vocabulary] of this dtype; a kernel that should work and does not is left out."""
+    place, given = "retrain_local.sampling.draw_triton:draw_tokens", (device, dtype, vocabulary)
+    kernel: Draw | None = proven("drawing kernels", device, place, lambda made: draw_faults(made, *given))
+    return kernel or draw_tokens
+
+
+def draw_faults(made: Draw, device: torch.device, dtype: torch.dtype, vocabulary: int) -> Iterator[str]:
+    """Where it differs from `draw_tokens`, for uniforms in the middle of the share of a likely token."""
+    at_3 = torch.tensor([0, vocabulary // 2, vocabulary - 1], device=device)
+    logits_3V = 4 * numbers((3, vocabulary), torch.float32, device)
+    logits_3V[torch.arange(3, device=device), at_3] = 14.0
+    logits_3V = logits_3V.to(dtype)
+    temperature = torch.full((), 0.9, device=device)
+    probabilities_3V = torch.softmax(logits_3V.double() / temperature, dim=-1)
+    own_31 = probabilities_3V.gather(1, at_3[:, None])
+    uniforms_3 = (probabilities_3V.cumsum(dim=-1).gather(1, at_3[:, None]) - own_31 / 2)[:, 0]
+    got, wanted = (draw(logits_3V, temperature, uniforms_3, entropy=True) for draw in (made, draw_tokens))
+    if got.tokens_B.tolist() != at_3.tolist():
+        yield f"it drew {got.tokens_B.tolist()}, not {at_3.tolist()}"
+    assert got.entropies_B is not None
+    assert wanted.entropies_B is not None
+    pairs = (got.logprobs_B, wanted.logprobs_B), (got.entropies_B, wanted.entropies_B)
+    for name, (one, other) in zip(("log-probability", "entropy"), pairs, strict=True):
+        gap = float((one - other).abs().max())
+        if not gap <= CHECK_TOLERANCE * float(other.abs().max()):  # True for a NaN as well
+            yield f"{name} off by {gap:.2g}"

@@ -30,15 +30,13 @@ from retrain_local.memory.limits import free_memory, is_out_of_memory
 from retrain_local.memory.sizes import BLOCK_SIZE, PREFILL_TOKENS
 from retrain_local.model.pair import LocalPolicy
 from retrain_local.sampling.cache import KEPT_ROWS, Cache, budget_tokens, enough_tokens
-from retrain_local.sampling.decode import Batch, decode_step
-from retrain_local.sampling.draw import draw_tokens
+from retrain_local.sampling.decode import Batch, PagedAttention, decode_step
+from retrain_local.sampling.draw import draw_for, draw_tokens
 from retrain_local.sampling.gathered_decoding import GatheredDecoding
 from retrain_local.sampling.graphs import Graphs, bucket
-from retrain_local.sampling.pool_attention import PagedAttention
 from retrain_local.sampling.prefill import fill
 from retrain_local.sampling.rows import Row, new_rows
 from retrain_local.sampling.schedule import NoRoomError, Prefill, Schedule
-from retrain_local.sampling.select_draw import draw_for
 
 if TYPE_CHECKING:
     from retrain_local.attention.select_kernels import Kernels
@@ -227,7 +225,8 @@ class PytorchEngine:
                 raise
             tokens = self._halved()
             if tokens < max(BLOCK_SIZE, self._batch_size.width):
-                raise self._too_big() from error
+                decoder = self._decoder
+                raise too_big_to_sample(self._batch_size, decoder.shape, decoder.dtype, decoder.device) from error
         finally:
             if not is_done:
                 self._forget()  # after any error the rows still own their blocks
@@ -268,9 +267,6 @@ class PytorchEngine:
         if self._batch_size.rows and self._policy.device.type == "cpu":
             tokens = min(tokens, self._batch_size.tokens)
         return tokens // 2
-
-    def _too_big(self) -> Exception:
-        return too_big_to_sample(self._batch_size, self._decoder.shape, self._decoder.dtype, self._policy.device)
 
     def _decode(
         self, cache: Cache, rows: list[Row], params: SamplingParams, hand_over: HandOver, after: AfterSegment

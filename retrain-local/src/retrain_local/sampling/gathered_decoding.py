@@ -65,7 +65,6 @@ class GatheredAttention:
         return True
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
-        """See `Attend`."""
         if layer == 0:
             self._seen += 1  # another step
             self._masks.clear()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain_local.attention.pages import LARGEST, STORED, as_bytes, zeros
+from retrain_local.attention.pages import LARGEST, STORED, Pages, as_bytes, zeros
 from retrain_local.decoder import Shape
 
 SCALE_BYTES = 4
@@ -30,33 +30,25 @@ class Pool:
         self.block_size = block_size
         self.num_blocks = 1 + max(1, tokens // block_size)
         self.dtype = dtype
-        stored = STORED.get(kind, dtype)
-        sizes = {"dtype": stored, "device": device}
-        slots = (self.num_blocks, block_size, shape.kv_heads)
-        layers = range(shape.layers)
-        # the bytes of a float8 are zeroed and moved as integers, for which every device has kernels
-        self.keys = [_zeros((*slots, shape.head_size), **sizes) for _ in layers]
-        self.values = [_zeros((*slots, shape.value_size), **sizes) for _ in layers]
-        self.key_scales: list[Tensor] | None = None
-        self.value_scales: list[Tensor] | None = None
-        if self.is_quantised:
-            self.key_scales = [_zeros(slots, dtype=torch.float32, device=device) for _ in layers]
-            self.value_scales = [_zeros(slots, dtype=torch.float32, device=device) for _ in layers]
-
-    @property
-    def is_quantised(self) -> bool:
-        """Whether numbers are stored with scales."""
-        return self.keys[0].dtype in LARGEST
+        self._stored = stored = STORED.get(kind, dtype)
+        slots, sizes = (self.num_blocks, block_size, shape.kv_heads), (shape.head_size, shape.value_size)
+        self.layers = [
+            Pages(
+                *(_zeros((*slots, size), dtype=stored, device=device) for size in sizes),
+                *(_zeros(slots, dtype=torch.float32, device=device) for _ in sizes if stored in LARGEST),
+            )
+            for _ in range(shape.layers)
+        ]
 
     @property
     def is_exact(self) -> bool:
         """Whether reads return exactly what was written."""
-        return self.keys[0].dtype is self.dtype
+        return self._stored is self.dtype
 
     def write(self, layer: int, slots_N: Tensor, keys_NKD: Tensor, values_NKD: Tensor) -> None:
         """Write keys and values of N tokens to their slots."""
-        for states_NKD, (stored, scales) in zip((keys_NKD, values_NKD), self._sides(layer), strict=True):
-            cells, scales_NK = self._encoded(states_NKD, stored.dtype)
+        for states_NKD, (stored, scales) in zip((keys_NKD, values_NKD), self.layers[layer].sides, strict=True):
+            cells, scales_NK = self._encoded(states_NKD)
             as_bytes(stored).flatten(0, 1).index_copy_(0, slots_N, as_bytes(cells))
             if scales is not None and scales_NK is not None:
                 scales.flatten(0, 1).index_copy_(0, slots_N, scales_NK)
@@ -67,7 +59,7 @@ class Pool:
         A vector is one head of one slot: number slot x kv_heads + head, see `vectors_of`.
         """
         found = []
-        for stored, scales in self._sides(layer):
+        for stored, scales in self.layers[layer].sides:
             cells = as_bytes(stored).flatten(0, 2).index_select(0, vectors.flatten()).view(stored.dtype)
             taken = None if scales is None else scales.flatten().index_select(0, vectors.flatten())
             found.append(self._decoded(cells, taken).unflatten(0, vectors.shape))
@@ -75,31 +67,26 @@ class Pool:
 
     def rounded(self, states_NKD: Tensor) -> Tensor:
         """These states as they would be read back."""
-        return states_NKD if self.is_exact else self._decoded(*self._encoded(states_NKD, self.keys[0].dtype))
+        return states_NKD if self.is_exact else self._decoded(*self._encoded(states_NKD))
 
     def vectors_of(self, slots: Tensor) -> Tensor:
         """Numbers of the vectors in these slots, [rows, tokens] to [rows, kv_heads, tokens]."""
-        heads = self.keys[0].shape[2]
+        heads = self.layers[0].keys.shape[2]
         return slots[:, None] * heads + torch.arange(heads, device=slots.device)[:, None]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, all layers; every source is read before any target is written."""
         if not sources:
             return
-        device = self.keys[0].device
+        device = self.layers[0].keys.device
         sources_R, targets_R = (torch.tensor(list(blocks), device=device) for blocks in (sources, targets))
-        scales = [*(self.key_scales or ()), *(self.value_scales or ())]
-        for stored in (*self.keys, *self.values, *scales):
-            as_bytes(stored).index_copy_(0, targets_R, as_bytes(stored).index_select(0, sources_R))
+        for stored in (tensor for pages in self.layers for side in pages.sides for tensor in side):
+            if stored is not None:
+                as_bytes(stored).index_copy_(0, targets_R, as_bytes(stored).index_select(0, sources_R))
 
-    def _sides(self, layer: int) -> list[tuple[Tensor, Tensor | None]]:
-        """Storage and scales of a layer's keys and values."""
-        if self.key_scales is None or self.value_scales is None:
-            return [(self.keys[layer], None), (self.values[layer], None)]
-        return [(self.keys[layer], self.key_scales[layer]), (self.values[layer], self.value_scales[layer])]
-
-    def _encoded(self, states: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        if not self.is_quantised:
+    def _encoded(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        stored = self._stored
+        if stored not in LARGEST:
             return states.to(stored), None
         wide = states.float()
         scales = wide.abs().amax(dim=-1) / LARGEST[stored]

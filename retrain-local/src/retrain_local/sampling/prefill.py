@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from retrain.api import Tokens
 from retrain_local.attention.padded import dense_attention
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, Decoder, Scores
 from retrain_local.sampling.pool import Pool
-from retrain_local.sampling.pool_attention import FreshAttention, slots_of
 from retrain_local.sampling.schedule import Prefill
 
 Packed = Callable[[Spans, torch.device], Attend]
@@ -73,6 +73,26 @@ def _forward(fills: Sequence[Prefill], decoder: Decoder, pool: Pool, packed: Pac
     else:
         attend = FreshAttention(pool, slots_N, packed(Spans.apart(lengths), decoder.device))
     decoder.hidden(on_device([f.tokens_T for f in fills]), positions_N, attend)
+
+
+def slots_of(blocks: Sequence[int], start: int, stop: int, block_size: int) -> Tokens:
+    """Slots of the tokens `start` to `stop` of a row."""
+    positions = np.arange(start, stop)
+    table = np.asarray(blocks, dtype=np.int64)
+    return table[positions // block_size] * block_size + positions % block_size
+
+
+class FreshAttention:
+    """Packed rows without a cached prefix: another `Attend` computes them, and their keys and values are stored."""
+
+    def __init__(self, pool: Pool, slots_N: Tensor, attend: Attend) -> None:
+        self._pool = pool
+        self._slots_N = slots_N
+        self._attend = attend
+
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
+        self._pool.write(layer, self._slots_N, keys_NKD, values_NKD)
+        return self._attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
 
 
 MASK_ELEMENTS = 2**24  # queries x keys attended to in one call
@@ -131,7 +151,6 @@ class ContinuedAttention:
         self._places_N = torch.from_numpy(places_N).to(slots_N.device)
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
-        """See `Attend`."""
         self._pool.write(layer, self._slots_N, keys_NKD, values_NKD)
         parts = []
         for number, bucket in enumerate(self._buckets):

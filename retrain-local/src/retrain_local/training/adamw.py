@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
+
+from retrain_local.devices.group import buckets
 
 AT_A_TIME = 2**28  # numbers: on CUDA an update holds one more for each, 16 GB for all weights of a 4 B model at once
 
@@ -34,7 +36,7 @@ class AdamW:
             if p not in self.state:
                 moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
                 self.state[p] = {**moments, "step": torch.tensor(0.0)}
-        for some in _cut(updated):
+        for some in buckets(updated, AT_A_TIME):
             self._update(some, rate)
         return rate
 
@@ -61,16 +63,3 @@ class AdamW:
         """Drop all gradients."""
         for p in self.parameters:
             p.grad = None
-
-
-def _cut(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Runs of parameters with at most `AT_A_TIME` numbers, or with one parameter that has more."""
-    some: list[nn.Parameter] = []
-    numbers = 0
-    for p in parameters:
-        numbers += p.numel()
-        if some and numbers > AT_A_TIME:
-            yield some
-            some, numbers = [], p.numel()
-        some.append(p)
-    yield some

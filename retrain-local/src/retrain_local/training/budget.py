@@ -10,7 +10,14 @@ import torch
 from retrain.api import OutOfMemoryError, Problem
 from retrain_local.decoder import Shape
 from retrain_local.memory.limits import MemoryLimits, free_bytes
-from retrain_local.memory.sizes import ACTIVATION_SHARE_GPU, FULL_SPEED_TOKENS, TOKEN_BUDGET, PackPlan, plan_cpu_packs
+from retrain_local.memory.sizes import (
+    ACTIVATION_SHARE_GPU,
+    FULL_SPEED_TOKENS,
+    TOKEN_BUDGET,
+    PackPlan,
+    activation_elements,
+    plan_cpu_packs,
+)
 
 LOG = logging.getLogger("retrain")
 
@@ -25,18 +32,10 @@ class PackSize:
 
 
 def activation_bytes(shape: Shape, dtype: torch.dtype, *, recompute: bool, device: str = "cuda") -> int:
-    """Bytes that one token of a pack occupies until the backward pass, and in it.
-
-    A layer keeps its input twice (before and after the norm, again around the feed-forward part), queries, keys and
-    values before and after their rotation, what was gathered, and three vectors of the inner size. With `recompute` a
-    layer keeps its input alone, and one layer at a time the rest. The head keeps a vector of the hidden size. Without
-    it a CPU keeps neither normed inputs nor gated products (`operations.made_again`).
-    """
+    """Bytes that one token of a pack occupies until the backward pass, and in it."""
     attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_size + 2 * shape.heads * shape.value_size
-    layer = 6 * shape.hidden + attention + 4 * shape.inner
-    spared = 2 * shape.hidden + shape.inner if device == "cpu" and not recompute else 0
-    kept = shape.layers * shape.hidden + 2 * layer if recompute else (shape.layers + 1) * (layer - spared)
-    return int((kept + 4 * shape.hidden) * dtype.itemsize)
+    sizes = {"hidden": shape.hidden, "attention": attention, "inner": shape.inner}
+    return int(dtype.itemsize) * activation_elements(shape.layers, **sizes, recompute=recompute, device=device)
 
 
 def plan_packs(
@@ -51,15 +50,11 @@ def plan_packs(
         sizes, longest = (kept, recomputed, free_bytes(device)), shape.context
         return plan_cpu_packs(*sizes, asked=asked, at_a_time=at_a_time, prompt=prompt, context=longest)
     room = activation_room(device)
-    recompute = asked == "on" or (asked == "auto" and plan_recompute(shape, dtype, room))
-    kept = room // activation_bytes(shape, dtype, recompute=False) if asked == "auto" and not recompute else 0
-    tokens = token_budget(shape, dtype, device, room, recompute=recompute)
-    return PackPlan(tokens=tokens, recompute=recompute, kept_tokens=kept)
-
-
-def plan_recompute(shape: Shape, dtype: torch.dtype, free_bytes: int) -> bool:
-    """Whether storing all activations would limit packs on a GPU to fewer tokens than full speed needs."""
-    return free_bytes // activation_bytes(shape, dtype, recompute=False) < FULL_SPEED_TOKENS
+    plain = room // activation_bytes(shape, dtype, recompute=False)
+    recompute = asked == "on" or (asked == "auto" and plain < FULL_SPEED_TOKENS)
+    fitting = room // activation_bytes(shape, dtype, recompute=True) if recompute else plain
+    tokens = max(1, min(TOKEN_BUDGET.get(device.type, TOKEN_BUDGET["cuda"]), fitting))
+    return PackPlan(tokens=tokens, recompute=recompute, kept_tokens=plain if asked == "auto" and not recompute else 0)
 
 
 def activation_room(device: torch.device) -> int:
@@ -75,38 +70,26 @@ def is_short(shape: Shape, dtype: torch.dtype, device: torch.device, limits: Mem
     if device.type != "cuda":
         return False
     if not limits.pack_tokens:
-        return plan_recompute(shape, dtype, activation_room(device))
+        return activation_room(device) // activation_bytes(shape, dtype, recompute=False) < FULL_SPEED_TOKENS
     tokens = limits.train_tokens or limits.pack_tokens
     return free_bytes(device) < tokens * activation_bytes(shape, dtype, recompute=limits.recompute)
 
 
-def token_budget(shape: Shape, dtype: torch.dtype, device: torch.device, room_bytes: int, *, recompute: bool) -> int:
-    """Maximum tokens of a pack on a GPU."""
-    most = TOKEN_BUDGET.get(device.type, TOKEN_BUDGET["cuda"])
-    return max(1, min(most, room_bytes // activation_bytes(shape, dtype, recompute=recompute)))
-
-
-def recompute_from_now_on(limits: MemoryLimits, size: PackSize, device: torch.device) -> None:
-    """Recompute activations from now on, after running out of memory, and log it."""
-    limits.recompute = True
+def shrink(limits: MemoryLimits, size: PackSize, device: torch.device, *, recompute: bool) -> None:
+    """After running out of memory recompute activations from now on, or halve the budget; log it."""
+    if recompute:
+        limits.recompute = True
+        done = "Activations are recomputed in the backward pass"
+    else:
+        limits.train_tokens = max(1, size.tokens // 2)
+        done = f"Packs hold {limits.train_tokens} tokens"
     LOG.warning(
-        "Out of memory in training, with a pack of %d tokens on %s. Activations are recomputed in the backward pass "
-        "from now on, and the step is repeated; the gradient is the same.",
-        size.tokens,
-        device,
-    )
-
-
-def halve(limits: MemoryLimits, size: PackSize, device: torch.device) -> None:
-    """Halve the budget after running out of memory, and log it."""
-    limits.train_tokens = max(1, size.tokens // 2)
-    LOG.warning(
-        "Out of memory in training, with a pack of %d tokens from %d rows on %s. Packs hold %d tokens from now on, and "
-        "the step is repeated; the gradient is the same.",
+        "Out of memory in training, with a pack of %d tokens from %d rows on %s. %s from now on, and the step is "
+        "repeated; the gradient is the same.",
         size.tokens,
         size.rows,
         device,
-        limits.train_tokens,
+        done,
     )
 
 

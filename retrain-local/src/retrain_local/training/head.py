@@ -137,7 +137,6 @@ def pulled_back(
 
 
 def plain_softmax(logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool) -> tuple[Tensor, Tensor]:
-    """See `Softmax`."""
     scaled = logits_MV.float()
     scaled = torch.log_softmax(scaled if temperature == 1.0 else scaled / temperature, dim=-1)
     logprobs_M = scaled.gather(1, tokens_M[:, None])[:, 0]
@@ -150,14 +149,9 @@ def plain_softmax(logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope
 
 def softmax_of(device: torch.device, dtype: torch.dtype, vocabulary: int) -> Softmax:
     """The fused kernel where this device has it and it agrees with PyTorch's operations on a few rows, else those."""
-
-    def make() -> Softmax:
-        from retrain_local.training.head_triton import triton_softmax
-
-        return triton_softmax
-
     faults_of = partial(softmax_faults, device=device, dtype=dtype, vocabulary=vocabulary)
-    return proven("the fused softmax of training", device, make, faults_of) or plain_softmax
+    place = "retrain_local.training.head_triton:triton_softmax"
+    return proven("the fused softmax of training", device, place, faults_of) or plain_softmax
 
 
 def softmax_faults(softmax: Softmax, *, device: torch.device, dtype: torch.dtype, vocabulary: int) -> Iterator[str]:

@@ -19,7 +19,6 @@ FLOOR = tl.constexpr(-3.0e38)  # below every finite logit, and finite: a tile of
 
 
 def triton_softmax(logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool) -> tuple[Tensor, Tensor]:
-    """See `head.Softmax`."""
     rows, vocabulary = logits_MV.shape
     logits_MV = logits_MV if logits_MV.stride(1) == 1 else logits_MV.contiguous()
     logprobs_M = torch.empty(rows, dtype=torch.float32, device=logits_MV.device)

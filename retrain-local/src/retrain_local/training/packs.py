@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,26 +16,59 @@ from retrain_local.attention.spans import Spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pack:
-    """N packed tokens of several rows, and the M action tokens that they predict, row by row.
+class ActionTokens:
+    """The action tokens of several rows, row by row, with their numbers; each row is one sequence of the loss.
 
-    Action m is `tokens_M[m]`, predicted from position `sources.index_M[m]` of the pack; the first actions of a group
-    are all predicted from the last token of its shared prompt. `rows` are the indices of the rows in the step, and
-    `sequences_M` numbers them from 0 in this pack; `longest` is the length of the longest. `engine_logprobs_M` equal
-    `behaviour_logprobs_M` unless the rows distinguish them.
+    `rows` are the indices of the rows in the step, and `sequences_M` numbers them from 0 here. `engine_logprobs_M`
+    equal `behaviour_logprobs_M` unless the rows distinguish them.
     """
 
     rows: tuple[int, ...]
+    sequences_M: Tensor
+    behaviour_logprobs_M: Tensor
+    engine_logprobs_M: Tensor
+    advantages_M: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        numbers: Sequence[int],
+        rows: Sequence[TrainRow],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        **more: Any,
+    ) -> Self:
+        """The action tokens of `rows`, whose indices are `numbers`."""
+
+        def actions(values: Sequence[np.ndarray]) -> Tensor:
+            return joined([v[row.action_T] for v, row in zip(values, rows, strict=True)], dtype, device)
+
+        counts = [int(np.count_nonzero(row.action_T)) for row in rows]
+        return cls(
+            rows=tuple(numbers),
+            sequences_M=joined([np.repeat(np.arange(len(rows)), counts)], torch.int64, device),
+            behaviour_logprobs_M=actions([row.logprobs_T for row in rows]),
+            engine_logprobs_M=actions([engine_logprobs(row) for row in rows]),
+            advantages_M=actions([row.advantages_T for row in rows]),
+            **more,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pack(ActionTokens):
+    """N packed tokens of several rows, and the M action tokens that they predict.
+
+    Action m is `tokens_M[m]`, predicted from position `sources.index_M[m]` of the pack; the first actions of a group
+    are all predicted from the last token of its shared prompt. `longest` is the length of the longest row.
+    """
+
     longest: int
     spans: Spans
     ids_N: Tensor
     positions_N: Tensor
     sources: Picks
     tokens_M: Tensor
-    sequences_M: Tensor
-    behaviour_logprobs_M: Tensor
-    engine_logprobs_M: Tensor
-    advantages_M: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,30 +165,29 @@ def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
             begun = prompt_start + member.first
             if not alone and member.last > member.first:
                 begun = segment(member.row.tokens_T[member.first : member.last], prompt)
-            at_M = (
-                np.flatnonzero(member.row.action_T) - 1 - member.first
-            )  # -1: predicted from the last token of the prompt
+            # -1: predicted from the last token of the prompt
+            at_M = np.flatnonzero(member.row.action_T) - 1 - member.first
             places.append(np.where(at_M < 0, prompt_start + member.first - 1, begun + at_M))
             members.append(member)
     spans = Spans(lengths=tuple(lengths), prefixes=tuple(prefixes))
     rows = [member.row for member in members]
 
-    def moved(values: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.concatenate(values)).to(device=device, dtype=dtype)
-
-    return Pack(
-        rows=tuple(member.number for member in members),
+    return Pack.of(
+        [member.number for member in members],
+        rows,
+        device=device,
         longest=max(member.last for member in members),
         spans=spans,
-        ids_N=moved(ids, torch.int64),
-        positions_N=moved([spans.positions()], torch.int64),
+        ids_N=joined(ids, torch.int64, device),
+        positions_N=joined([spans.positions()], torch.int64, device),
         sources=Picks(np.concatenate(places), spans.num_tokens, device),
-        tokens_M=moved([row.tokens_T[row.action_T] for row in rows], torch.int64),
-        sequences_M=moved([np.full(row.action_T.sum(), number) for number, row in enumerate(rows)], torch.int64),
-        behaviour_logprobs_M=moved([row.logprobs_T[row.action_T] for row in rows], torch.float32),
-        engine_logprobs_M=moved([engine_logprobs(row)[row.action_T] for row in rows], torch.float32),
-        advantages_M=moved([row.advantages_T[row.action_T] for row in rows], torch.float32),
+        tokens_M=joined([row.tokens_T[row.action_T] for row in rows], torch.int64, device),
     )
+
+
+def joined(values: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Arrays one after another, as a tensor."""
+    return torch.from_numpy(np.concatenate(values)).to(device=device, dtype=dtype)
 
 
 def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
@@ -170,7 +203,7 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
         engine_T = engine_logprobs(row)
         if len(engine_T) != length:
             raise _refused(f"row {index}: tokens and the engine's log-probabilities differ in length")
-        reference_T = row.logprobs_T if row.reference_logprobs_T is None else row.reference_logprobs_T
+        reference_T = reference_logprobs(row)
         if len(reference_T) != length or (row.kl_coef and row.reference_logprobs_T is None):
             raise _refused(f"row {index} has a KL coefficient and no reference log-probability for each of its tokens")
         for name, values_T in (
@@ -187,6 +220,11 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
 def engine_logprobs(row: TrainRow) -> Floats:
     """Those that the sampler itself reported."""
     return row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T
+
+
+def reference_logprobs(row: TrainRow) -> Floats:
+    """Those of the reference; those that it was sampled with where there is none."""
+    return row.logprobs_T if row.reference_logprobs_T is None else row.reference_logprobs_T
 
 
 def _refused(what: str) -> BackendError:

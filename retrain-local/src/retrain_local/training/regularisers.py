@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
-from retrain.api import Config, Mask, TrainRow
+from retrain.api import Config, Floats, Mask, TrainRow
 from retrain_local.training.loss_formulas import MAX_LOG_RATIO
-from retrain_local.training.packs import Pack
+from retrain_local.training.packs import Pack, joined, reference_logprobs
 
 SAME_POLICY = 1e-4  # nats that sampler and trainer may differ on the same weights
 
@@ -31,10 +32,8 @@ class Regularisers:
     @classmethod
     def of(cls, config: Config) -> Regularisers:
         """The settings of a run."""
-        names = ("kl_cov", "kl_cov_coef", "clip_cov", "clip_cov_low", "clip_cov_high")
-        given = {name: config.value(f"entropy.{name}", getattr(cls(), name)) for name in names}
-        entropy = config.entropy.coef
-        return cls(estimator=config.kl.estimator or "k3", entropy=entropy, **given)
+        given = config.entropy.model_dump()
+        return cls(estimator=config.kl.estimator or "k3", entropy=given.pop("coef"), **given)
 
     @property
     def has_marks(self) -> bool:
@@ -60,7 +59,10 @@ NO_COLUMNS = Columns()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Marked:
-    """Tokens of every row that kl_cov or clip_cov chose, over the whole optimizer step; [] with neither."""
+    """Tokens of every row that kl_cov or clip_cov chose, over the whole optimizer step; [] with neither.
+
+    Their log-probability and advantage move together, which lowers the entropy (arXiv:2505.22617).
+    """
 
     held: Sequence[Mask] = ()
     dropped: Sequence[Mask] = ()
@@ -109,23 +111,36 @@ def distances(new_M: Tensor, old_M: Tensor) -> Tensor:
 
 def columns_of(rows: Sequence[TrainRow], pack: Pack, marked: Marked) -> Columns:
     """The columns of one pack of an optimizer step."""
-    own = [(number, rows[number]) for number in pack.rows]
-
-    def moved(values: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.concatenate(values)).to(device=pack.tokens_M.device, dtype=dtype)
-
-    def marks(of_rows: Sequence[Mask]) -> Tensor | None:
-        return moved([of_rows[number] for number, _ in own], torch.bool) if of_rows else None
-
+    own, device = [rows[number] for number in pack.rows], pack.tokens_M.device
+    held_M, dropped_M = (
+        joined([marks[number] for number in pack.rows], torch.bool, device) if marks else None
+        for marks in (marked.held, marked.dropped)
+    )
     reference_M = coefs_M = None
     if any(row.kl_coef and row.reference_logprobs_T is not None for row in rows):
-        references = [
-            row.logprobs_T if row.reference_logprobs_T is None else row.reference_logprobs_T for _, row in own
-        ]
-        actions = [row.action_T for _, row in own]
-        reference_M = moved([r[a] for r, a in zip(references, actions, strict=True)], torch.float32)
-        coefs = [np.full(int(a.sum()), row.kl_coef) for a, (_, row) in zip(actions, own, strict=True)]
-        coefs_M = moved(coefs, torch.float32)
-    return Columns(
-        reference_M=reference_M, kl_coefs_M=coefs_M, held_M=marks(marked.held), dropped_M=marks(marked.dropped)
-    )
+        references = [reference_logprobs(row)[row.action_T] for row in own]
+        reference_M = joined(references, torch.float32, device)
+        coefs_M = joined([np.full(int(row.action_T.sum()), row.kl_coef) for row in own], torch.float32, device)
+    return Columns(reference_M=reference_M, kl_coefs_M=coefs_M, held_M=held_M, dropped_M=dropped_M)
+
+
+def covariances(logprobs_N: Floats, advantages_N: Floats) -> Floats:
+    """(log p - mean)(A - mean) of every action token of an optimizer step (arXiv:2505.22617)."""
+    result: Floats = (logprobs_N - logprobs_N.mean()) * (advantages_N - advantages_N.mean())
+    return result
+
+
+def highest(covariances_N: Floats, share: float) -> Mask:
+    """The max(1, int(share N)) tokens of the highest covariance; of equal ones the first."""
+    chosen_N = np.zeros(len(covariances_N), np.bool_)
+    chosen_N[np.argsort(-covariances_N, kind="stable")[: max(1, int(share * len(covariances_N)))]] = True
+    return chosen_N
+
+
+def drawn_between(covariances_N: Floats, free_N: Mask, share: float, low: float, high: float, rng: Generator) -> Mask:
+    """Up to max(1, int(share N)) tokens, drawn among the `free_N` ones whose covariance lies in (low, high)."""
+    chosen_N = np.zeros(len(covariances_N), np.bool_)
+    candidates = np.flatnonzero((covariances_N > low) & (covariances_N < high) & free_N)
+    count = min(max(1, int(share * len(covariances_N))), len(candidates))
+    chosen_N[rng.choice(candidates, count, replace=False)] = True
+    return chosen_N

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,36 +25,23 @@ from retrain.api import (
     PluginError,
     Plugins,
     Problem,
+    Seeds,
     TrainBatch,
     TrainRow,
     find_loss,
 )
 from retrain_local.training.loss_formulas import IMPORTANCE_SAMPLING, LIKELIHOOD, MAX_LOG_RATIO
-from retrain_local.training.regularisers import NO_COLUMNS, Columns, Regularisers, added_terms
-
-
-class ScoredTokens(Protocol):
-    """The action tokens of a pack with their numbers, row by row; each row is one sequence of the loss."""
-
-    @property
-    def behaviour_logprobs_M(self) -> Tensor:
-        """Those that the policy sampled with, or the trainer's own before the step."""
-
-    @property
-    def engine_logprobs_M(self) -> Tensor:
-        """Those that the sampler itself reported."""
-
-    @property
-    def advantages_M(self) -> Tensor:
-        """Credit of each token."""
-
-    @property
-    def sequences_M(self) -> Tensor:
-        """Index of each token's row in the pack."""
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The rows of the pack."""
+from retrain_local.training.packs import ActionTokens
+from retrain_local.training.regularisers import (
+    NO_COLUMNS,
+    Columns,
+    Marked,
+    Regularisers,
+    added_terms,
+    covariances,
+    drawn_between,
+    highest,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +57,7 @@ class Mismatch:
     low: float = 0.0
     high: float = float("inf")
 
-    def weights(self, before_M: Tensor, pack: ScoredTokens) -> tuple[Tensor, Tensor]:
+    def weights(self, before_M: Tensor, pack: ActionTokens) -> tuple[Tensor, Tensor]:
         """Weight of each token, and whether it was outside the bounds; without gradient."""
         logs_M = before_M - pack.engine_logprobs_M
         if self.level != "token":
@@ -103,12 +90,14 @@ class PolicyLoss:
         """The loss that `[algorithm]` names, imported now; PluginError when it is none."""
         algorithm = config.algorithm
         spec, params = find_loss(config, plugins)
-        dual = config.algorithm.dual_clip
+        low, high = algorithm.is_bounds or (0.0, algorithm.tis_cap)
+        is_weighted = bool(algorithm.is_bounds) or algorithm.tis_cap > 0.0
+        weights = Mismatch(level=algorithm.is_level, mode=algorithm.is_mode, low=low, high=high)
         return cls(
             spec=spec,
-            clip=spec.clip.resolved(algorithm.clip_eps, algorithm.clip_eps_high, dual),
-            aggregation=config.algorithm.aggregation or spec.aggregation,
-            mismatch=_mismatch(config),
+            clip=spec.clip.resolved(algorithm.clip_eps, algorithm.clip_eps_high, algorithm.dual_clip),
+            aggregation=algorithm.aggregation or spec.aggregation,
+            mismatch=weights if is_weighted else None,
             max_tokens=config.training.max_tokens,
             params=params,
             regularisers=Regularisers.of(config),
@@ -128,15 +117,31 @@ class PolicyLoss:
         sequences = sum(bool(row.action_T.any()) for row in batch.rows) + batch.num_masked
         return sequences * (self.max_tokens if self.aggregation == "constant" else 1)
 
-    def clipped(self, new_M: Tensor, tokens: ScoredTokens, *, is_fixed: bool) -> Tensor:
-        """Whether each token is clipped under these log-probabilities; no gradient."""
-        with torch.no_grad():
-            return self._terms(new_M, tokens, NO_COLUMNS, None, is_fixed=is_fixed)[1]
+    def marked(self, batch: TrainBatch, now: Sequence[Floats], seeds: Seeds) -> Marked:
+        """The tokens of kl_cov or clip_cov, chosen among all action tokens of the optimizer step, however it is packed.
+
+        `now` are the log-probabilities of the policy that is about to be updated.
+        """
+        settings, rows = self.regularisers, batch.rows
+        logprobs_N = np.concatenate([now_T[row.action_T] for now_T, row in zip(now, rows, strict=True)])
+        advantages_N = np.concatenate([row.advantages_T[row.action_T] for row in rows])
+        cov_N = covariances(logprobs_N, advantages_N)
+        if settings.kl_cov:
+            return Marked(held=_by_row(highest(cov_N, settings.kl_cov), rows))
+        free_N = np.ones(len(cov_N), np.bool_)
+        if batch.update:  # before the first one nothing has moved
+            new_N, tokens = torch.from_numpy(logprobs_N).float(), ActionTokens.of(range(len(rows)), rows)
+            with torch.no_grad():
+                clipped_N = self._terms(new_N, tokens, NO_COLUMNS, None, is_fixed=self.is_fixed(batch))[1]
+            free_N = ~clipped_N.numpy()
+        rng = seeds.stream("clip_cov", batch.step, batch.update)
+        low, high = settings.clip_cov_low, settings.clip_cov_high
+        return Marked(dropped=_by_row(drawn_between(cov_N, free_N, settings.clip_cov, low, high, rng), rows))
 
     def of_pack(
         self,
         new_M: Tensor,
-        pack: ScoredTokens,
+        pack: ActionTokens,
         denominator: int,
         *,
         columns: Columns = NO_COLUMNS,
@@ -156,7 +161,7 @@ class PolicyLoss:
         return -terms_M.sum() / denominator, clipped_M.sum()
 
     def _terms(
-        self, new_M: Tensor, pack: ScoredTokens, columns: Columns, entropies_M: Tensor | None, *, is_fixed: bool
+        self, new_M: Tensor, pack: ActionTokens, columns: Columns, entropies_M: Tensor | None, *, is_fixed: bool
     ) -> tuple[Tensor, Tensor]:
         """Term times factor of each token less what is added to the loss, and whether it was clipped."""
         old_M = pack.behaviour_logprobs_M
@@ -196,28 +201,13 @@ class PolicyLoss:
         return terms
 
 
+def _by_row(values_N: np.ndarray, rows: Sequence[TrainRow]) -> list[np.ndarray]:
+    """The numbers of each row's action tokens."""
+    ends = np.cumsum([np.count_nonzero(row.action_T) for row in rows])
+    return np.split(values_N, ends[:-1])
+
+
 NAMED = {"likelihood": PolicyLoss(spec=LIKELIHOOD)}  # what `TrainBatch.loss` may name: nothing is added to these
-
-
-def _mismatch(config: Config) -> Mismatch | None:
-    """The weights of `tis_cap` or `is_bounds`; None when both are off."""
-    cap, bounds = config.algorithm.tis_cap, list[float](config.algorithm.is_bounds)
-    if cap <= 0.0 and not bounds:
-        return None
-    level, mode = config.algorithm.is_level, config.algorithm.is_mode
-    low, high = bounds or (0.0, cap)
-    return Mismatch(level=level, mode=mode, low=low, high=high)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tokens:
-    """The action tokens of a pack; see `ScoredTokens`."""
-
-    rows: tuple[int, ...]
-    sequences_M: Tensor
-    behaviour_logprobs_M: Tensor
-    engine_logprobs_M: Tensor
-    advantages_M: Tensor
 
 
 def evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossValue:
@@ -228,29 +218,12 @@ def evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossVal
     total, clipped = 0.0, 0
     for numbers in trial.packs:
         rows = [batch.rows[number] for number in numbers]
-        new_M = _joined([trial.logprobs[number] for number in numbers], rows).requires_grad_()
-        is_fixed = batch.updates > 1 and loss.mismatch is not None
-        value, count = loss.of_pack(new_M, _tokens(tuple(numbers), rows), denominator, is_fixed=is_fixed)
+        own = [trial.logprobs[number][row.action_T] for number, row in zip(numbers, rows, strict=True)]
+        new_M = torch.from_numpy(np.concatenate(own)).requires_grad_()
+        tokens = ActionTokens.of(numbers, rows, dtype=torch.float64)
+        value, count = loss.of_pack(new_M, tokens, denominator, is_fixed=loss.is_fixed(batch))
         total, clipped = total + float(value.detach()), clipped + int(count)
         (gradient_M,) = torch.autograd.grad(value, new_M)
-        ends = np.cumsum([np.count_nonzero(row.action_T) for row in rows])[:-1]
-        for number, row, part in zip(numbers, rows, np.split(gradient_M.numpy(), ends), strict=True):
+        for number, row, part in zip(numbers, rows, _by_row(gradient_M.numpy(), rows), strict=True):
             gradients[number][row.action_T] = part
     return LossValue(loss=total, gradients=gradients, clipped=clipped)
-
-
-def _tokens(numbers: tuple[int, ...], rows: Sequence[TrainRow]) -> _Tokens:
-    engine = [row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T for row in rows]
-    counts = [int(np.count_nonzero(row.action_T)) for row in rows]
-    return _Tokens(
-        rows=numbers,
-        sequences_M=torch.from_numpy(np.repeat(np.arange(len(rows)), counts)),
-        behaviour_logprobs_M=_joined([row.logprobs_T for row in rows], rows),
-        engine_logprobs_M=_joined(engine, rows),
-        advantages_M=_joined([row.advantages_T for row in rows], rows),
-    )
-
-
-def _joined(values: Sequence[Floats], rows: Sequence[TrainRow]) -> Tensor:
-    """The values at the action tokens of all rows."""
-    return torch.from_numpy(np.concatenate([v[row.action_T] for v, row in zip(values, rows, strict=True)]))

@@ -41,7 +41,6 @@ from retrain_local.model.whole import own_part
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
-from retrain_local.training.covariances import mark
 from retrain_local.training.head import logprobs_and_entropies, ranked_logprobs, selected_logprobs, softmax_of
 from retrain_local.training.packs import Pack, check_rows, pack_rows, share_rows
 from retrain_local.training.regularisers import Marked, columns_of
@@ -139,9 +138,8 @@ class Trainer:
         except torch.OutOfMemoryError as error:
             what = f"the optimizer's update ran out of memory on {self._decoder.device}"
             smaller = "lower [model] lora_rank" if self._rank else "train an adapter ([model] lora_rank = 32)"
-            raise BackendError(
-                Problem(where="training", what=what, fix=f"{smaller}, or name a smaller model")
-            ) from error
+            fix = f"{smaller}, or name a smaller model"
+            raise BackendError(Problem(where="training", what=what, fix=fix)) from error
         finally:
             self.optimizer.zero_grad()
         return TrainReport.measured(loss=loss, grad_norm=grad_norm, gaps_N=gaps_N, clipped=clipped, lr=lr)
@@ -277,11 +275,15 @@ class Trainer:
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Current log-probabilities of the action tokens, as the loss computes them; 0 elsewhere, no gradient."""
-        return self._of_actions(rows, partial(self._pack_logprobs, temperature))
+        return self._of_actions(rows, lambda pack: self._logprobs(pack, temperature).double())
 
     def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
-        """See `retrain.api.RanksTokens`."""
-        found = self._of_actions(rows, partial(self._pack_tops, temperature, top), width=1 + 2 * top)
+        given = self._decoder.logits, self._decoder.shape.vocabulary, temperature, top
+
+        def tops(pack: Pack) -> Tensor:
+            return ranked_logprobs(self._hidden(pack), pack.tokens_M, *given)
+
+        found = self._of_actions(rows, tops, width=1 + 2 * top)
         return [
             TopLogprobs(
                 logprobs_T=values_TF[:, 0],
@@ -292,9 +294,9 @@ class Trainer:
         ]
 
     def _of_actions(
-        self, rows: Sequence[ActionRow], of_pack: Callable[[Pack], Floats], *, width: int = 0
+        self, rows: Sequence[ActionRow], of_pack: Callable[[Pack], Tensor], *, width: int = 0
     ) -> list[Floats]:
-        """What `of_pack` finds for a pack's action tokens, `width` numbers each (0: one), by row; 0 elsewhere."""
+        """Results of `of_pack` for a pack's action tokens, `width` numbers each (0: one), by row; 0 elsewhere."""
         found = [np.zeros((len(row.tokens_T), width) if width else len(row.tokens_T)) for row in rows]
         asked = [_without_credit(row) for row in rows]
         check_rows(asked, self._decoder.shape.vocabulary)
@@ -313,13 +315,19 @@ class Trainer:
             return self.logprobs(rows, temperature)
 
     def _of_packs(
-        self, rows: Sequence[TrainRow], own: Sequence[int], of_pack: Callable[[Pack], Floats]
+        self, rows: Sequence[TrainRow], own: Sequence[int], of_pack: Callable[[Pack], Tensor]
     ) -> list[tuple[list[int], Floats]]:
-        """The rows of each pack of this rank's share, by their indices, and what `of_pack` finds for it."""
+        """The rows of each pack of this rank's share, by their indices, and the result of `of_pack`; no gradient."""
+
+        def values(pack: Pack) -> Floats:
+            with self._no_gradient():
+                found: Floats = of_pack(pack).cpu().numpy()
+            return found
+
         packs = self._packs([rows[number] for number in own])
         rounds = self._rounds(len(packs))
         numbers = ([own[number] for number in pack.rows] for pack in packs)
-        found = list(zip(numbers, self._each(packs, of_pack), strict=True))
+        found = list(zip(numbers, self._each(packs, values), strict=True))
         for _ in range(rounds - len(packs)):
             self._idle(is_trained=False)
         return found
@@ -354,7 +362,7 @@ class Trainer:
             return Marked()
         # before the first update the policy is still the one that sampled
         now = self.logprobs(batch.rows, batch.temperature) if batch.update else [row.logprobs_T for row in batch.rows]
-        return mark(policy, batch, now, self._seeds)
+        return policy.marked(batch, now, self._seeds)
 
     def _gradients(self, batch: TrainBatch, rows: Sequence[TrainRow], marked: Marked, pack: Pack) -> _PackResult:
         """Of one pack of these rows, which are this rank's of the batch."""
@@ -382,30 +390,14 @@ class Trainer:
         """The loss of `[algorithm]`, or the one that the batch names."""
         return NAMED[batch.loss] if batch.loss else self._loss
 
-    def _pack_logprobs(self, temperature: float, pack: Pack) -> Floats:
-        with self._no_gradient():
-            found: Floats = self._logprobs(pack, temperature).double().cpu().numpy()
-        return found
-
-    def _pack_tops(self, temperature: float, top: int, pack: Pack) -> Floats:
-        with self._no_gradient():
-            given = self._decoder.logits, self._decoder.shape.vocabulary, temperature, top
-            found: Floats = ranked_logprobs(self._hidden(pack), pack.tokens_M, *given).cpu().numpy()
-        return found
-
     def _packs(self, rows: Sequence[TrainRow]) -> list[Pack]:
-        decoder, limits, asked = self._decoder, self._limits, self._options.gradient_checkpointing
+        decoder, limits = self._decoder, self._limits
         limits.packs_at_a_time = limits.packs_at_a_time or self._at_a_time
         if not limits.pack_tokens:  # chosen at the first step and kept from then on, by a resumed run as well
             prompt = max((int(np.argmax(row.action_T)) for row in rows), default=0)
-            plan = budget.plan_packs(
-                *(decoder.shape, decoder.dtype, decoder.device),
-                asked=asked,
-                at_a_time=self._workers,
-                prompt=prompt,
-            )
-            limits.recompute, limits.pack_tokens = plan.recompute, plan.tokens
-            limits.kept_tokens = plan.kept_tokens
+            asked, sizes = self._options.gradient_checkpointing, (decoder.shape, decoder.dtype, decoder.device)
+            plan = budget.plan_packs(*sizes, asked=asked, at_a_time=self._workers, prompt=prompt)
+            limits.recompute, limits.pack_tokens, limits.kept_tokens = plan.recompute, plan.tokens, plan.kept_tokens
         max_tokens = limits.train_tokens or self._options.micro_batch_tokens or limits.pack_tokens
         packs = pack_rows(rows, device=decoder.device, max_tokens=max_tokens, multiple=limits.packs_at_a_time)
         largest = max((pack.spans.num_tokens for pack in packs), default=0)
@@ -446,10 +438,7 @@ class Trainer:
             # outside the except block, since the error keeps alive the tensors of every frame it passed through
             self.optimizer.zero_grad()
             free_memory(device)
-            if can_recompute:
-                budget.recompute_from_now_on(self._limits, self._failed_pack, device)
-            else:
-                budget.halve(self._limits, self._failed_pack, device)
+            budget.shrink(self._limits, self._failed_pack, device, recompute=can_recompute)
 
     def _update(self, loss: float, lr: float | None) -> tuple[float, float]:
         """One update; the norm of the gradient and the learning rate."""
