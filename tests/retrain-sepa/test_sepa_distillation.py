@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
 from retrain.advantages import TokenAdvantageContext
-from retrain_sepa.distillation import DISTILLATION, DistillationParams, returns
+from retrain_sepa.advantages import DISTILLATION, DistillationParams, returns
 
 rewards = arrays(np.float64, st.integers(0, 12), elements=st.floats(-20, 20))
 logits = arrays(np.float64, 6, elements=st.floats(-8, 8))

@@ -1,4 +1,4 @@
-"""Episode advantages: one number per completion, from the rewards of its group or of the whole step.
+"""Advantages: one number per completion from the rewards of its group or step, or one per token from a teacher.
 
 `_PG` one array per group, with one entry per completion; `_N` one entry per completion of the step.
 """
@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from retrain.advantages import AdvantageContext, AdvantageSpec, StepAdvantageContext
+from retrain.advantages import AdvantageContext, AdvantageSpec, StepAdvantageContext, TokenAdvantageContext
 from retrain.api import CreditError, Floats, Problem, Table, Tokens, key
 
 STD_EPS = 1e-4
@@ -91,6 +91,7 @@ def _grpo(ctx: AdvantageContext) -> Floats:
     return grpo_advantages(ctx.rewards_G, scale=scale, ddof=ddof)
 
 
+MAXRL = maxrl  # a factory: each run warns once
 GRPO = AdvantageSpec(name="grpo", compute=_grpo, needs_group=True)
 RLOO = AdvantageSpec(name="rloo", compute=lambda ctx: rloo_advantages(ctx.rewards_G), needs_group=True)
 DR_GRPO = AdvantageSpec(name="dr_grpo", compute=lambda ctx: grpo_advantages(ctx.rewards_G), needs_group=True)
@@ -215,3 +216,30 @@ def _gdpo(step: StepAdvantageContext) -> list[Floats]:
 REINFORCE_PP = AdvantageSpec(name="reinforce_pp", compute_step=_reinforce_pp)
 REINFORCE_PP_BASELINE = AdvantageSpec(name="reinforce_pp_baseline", compute_step=_baseline, needs_group=True)
 GDPO = AdvantageSpec(name="gdpo", compute_step=_gdpo, needs_group=True)
+
+
+class DistillationParams(Table):
+    """`[algorithm.advantage_params]` of distillation."""
+
+    coef: float = key(1.0, "Multiplies every advantage.", gt=0.0)
+    discount: float = key(0.0, "Weight of the next token's return; 0 = each token for itself.", ge=0.0, le=1.0)
+
+
+def returns(rewards_T: Floats, discount: float) -> Floats:
+    """R_t = r_t + discount R_(t+1), `[T]`."""
+    if discount == 0.0:
+        return rewards_T
+    result_T, ahead = np.empty(len(rewards_T)), 0.0
+    for position in range(len(rewards_T) - 1, -1, -1):
+        ahead = result_T[position] = float(rewards_T[position]) + discount * ahead
+    return result_T
+
+
+def _distillation(ctx: TokenAdvantageContext) -> list[Floats]:
+    coef, discount = float(ctx.params.get("coef", 1.0)), float(ctx.params.get("discount", 0.0))
+    return [coef * returns(rewards_T, discount) for rewards_T in ctx.token_rewards_G]
+
+
+DISTILLATION = AdvantageSpec(
+    name="distillation", compute_tokens=_distillation, needs_token_rewards=True, needs_verdict=False
+)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from retrain.api import MetricSpec, PluginSpec, TableTraits, hookimpl
@@ -20,93 +21,62 @@ TABLES = (
 )
 # What [algorithm] says when nobody says otherwise: the condition of the paper.
 DEFAULTS = {"advantage_mode": "maxrl", "transform_mode": "gtpo_sepa", "uncertainty_kind": "surprisal"}
-ADVANTAGES = (
-    (
-        "grpo",
-        'Reward minus the group\'s mean; `scale = "std"` divides by the standard deviation.',
-        "advantages:GRPO",
-        "advantages:GrpoParams",
-    ),
-    (
-        "maxrl",
-        "Reward minus the group's mean, over that mean: hard prompts weigh more.",
-        "advantages:maxrl",
-        "advantages:MaxrlParams",
-    ),
-    ("rloo", "Reward minus the mean of the group's other completions.", "advantages:RLOO", ""),
-    ("dr_grpo", 'Reward minus the group\'s mean; Dr. GRPO with aggregation = "constant".', "advantages:DR_GRPO", ""),
-    (
-        "reinforce_pp",
-        "Reward normalised over the step, without a group baseline (REINFORCE++).",
-        "advantages:REINFORCE_PP",
-        "",
-    ),
-    (
-        "reinforce_pp_baseline",
-        "Reward minus the group's mean, normalised over the step.",
-        "advantages:REINFORCE_PP_BASELINE",
-        "advantages:BaselineParams",
-    ),
-    (
-        "gdpo",
-        "Several rewards, each normalised within its group before they are summed (GDPO).",
-        "advantages:GDPO",
-        "advantages:GdpoParams",
-    ),
-    (
-        "distillation",
-        "log p_teacher - log p of each token: the reverse KL to a [teacher], without a verifier.",
-        "distillation:DISTILLATION",
-        "distillation:DistillationParams",
-    ),
-)
-TRANSFORMS = (
-    ("none", "Every token receives the advantage of its completion.", "NONE"),
-    ("gtpo", "Tokens are weighted by their uncertainty.", "GTPO"),
-    ("gtpo_hicra", "GTPO, then more credit on planning tokens.", "GTPO_HICRA"),
-    ("gtpo_sepa", "GTPO on uncertainties pooled over execution tokens.", "GTPO_SEPA"),
-)
-UNCERTAINTIES = (
-    (
-        "surprisal",
-        "-log p of the sampled token, at most 50 nats.",
-        "SURPRISAL",
-        ("token_surprisal", "neg_logprob", "negative_logprob", "nll"),
-    ),
-    (
-        "predictive_variance",
-        "p (1 - p) of the sampled token.",
-        "PREDICTIVE_VARIANCE",
-        ("pred_var", "bernoulli_variance"),
-    ),
-    (
-        "shannon_entropy",
-        "Entropy of the sampling distribution; needs an engine that reports it.",
-        "SHANNON_ENTROPY",
-        ("shannon", "entropy", "token_entropy"),
-    ),
-)
-ALGORITHMS = (
-    ("grpo_none", "grpo with none.", "GRPO_NONE"),
-    ("maxrl_none", "maxrl with none.", "MAXRL_NONE"),
-    ("maxrl_gtpo", "maxrl with gtpo.", "MAXRL_GTPO"),
-    ("maxrl_gtpo_hicra", "maxrl with gtpo_hicra.", "MAXRL_GTPO_HICRA"),
-    ("maxrl_gtpo_sepa", "maxrl with gtpo_sepa.", "MAXRL_GTPO_SEPA"),
-)
-RECIPES = (
-    ("grpo", "Over the group's deviation, PPO's clip, mean by sequence: arXiv:2402.03300.", "GRPO"),
-    ("dr_grpo", "GRPO without division by deviation or length: arXiv:2503.20783.", "DR_GRPO"),
-    (
-        "dapo",
-        "GRPO by token, wider clip upwards, dynamic sampling, truncated completions masked: arXiv:2503.14476.",
-        "DAPO",
-    ),
-    ("gspo", "GRPO's advantage, ratio and clip by sequence: arXiv:2507.18071.", "GSPO"),
-    ("cispo", "GRPO's advantage, a cap on each token's weight instead of a clip: arXiv:2506.13585.", "CISPO"),
-    ("rloo", "REINFORCE, the baseline the mean of the other completions: arXiv:2402.14740.", "RLOO"),
-    ("reinforce_pp", "PPO's clip, rewards normalised over the step: arXiv:2501.03262.", "REINFORCE_PP"),
-    ("reinforce_pp_baseline", "The same, the group's mean taken off first.", "REINFORCE_PP_BASELINE"),
-)
+# Parts by name; each is the attribute of that name in capitals in the module of its kind.
+ADVANTAGES = {
+    "grpo": 'Reward minus the group\'s mean; `scale = "std"` divides by the standard deviation.',
+    "maxrl": "Reward minus the group's mean, over that mean: hard prompts weigh more.",
+    "rloo": "Reward minus the mean of the group's other completions.",
+    "dr_grpo": 'Reward minus the group\'s mean; Dr. GRPO with aggregation = "constant".',
+    "reinforce_pp": "Reward normalised over the step, without a group baseline (REINFORCE++).",
+    "reinforce_pp_baseline": "Reward minus the group's mean, normalised over the step.",
+    "gdpo": "Several rewards, each normalised within its group before they are summed (GDPO).",
+    "distillation": "log p_teacher - log p of each token: the reverse KL to a [teacher], without a verifier.",
+}
+PARAMS = {
+    "grpo": "GrpoParams",
+    "maxrl": "MaxrlParams",
+    "reinforce_pp_baseline": "BaselineParams",
+    "gdpo": "GdpoParams",
+    "distillation": "DistillationParams",
+}
+TRANSFORMS = {
+    "none": "Every token receives the advantage of its completion.",
+    "gtpo": "Tokens are weighted by their uncertainty.",
+    "gtpo_hicra": "GTPO, then more credit on planning tokens.",
+    "gtpo_sepa": "GTPO on uncertainties pooled over execution tokens.",
+}
+UNCERTAINTIES = {
+    "surprisal": "-log p of the sampled token, at most 50 nats.",
+    "predictive_variance": "p (1 - p) of the sampled token.",
+    "shannon_entropy": "Entropy of the sampling distribution; needs an engine that reports it.",
+}
+ALIASES = {
+    "surprisal": ("token_surprisal", "neg_logprob", "negative_logprob", "nll"),
+    "predictive_variance": ("pred_var", "bernoulli_variance"),
+    "shannon_entropy": ("shannon", "entropy", "token_entropy"),
+}
+ALGORITHMS = {
+    "grpo_none": "grpo with none.",
+    "maxrl_none": "maxrl with none.",
+    "maxrl_gtpo": "maxrl with gtpo.",
+    "maxrl_gtpo_hicra": "maxrl with gtpo_hicra.",
+    "maxrl_gtpo_sepa": "maxrl with gtpo_sepa.",
+}
+RECIPES = {
+    "grpo": "Over the group's deviation, PPO's clip, mean by sequence: arXiv:2402.03300.",
+    "dr_grpo": "GRPO without division by deviation or length: arXiv:2503.20783.",
+    "dapo": "GRPO by token, wider clip upwards, dynamic sampling, truncated completions masked: arXiv:2503.14476.",
+    "gspo": "GRPO's advantage, ratio and clip by sequence: arXiv:2507.18071.",
+    "cispo": "GRPO's advantage, a cap on each token's weight instead of a clip: arXiv:2506.13585.",
+    "rloo": "REINFORCE, the baseline the mean of the other completions: arXiv:2402.14740.",
+    "reinforce_pp": "PPO's clip, rewards normalised over the step: arXiv:2501.03262.",
+    "reinforce_pp_baseline": "The same, the group's mean taken off first.",
+}
+
+
+def _specs(module: str, summaries: Mapping[str, str]) -> Iterator[PluginSpec]:
+    for name, summary in summaries.items():
+        yield PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.{module}:{name.upper()}")
 
 
 @hookimpl
@@ -122,71 +92,67 @@ def retrain_register_config_tables(register: Register) -> None:
 
 @hookimpl
 def retrain_register_advantages(register: Register) -> None:
-    for name, summary, factory, params in ADVANTAGES:
-        model = f"retrain_sepa.{params}" if params else None
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.{factory}", params=model))
+    for spec in _specs("advantages", ADVANTAGES):
+        params = PARAMS.get(spec.name)
+        register(replace(spec, params=f"retrain_sepa.advantages:{params}" if params else None))
 
 
 @hookimpl
 def retrain_register_transforms(register: Register) -> None:
-    for name, summary, attribute in TRANSFORMS:
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.transforms:{attribute}"))
+    for spec in _specs("transforms", TRANSFORMS):
+        register(spec)
 
 
 @hookimpl
 def retrain_register_uncertainties(register: Register) -> None:
-    for name, summary, attribute, aliases in UNCERTAINTIES:
-        factory = f"retrain_sepa.uncertainties:{attribute}"
-        register(PluginSpec(name=name, summary=summary, factory=factory, aliases=aliases))
+    for spec in _specs("uncertainties", UNCERTAINTIES):
+        register(replace(spec, aliases=ALIASES[spec.name]))
 
 
 @hookimpl
 def retrain_register_algorithms(register: Register) -> None:
-    for name, summary, attribute in ALGORITHMS:
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.transforms:{attribute}"))
+    for spec in _specs("transforms", ALGORITHMS):
+        register(spec)
 
 
 @hookimpl
 def retrain_register_recipes(register: Register) -> None:
-    for name, summary, attribute in RECIPES:
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.recipes:{attribute}"))
+    for spec in _specs("recipes", RECIPES):
+        register(spec)
 
 
 @hookimpl
 def retrain_register_planning_detectors(register: Register) -> None:
-    register(
-        PluginSpec(
-            name="regex",
-            summary="Marks tokens of curated planning phrases; `[logging] strategic_grams` replaces them.",
-            factory="retrain_sepa.planning.regex:regex_detector",
-        )
-    )
-    register(
-        PluginSpec(
-            name="semantic",
-            summary="Marks windows of words that sound like planning; `[planning] model` embeds them.",
-            factory="retrain_sepa.planning.semantic:semantic_detector",
-        )
-    )
+    regex = "Marks tokens of curated planning phrases; `[logging] strategic_grams` replaces them."
+    register(PluginSpec(name="regex", summary=regex, factory="retrain_sepa.planning.regex:regex_detector"))
+    semantic = "Marks windows of words that sound like planning; `[planning] model` embeds them."
+    register(PluginSpec(name="semantic", summary=semantic, factory="retrain_sepa.planning.semantic:semantic_detector"))
 
 
 @hookimpl
 def retrain_register_controllers(register: Register) -> None:
-    register(
-        PluginSpec(
-            name="sepa",
-            summary="Pooling strength lambda per step: linear or auto, behind a correct-rate gate.",
-            factory="retrain_sepa.controller:sepa_controller",
-        )
-    )
+    summary = "Pooling strength lambda per step: linear or auto, behind a correct-rate gate."
+    register(PluginSpec(name="sepa", summary=summary, factory="retrain_sepa.controller:sepa_controller"))
 
 
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
-    """What does not go with `distillation`."""
-    from retrain_sepa.distillation import problems_of
+    """`distillation` without a teacher, and with a loss that gives all tokens of a completion one ratio."""
+    from retrain.api import Problem
 
-    return problems_of(config)
+    if config.algorithm.advantage_mode != "distillation" or config.algorithm.algorithm_mode:
+        return []
+    problems = []
+    if not config.teacher.is_set:
+        what, why = "nobody teaches", "advantage 'distillation' takes its rewards from the model of [teacher]"
+        fix = "set [teacher] model, adapter or engine"
+        problems.append(Problem(where=config.place("algorithm.advantage_mode"), what=what, why=why, fix=fix))
+    if config.algorithm.loss == "gspo":
+        what = "gspo does not go with 'distillation'"
+        why = "its one ratio per completion gives every token the same share"
+        where, fix = config.place("algorithm.loss"), 'use loss = "importance_sampling", "ppo" or "cispo"'
+        problems.append(Problem(where=where, what=what, why=why, fix=fix))
+    return problems
 
 
 @hookimpl

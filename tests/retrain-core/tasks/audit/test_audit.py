@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example, Score
 from retrain.tasks.audit.probes import boxed, gold_from_reference, gold_of
 from retrain.tasks.audit.report import AuditReport, raise_on_failure
-from retrain.tasks.audit.verifier_audit import audit, audit_prompts
+from retrain.tasks.audit.verifier_audit import audit, audit_tasks
 from retrain.tasks.scoring.verdict import verdict
 
 SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]
@@ -437,6 +438,8 @@ def test_prompts_are_audited_by_any_scorer_as_they_are_put_to_the_policy() -> No
         return scorer_of(Honest())(pairs)
 
     settings = ScoringTable(audit_examples=9)
-    report = audit_prompts(prompts, scorer, Words(), settings=settings, gold=gold_of([Honest()]))
+    verifier = SimpleNamespace(score_texts=scorer, rewards=[Honest()], timeout_s=None)
+    tasks: Any = SimpleNamespace(prompts=prompts, verifier=verifier)
+    report = audit_tasks(tasks, Words(), settings)
     assert (report.ok, report.examples) == (True, 4)
     assert seen.count("asked with 7 tokens") == 8  # each twice

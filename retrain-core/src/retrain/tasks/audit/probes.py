@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from typing import Any, Literal
 
 from retrain.kernel.types import Example
@@ -46,34 +47,27 @@ def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str], plausible: 
 
     `echoes` are the prompt as a policy would repeat it, `plausible` the references of other examples.
     """
-    yield Probe(
-        example=example,
-        check="empty",
-        text="",
-        message="an empty answer is correct",
-        fix="make an answer that says nothing wrong; look for an empty reference",
-    )
-    yield Probe(
-        example=example,
-        check="repeated",
-        text=repeated(example.reference),
-        message="one word, repeated, is correct",
-        fix="compare the answer, not the length or the form of the text",
-    )
+    probe = partial(Probe, example=example)
+    fix = "make an answer that says nothing wrong; look for an empty reference"
+    yield probe(check="empty", text="", message="an empty answer is correct", fix=fix)
+    word, fix = repeated(example.reference), "compare the answer, not the length or the form of the text"
+    yield probe(check="repeated", text=word, message="one word, repeated, is correct", fix=fix)
+    reference, message = example.reference.strip(), "repeating the prompt is correct"
     for text in echoes:
-        message, fix = _echo(example, text)
-        yield Probe(example=example, check="echo", text=text, message=message, fix=fix)
+        told, fix = message, "let the reward read the final answer only"
+        if reference and reference in text:
+            told += ": it holds its own answer where the reward looks for one"
+            fix = f"take the answer out of the prompt, or {fix}"
+        yield probe(check="echo", text=text, message=told, fix=fix)
     yield from _misplaced(example, gold)
     yield from _disguised(example, gold, echoes[0] if echoes else "", plausible)
+    message, fix = (
+        "a text without an answer is correct",
+        "do not read a verdict, a truth value or an empty box as an answer",
+    )
     for text in HACKS:
         if not says_the_same(text, example.reference):
-            yield Probe(
-                example=example,
-                check="hack",
-                text=text,
-                message="a text without an answer is correct",
-                fix="do not read a verdict, a truth value or an empty box as an answer",
-            )
+            yield probe(check="hack", text=text, message=message, fix=fix)
 
 
 def repeated(reference: str) -> str:
@@ -95,15 +89,6 @@ def says_the_same(text: str, reference: str) -> bool:
         return False
 
 
-def _echo(example: Example, text: str) -> tuple[str, str]:
-    """The finding when the prompt scores as correct, and the fix."""
-    reference = example.reference.strip()
-    if reference and reference in text:
-        message = "repeating the prompt is correct: it holds its own answer where the reward looks for one"
-        return message, "take the answer out of the prompt, or let the reward read the final answer only"
-    return "repeating the prompt is correct", "let the reward read the final answer only"
-
-
 def _misplaced(example: Example, gold: Gold) -> Iterator[Probe]:
     """The right answer where it is not the final one.
 
@@ -111,27 +96,16 @@ def _misplaced(example: Example, gold: Gold) -> Iterator[Probe]:
     other reward a sentence that contains the answer may count, so that is only a warning.
     """
     reference = example.reference.strip()
-    severity: Severity = "error" if gold.is_boxed else "warning"
     box = gold.texts[0] if gold.is_boxed else boxed(reference)
     fix = "let the last box alone count" if gold.is_boxed else "let the final answer alone count, as a whole"
+    severity: Severity = "error" if gold.is_boxed else "warning"
+    probe = partial(Probe, example=example, check="misplaced", severity=severity, fix=fix)
     if gold.is_boxed or reference:
-        yield Probe(
-            example=example,
-            check="misplaced",
-            text=f"At first I took {box} for the answer, but that is wrong. My final answer is \\boxed{{}}.",
-            severity=severity,
-            message="the right answer counts although a different one, an empty box, follows it",
-            fix=fix,
-        )
+        text = f"At first I took {box} for the answer, but that is wrong. My final answer is \\boxed{{}}."
+        yield probe(text=text, message="the right answer counts although a different one, an empty box, follows it")
     if reference:
-        yield Probe(
-            example=example,
-            check="misplaced",
-            text=f"The answer is certainly not {reference}, so I do not know it.",
-            severity=severity,
-            message="a sentence that denies the right answer is correct",
-            fix=fix,
-        )
+        text = f"The answer is certainly not {reference}, so I do not know it."
+        yield probe(text=text, message="a sentence that denies the right answer is correct")
 
 
 def _disguised(example: Example, gold: Gold, prompt: str, plausible: Sequence[str]) -> Iterator[Probe]:

@@ -111,12 +111,7 @@ class AuditReport:
     def others(self) -> Tally:
         """All texts that must not be correct."""
         rest = [tally for check, tally in self.checks.items() if check != "gold"]
-        return Tally(
-            tried=sum(tally.tried for tally in rest),
-            correct=sum(tally.correct for tally in rest),
-            no_verdict=sum(tally.no_verdict for tally in rest),
-            failed=sum(tally.failed for tally in rest),
-        )
+        return Tally(**{name: sum(getattr(tally, name) for tally in rest) for name in Tally.__slots__})
 
     def line(self, of: str = "Reward") -> str:
         """`Reward audit: 8 examples, gold 8/8 correct, 0 of 184 others correct, 0.3 ms a score: ok`"""
@@ -131,20 +126,14 @@ class AuditReport:
 
     def as_data(self) -> dict[str, Any]:
         """The documented JSON form."""
+        gold = {"tried": self.gold_tried, "correct": self.gold_correct, "unknown": self.gold_unknown}
         return {
             "ok": self.ok,
             "examples": self.examples,
-            "gold": {
-                "tried": self.gold_tried,
-                "correct": self.gold_correct,
-                "unknown": self.gold_unknown,
-                "lowest": self.lowest_gold,
-            },
+            "gold": {**gold, "lowest": self.lowest_gold},
             "others": asdict(self.others),
             "checks": {check: asdict(tally) for check, tally in self.checks.items()},
-            "seconds_mean": self.seconds_mean,
-            "seconds_max": self.seconds_max,
-            "timeout_s": self.timeout_s,
+            **{name: getattr(self, name) for name in ("seconds_mean", "seconds_max", "timeout_s")},
             "causes": [cause.as_data() for cause in self.causes],
             "findings": [asdict(finding) for finding in self.findings],
         }

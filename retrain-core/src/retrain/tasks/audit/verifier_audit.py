@@ -1,4 +1,7 @@
-"""The audit of a run's own verifier, in the processes that will score its rollouts."""
+"""The audit of a run's own verifier: right and wrong texts of a few examples, each scored twice.
+
+It happens in the processes that will score the run's rollouts, and every wrong score is reported.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import Any
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.contracts.verifier import LoadedTasks, TimedScore, Verifier
 from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.seeding import Seeds
@@ -25,6 +27,12 @@ from retrain.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 SHADOW = "Shadow"  # what the lines about its audit begin with
+SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
+NEARLY = 0.9  # of the right answer's score: a wrong text that gets so much is accepted
+DETAIL_CHARS = 300
+DRAW = Seeds(0)  # the same examples whatever the run's seed, so that `retrain audit` finds what the run would
+
+Scorer = Callable[[Sequence[tuple[Example, str]]], Sequence[TimedScore]]
 
 
 def refuse_unfit_verifier(context: PluginContext, tasks: LoadedTasks) -> None:
@@ -56,56 +64,20 @@ def audit_tasks(
 ) -> AuditReport:
     """Try the run's verifier, or another one, on `[scoring] audit_examples` of the tasks.
 
-    Right answers are tried with rewards only: what one looks like to an environment, it alone knows.
+    Right answers are tried with rewards only: what one looks like to an environment, it alone knows. A policy that
+    repeats its prompt writes it as the tokenizer decodes it.
     """
     verifier = verifier or tasks.verifier
-    return audit_prompts(
-        tasks.prompts,
-        verifier.score_texts,
-        tokenizer,
-        settings=settings,
-        gold=gold_of(verifier.rewards) if verifier.rewards else lambda _: Gold(),
-        timeout_s=verifier.timeout_s,
-    )
-
-
-def audit_prompts(
-    prompts: Sequence[Prompt],
-    scorer: Scorer,
-    tokenizer: Any,
-    *,
-    settings: ScoringTable,
-    gold: GoldOf,
-    timeout_s: float | None = None,
-) -> AuditReport:
-    """The same with any scorer; a policy that repeats its prompt writes it as the tokenizer decodes it."""
-    tokens_of = {prompt.example.id: prompt.tokens_T for prompt in prompts}
-
-    def rendered(example: Example) -> str:
-        return str(tokenizer.decode(tokens_of[example.id], skip_special_tokens=True))
-
-    examples = [prompt.example for prompt in prompts]
+    tokens_of = {prompt.example.id: prompt.tokens_T for prompt in tasks.prompts}
     return audit(
-        examples,
-        scorer,
+        [prompt.example for prompt in tasks.prompts],
+        verifier.score_texts,
         limit=settings.audit_examples,
-        gold=gold,
-        rendered=rendered,
-        timeout_s=timeout_s,
+        gold=gold_of(verifier.rewards) if verifier.rewards else lambda _: Gold(),
+        rendered=lambda example: str(tokenizer.decode(tokens_of[example.id], skip_special_tokens=True)),
+        timeout_s=verifier.timeout_s,
         correct_above=settings.correct_above,
     )
-
-
-# Scores right and wrong texts of a few examples, each twice, and reports every wrong score.
-
-
-SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
-NEARLY = 0.9  # of the right answer's score: a wrong text that gets so much is accepted
-DETAIL_CHARS = 300
-DRAW = Seeds(0)  # the same examples whatever the run's seed, so that `retrain audit` finds what the run would
-
-
-Scorer = Callable[[Sequence[tuple[Example, str]]], Sequence[TimedScore]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +165,9 @@ def _try(
     done: list[tuple[Probe, TimedScore]] = []
     plausible = list(dict.fromkeys(text for example in examples if (text := example.reference.strip())))
 
+    def scored(probes: Sequence[Probe]) -> Sequence[TimedScore]:
+        return scorer([(probe.example, probe.text) for probe in probes]) if probes else ()
+
     def stages() -> Iterator[list[Probe]]:
         for example in examples:
             gold, start = golds[example.id], len(done)
@@ -203,16 +178,12 @@ def _try(
 
     for stage in stages():
         for part in (stage,) if done else (stage[:1], stage[1:]):
-            done += zip(part, _scored(part, scorer), strict=True)
+            done += zip(part, scored(part), strict=True)
             if any(first.score.outcome is Outcome.FAILED for _, first in done):
                 return [_Tried(probe=probe, first=first, second=first, correct_above=above) for probe, first in done]
-    again = _scored([probe for probe, _ in done], scorer)
+    again = scored([probe for probe, _ in done])
     pairs = zip(done, again, strict=True)
     return [_Tried(probe=p, first=first, second=second, correct_above=above) for (p, first), second in pairs]
-
-
-def _scored(probes: Sequence[Probe], scorer: Scorer) -> Sequence[TimedScore]:
-    return scorer([(probe.example, probe.text) for probe in probes]) if probes else ()
 
 
 def _wrong(
@@ -245,29 +216,30 @@ def _counts(tried: Sequence[_Tried], gold: Gold) -> bool:
 
 def _gold_findings(example: Example, gold: Gold, tried: Sequence[_Tried]) -> Iterator[AuditFinding]:
     if gold.fault:
-        fix, message = "repair the reward's gold method", printable(hide_text(gold.fault))[:DETAIL_CHARS]
-        yield _finding("error", "gold", example, "", message, fix)
+        yield _finding("error", "gold", example, "", _safe(gold.fault), "repair the reward's gold method")
     if not _counts(tried, gold):
         return
-    values = [value for t in tried for value in t.values]
-    shown = " or ".join(t.probe.text for t in tried)
+    best = max((value for t in tried for value in t.values), default=0.0)
     if not _is_right(tried):
         yield _never_right(example, tried)
-    elif max(values) < 1.0:
-        cause = "the right answer does not score 1"
-        message = f"the right answer scored {max(values):g}, not 1"
-        yield _finding("warning", "gold", example, shown, message, "let a fully right answer score 1", cause)
+    elif best < 1.0:
+        shown, message = " or ".join(t.probe.text for t in tried), f"the right answer scored {best:g}, not 1"
+        cause, fix = "the right answer does not score 1", "let a fully right answer score 1"
+        yield _finding("warning", "gold", example, shown, message, fix, cause)
 
 
 def _never_right(example: Example, tried: Sequence[_Tried]) -> AuditFinding:
     values = [value for t in tried for value in t.values]
     reason = next((t.first.score.detail for t in tried if t.first.score.detail), "")
-    shown_reason = f": {printable(hide_text(reason))[:DETAIL_CHARS]}" if reason else ""
-    outcome = f"scored {max(values):g}" if values else f"got no verdict{shown_reason}"
     fix = "choose another [reward], repair the data, or let the reward's gold(example) return an answer that scores 1"
-    if not values:
-        fix = next_step(reason) or fix
-    shown, message = " or ".join(t.probe.text for t in tried), f"the right answer {outcome}"
+    if values:
+        message = f"the right answer scored {max(values):g}"
+    else:
+        message, fix = (
+            "the right answer got no verdict" + (f": {_safe(reason)}" if reason else ""),
+            next_step(reason) or fix,
+        )
+    shown = " or ".join(t.probe.text for t in tried)
     return _finding("error", "gold", example, shown, message, fix, "the right answer is not correct")
 
 
@@ -276,7 +248,7 @@ def _text_findings(tried: _Tried, best: float) -> Iterator[AuditFinding]:
     probe, scores = tried.probe, (tried.first.score, tried.second.score)
     if tried.has(Outcome.FAILED):
         detail = next(score.detail for score in scores if score.outcome is Outcome.FAILED)
-        message = f"scoring failed: {printable(hide_text(detail))[:DETAIL_CHARS]}"
+        message = f"scoring failed: {_safe(detail)}"
         fix, cause = next_step(detail) or "let no text break the reward", "scoring failed"
         yield _finding("error", probe.check, probe.example, probe.text, message, fix, cause)
     elif (scores[0].outcome, scores[0].value) != (scores[1].outcome, scores[1].value):
@@ -302,17 +274,23 @@ def _slow(slowest: _Tried, timeout_s: float) -> AuditFinding:
 
 
 def _tallies(tried: Sequence[_Tried]) -> dict[str, Tally]:
-    checks = dict.fromkeys(t.probe.check for t in tried)
-    return {check: _tally([t for t in tried if t.probe.check == check]) for check in checks}
+    by_check: dict[str, list[_Tried]] = {}
+    for each in tried:
+        by_check.setdefault(each.probe.check, []).append(each)
+    return {
+        check: Tally(
+            tried=len(those),
+            correct=sum(t.is_correct for t in those),
+            no_verdict=sum(t.has(Outcome.NO_VERDICT) for t in those),
+            failed=sum(t.has(Outcome.FAILED) for t in those),
+        )
+        for check, those in by_check.items()
+    }
 
 
-def _tally(tried: Sequence[_Tried]) -> Tally:
-    return Tally(
-        tried=len(tried),
-        correct=sum(t.is_correct for t in tried),
-        no_verdict=sum(t.has(Outcome.NO_VERDICT) for t in tried),
-        failed=sum(t.has(Outcome.FAILED) for t in tried),
-    )
+def _safe(detail: str) -> str:
+    """A reason as it may be shown: without secrets, printable, short."""
+    return printable(hide_text(detail))[:DETAIL_CHARS]
 
 
 def _finding(
