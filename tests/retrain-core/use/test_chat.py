@@ -17,14 +17,16 @@ from retrain.run.opened import Opened
 from retrain.text.chat import encode
 from retrain.use import chat_command
 from retrain.use.chat import (
+    ORANGE,
+    UNSURE,
     Conversation,
     CreditedAnswer,
     CreditedGroup,
     Spoken,
     by_credit,
-    by_entropy,
     credit_of,
     harmless,
+    shaded,
 )
 from retrain.use.prompts import read_prompts
 from retrain.use.serving.text_stream import TextStream
@@ -160,7 +162,7 @@ def test_an_interrupted_answer_is_kept_as_far_as_it_came(
 
 def test_words_of_a_model_cannot_steer_the_terminal(tiny: Opened, capsys: pytest.CaptureFixture[str]) -> None:
     evil = "ok\x1b[2J\x1b]0;title\x07\r\u202ehidden\nnext\x9b31m"
-    for text in (harmless(evil), by_entropy(evil, 1.0), by_credit([evil], np.array([1.0]), 1.0)):
+    for text in (harmless(evil), shaded(evil, 1.0 / UNSURE, ORANGE), by_credit([evil], np.array([1.0]), 1.0)):
         left = click.unstyle(text)
         assert not any(ord(c) < 32 and c != "\n" for c in left)
         assert not set(left) & set("\x7f\x9b\u202e\x1b\x07")
@@ -177,8 +179,8 @@ def test_the_deeper_the_colour_the_more_it_counts_and_all_of_it_can_be_read() ->
         codes = [part.split("m")[0] for part in text.split("\x1b[48;2;")[1:]]
         return [tuple(map(int, code.split(";"))) for code in codes]
 
-    assert backgrounds(by_entropy("sure", 0.01)) == []
-    (some,), (more,) = backgrounds(by_entropy("a", 0.5)), backgrounds(by_entropy("a", 9.0))
+    assert backgrounds(shaded("sure", 0.01 / UNSURE, ORANGE)) == []
+    (some,), (more,) = backgrounds(shaded("a", 0.5 / UNSURE, ORANGE)), backgrounds(shaded("a", 9.0 / UNSURE, ORANGE))
     assert sum(more) < sum(some)
     praise, blame = backgrounds(by_credit(["a", "b", "c"], np.array([1.0, 0.0, -1.0]), 1.0))
     assert praise[1] > praise[0]

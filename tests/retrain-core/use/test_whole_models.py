@@ -19,7 +19,7 @@ from retrain.run.subject import find_subject
 from retrain.text import secrets
 from retrain.use import export_command
 from retrain.use.model_card import repeating_config
-from retrain.use.whole_model import lines
+from retrain.use.whole_model import WholeModel, lines
 from retrain_local.model.adapter import PREFIX, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.hub_server import hub_server
@@ -149,7 +149,7 @@ def test_merge_writes_a_new_folder_and_nothing_else(run: Path, plugins: Plugins,
 
 def test_how_a_merged_model_compares_is_told() -> None:
     subject = find_subject("builtin:tiny")
-    adapted = replace(subject, named="a", folder=None)
+    adapted: Any = WholeModel(subject=subject, config=None, plugins=None, dtype="", with_check=True)  # type: ignore[arg-type]
     written = ExportedModel(dtype="bf16", tensors=3, num_bytes=2**20, gap=0.3, change=0.4, size=17.0, quantised_gap=0.5)
     text = "\n".join(lines(adapted, Path("out"), replace(written, notes=("a note",))))
     for words in (

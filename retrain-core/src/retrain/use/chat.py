@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,14 +55,6 @@ HELP = """\
 /quit                leave; so does Ctrl-D. Ctrl-C stops an answer"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Voice:
-    """Who answers: a checkpoint by the name that is shown; None is the base."""
-
-    name: str
-    folder: Path | None
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Spoken:
     """One answer as it arrives: printed at once, and measured."""
@@ -92,7 +85,7 @@ class Spoken:
 
     def _show(self, text: str, entropy: float) -> None:
         if text:
-            click.echo(by_entropy(text, entropy) if self.is_shaded else harmless(text), nl=False)
+            click.echo(shaded(text, entropy / UNSURE, ORANGE) if self.is_shaded else harmless(text), nl=False)
 
     def summary(self) -> str:
         """How sure it was."""
@@ -115,7 +108,7 @@ class Conversation:
         self._instruction = "" if is_bare else data.instruction
         self.temperature = training.temperature
         self.messages: list[Message] = []
-        self._voices = [Voice(name=source.subject.label, folder=source.subject.folder)]
+        self._voices: list[tuple[str, Path | None]] = [(source.subject.label, source.subject.folder)]  # None: the base
         self._is_shaded = False
         self._question = ""
         self._turns = 0
@@ -123,18 +116,17 @@ class Conversation:
 
     def introduce(self) -> None:
         """Who is there and how it is spoken to."""
-        notes = [f"{self._voices[0].name}, temperature {self.temperature:g}. /help lists the commands."]
+        notes = [f"{self._voices[0][0]}, temperature {self.temperature:g}. /help lists the commands."]
         notes += [f"System prompt: {self.system}"] if self.system else []
         notes += [f"As in training, each question ends with: {self._instruction}"] if self._instruction else []
         for note in notes:
-            click.echo(click.style(harmless(note), fg=DIM), err=True)
+            _say(note)
 
     def hear(self, line: str) -> bool:
         """One line of the user's; False when that ends the conversation."""
-        if not line.strip():
-            return True
         if not line.startswith("/"):
-            self.ask(line)
+            if line.strip():
+                self.ask(line)
             return True
         word, _, rest = line[1:].strip().partition(" ")
         if word in ("quit", "exit", "q"):
@@ -149,11 +141,11 @@ class Conversation:
             "credit": self._show_credit,
             "save": self._save,
         }
-        if word not in actions:
-            _say(f"there is no /{printable(word)}; /help lists the commands")
-            return True
         try:
-            actions[word](rest.strip())
+            if word in actions:
+                actions[word](rest.strip())
+            else:
+                _say(f"there is no /{word}; /help lists the commands")
         except RetrainError as error:
             _say(str(error))
         return True
@@ -164,7 +156,7 @@ class Conversation:
         turn: list[Message] = [*self.messages, {"role": "user", "content": text}]
         try:
             tokens_T = self._encoded(turn)
-            answers = [self._answer(voice, tokens_T) for voice in self._voices]
+            answers = [self._answer(*voice, tokens_T) for voice in self._voices]
         except RetrainError as error:
             _say(str(error))
             return
@@ -180,8 +172,9 @@ class Conversation:
             return
         other = self._found(name)
         self._source.use(other.folder)  # refused now, not at the next question
-        self._voices[1:] = [Voice(name=other.label if name != BASE else "the base", folder=other.folder)]
-        _say(f"{self._voices[1].name} answers, too")
+        label = other.label if name != BASE else "the base"
+        self._voices[1:] = [(label, other.folder)]
+        _say(f"{label} answers, too")
 
     def _found(self, name: str) -> Subject:
         own = self._source.subject
@@ -195,18 +188,22 @@ class Conversation:
             raise ConfigError(Problem(where="compare", what=what, fix="compare policies on the same base"))
         return found
 
+    def _with_system(self, turn: Sequence[Message]) -> list[Message]:
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *turn]
+
     def _encoded(self, turn: Sequence[Message]) -> Tokens:
-        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        (ids,) = encode([[*system, *turn]], self._source.tokenizer, self._source.config, names=["the conversation"])
+        (ids,) = encode(
+            [self._with_system(turn)], self._source.tokenizer, self._source.config, names=["the conversation"]
+        )
         if self._limit is not None and len(ids) >= self._limit:
             what = f"the conversation has {len(ids)} tokens, and the model reads {self._limit}"
             raise ConfigError(Problem(what=what, fix="/reset, or ask something shorter"))
         return np.asarray(ids, dtype=np.int64)
 
-    def _answer(self, voice: Voice, tokens_T: Tokens) -> str:
-        self._source.use(voice.folder)
+    def _answer(self, name: str, folder: Path | None, tokens_T: Tokens) -> str:
+        self._source.use(folder)
         if len(self._voices) > 1:
-            click.echo(click.style(f"{harmless(voice.name)}:", bold=True))
+            click.echo(click.style(f"{harmless(name)}:", bold=True))
         backend = self._source.backend
         params = SamplingParams(
             max_tokens=self._source.config.training.max_tokens,
@@ -237,10 +234,9 @@ class Conversation:
         _say("another system prompt" if text else "no system prompt")
 
     def _set_temperature(self, text: str) -> None:
-        try:
+        value = -1.0
+        with suppress(ValueError):
             value = float(text)
-        except ValueError:
-            value = -1.0
         if not 0.0 <= value <= 10.0:
             _say("a number from 0 to 10, please: /temperature 0.7")
             return
@@ -258,7 +254,7 @@ class Conversation:
         if not self._question or not reference:
             _say("ask a question first, then give its answer: /credit 42")
             return
-        self._source.use(self._voices[0].folder)
+        self._source.use(self._voices[0][1])
         found = credit_of(self._source, self._question, reference, size=GROUP_SIZE, number=self._turns)
         _say(f"{GROUP_SIZE} answers, {found.condition}; green is credit, red is blame")
         largest = max((float(np.abs(a.credit_A).max()) for a in found.answers if a.credit_A.size), default=0.0)
@@ -273,15 +269,14 @@ class Conversation:
         if not name or not self.messages:
             _say("nothing has been said" if name else "a file, please: /save chat.jsonl")
             return
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        entry = {"messages": [*system, *self.messages], "subject": self._source.subject.label}
+        entry = {"messages": self._with_system(self.messages), "subject": self._source.subject.label}
         try:
             with Path(name).expanduser().open("x", encoding="utf-8") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         except (OSError, ValueError) as error:
-            _say(f"{printable(name)} cannot be written: {getattr(error, 'strerror', None) or error}")
+            _say(f"{name} cannot be written: {getattr(error, 'strerror', None) or error}")
             return
-        _say(f"saved in {printable(name)}")
+        _say(f"saved in {name}")
 
 
 def _say(text: str) -> None:
@@ -309,14 +304,8 @@ def shaded(text: str, depth: float, colour: Colour) -> str:
     if depth < FAINTEST or not text:
         return harmless(text)
     red, green, blue = (round(255 - (255 - end) * min(depth, 1.0)) for end in colour)
-    # a background that crosses a line break fills the rest of the line
-    parts = [click.style(p, fg="black", bg=(red, green, blue)) if p else "" for p in harmless(text).split("\n")]
-    return "\n".join(parts)
-
-
-def by_entropy(text: str, entropy: float) -> str:
-    """The text as unsure as the policy was when it wrote it: white is certain, orange is not."""
-    return shaded(text, entropy / UNSURE, ORANGE)
+    lines = harmless(text).split("\n")  # a background that crosses a line break fills the rest of the line
+    return "\n".join(click.style(line, fg="black", bg=(red, green, blue)) if line else "" for line in lines)
 
 
 def by_credit(texts: Sequence[str], credit_A: Floats, largest: float) -> str:
@@ -355,10 +344,8 @@ def credit_of(source: Opened, question: str, reference: str, *, size: int, numbe
     """
     config = source.config
     if config.environment.provider:
-        what, fix = (
-            "the tasks of this run are those of an environment",
-            "look at the credit of its steps: retrain credit",
-        )
+        what = "the tasks of this run are those of an environment"
+        fix = "look at the credit of its steps: retrain credit"
         raise ConfigError(Problem(where=config.place("environment.provider"), what=what, fix=fix))
     algorithm = build_algorithm(build_flow(config, source.plugins), source.context)
     example = Example(id=f"chat-{number}", prompt=question, reference=reference)
@@ -385,5 +372,5 @@ def credit_of(source: Opened, question: str, reference: str, *, size: int, numbe
         )
         for completion, score, tokens in zip(completions, scores, credit.tokens_PG[0], strict=True)
     ]
-    labels = algorithm.labels
-    return CreditedGroup(condition=labels.get("condition", ""), status=credit.statuses_P[0], answers=answers)
+    condition = algorithm.labels.get("condition", "")
+    return CreditedGroup(condition=condition, status=credit.statuses_P[0], answers=answers)

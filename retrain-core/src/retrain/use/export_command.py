@@ -10,23 +10,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.export import ExportedModel
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import ADAPTER_CONFIG
 from retrain.records.reading import read_object
 from retrain.run.opened import subject_config
-from retrain.run.subject import Subject, find_subject
+from retrain.run.subject import find_subject
 from retrain.text.command_options import checkpoint_option, json_option, subject_argument
 from retrain.text.terminal_text import printable, program
-from retrain.use import whole_model
 from retrain.use.hub_upload import push
+from retrain.use.whole_model import WholeModel, refuse_existing
+from retrain.use.whole_model import lines as whole_lines
 
 TRANSFORMERS = "transformers"
 MERGED_TYPES = ("bf16", "fp32")
@@ -37,7 +37,7 @@ TYPES = {
     "vllm": MERGED_TYPES,
 }
 GGUF_FILE = "model.gguf"  # what the hook writes
-MLX_DTYPES = {"": (), "bf16": ("--dtype", "bfloat16"), "fp32": ("--dtype", "float32")}
+MLX_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of --max-lora-rank
 EPILOG = """\b
 Examples:
@@ -97,24 +97,11 @@ def command(
     _check_options(form, out, dtype, repo, is_push_option=private or dry_run)
     found = find_subject(subject, checkpoint)
     config = subject_config(found, plugins).config
+    whole = WholeModel(subject=found, config=config, plugins=plugins, dtype=dtype, with_check=not no_check)
     if repo:
-        data, lines = push(
-            found,
-            config,
-            plugins,
-            repo=repo,
-            merged=form == TRANSFORMERS,
-            dtype=dtype,
-            with_check=not no_check,
-            private=private,
-            dry_run=dry_run,
-            out=out,
-        )
+        data, lines = push(whole, repo, merged=form == TRANSFORMERS, private=private, dry_run=dry_run, out=out)
     else:
-        assert form is not None  # checked above
-        data = EXPORTS[form](found, config, plugins, out, dtype, not no_check)
-        purpose = "train on from it:" if form == TRANSFORMERS else "run it:"
-        lines = [*data.get("lines", ()), purpose, f"  {data['run']}"]
+        data, lines = _export(whole, form or "", out)
     click.echo(json.dumps(data, indent=2, allow_nan=False) if as_json else "\n".join(map(printable, lines)))
 
 
@@ -134,99 +121,75 @@ def _check_options(form: str | None, out: Path | None, dtype: str, repo: str | N
         raise _usage("mlx-lm, whose converter writes MLX models, is missing", "pip install mlx-lm")
 
 
-def _to_transformers(
-    found: Subject, config: Config, plugins: Plugins, out: Path | None, dtype: str, with_check: bool
-) -> Mapping[str, Any]:
-    """A folder with merged weights, tokenizer and chat template."""
-    assert out is not None
-    written = whole_model.write_whole(found, config, plugins, out, form="folder", dtype=dtype, with_check=with_check)
-    return _exported(found, out, written, f"{program()} --model {shlex.quote(str(out))}")
+def _export(whole: WholeModel, form: str, out: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Write the model and say how to run it, as data and as lines."""
+    if out is None:  # vLLM's only
+        run = _vllm_line(whole)
+        data: dict[str, Any] = {"format": "vllm", "subject": whole.subject.named, "run": run}
+        data["lines"] = [f"{whole.subject.label}: nothing to write"]
+        return data, [*data["lines"], "run it:", f"  {run}"]
+    where = shlex.quote(str(out))
+    purpose, run = "run it:", f"vllm serve {where}"
+    if form == "gguf":
+        written, run = _write_gguf(whole, out), f"llama-cli -m {where} -cnv"
+    elif form == "mlx":
+        written, run = _write_mlx(whole, out), f"mlx_lm.chat --model {where}"
+    else:
+        written = whole.write(out, "folder")
+        if form == TRANSFORMERS:
+            purpose, run = "train on from it:", f"{program()} --model {where}"
+    lines = whole_lines(whole, out, written)
+    return {**whole.as_data(out, written), "run": run, "lines": lines}, [*lines, purpose, f"  {run}"]
 
 
-def _to_gguf(
-    found: Subject, config: Config, plugins: Plugins, out: Path | None, dtype: str, with_check: bool
-) -> Mapping[str, Any]:
+def _write_gguf(whole: WholeModel, out: Path) -> ExportedModel:
     """One file."""
-    assert out is not None
     if out.exists() or out.is_symlink():
         raise ConfigError(Problem(where=str(out), what="exists", fix="name a new file: nothing is ever written over"))
     folder = out.with_name(f".{out.name}.folder")
     shutil.rmtree(folder, ignore_errors=True)  # left by an export that was killed
-    written = whole_model.write_whole(found, config, plugins, folder, form="gguf", dtype=dtype, with_check=with_check)
+    written = whole.write(folder, "gguf")
     (folder / GGUF_FILE).rename(out)
     folder.rmdir()
-    run = f"llama-cli -m {shlex.quote(str(out))} -cnv"
-    return _exported(found, out, written, run)
+    return written
 
 
-def _to_mlx(
-    found: Subject, config: Config, plugins: Plugins, out: Path | None, dtype: str, with_check: bool
-) -> Mapping[str, Any]:
+def _write_mlx(whole: WholeModel, out: Path) -> ExportedModel:
     """A folder, by mlx-lm's own converter, from a merged one that is thrown away."""
-    assert out is not None
-    whole_model.refuse_existing(out)
+    refuse_existing(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
         merged, made = Path(scratch) / "merged", Path(scratch) / "mlx"
-        written = whole_model.write_whole(
-            found, config, plugins, merged, form="folder", dtype=dtype, with_check=with_check
-        )
+        written = whole.write(merged, "folder")
         convert = [sys.executable, "-m", "mlx_lm", "convert", "--hf-path", str(merged), "--mlx-path", str(made)]
-        done = subprocess.run(
-            [*convert, *MLX_DTYPES[dtype]],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
+        convert += ["--dtype", MLX_DTYPES[whole.dtype]] if whole.dtype else []
+        environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(convert, capture_output=True, text=True, check=False, env=environ)
         if done.returncode or not made.is_dir():
-            why = " ".join((done.stderr.strip().splitlines() or ["no message"])[-1:])
+            why = (done.stderr.strip().splitlines() or ["no message"])[-1]
             fix = "nothing was kept; a newer mlx-lm may know the model"
             raise BackendError(Problem(where=str(out), what="the converter of mlx-lm failed", why=why, fix=fix))
         if out.is_dir():
             out.rmdir()
         made.rename(out)
-    return _exported(found, out, written, f"mlx_lm.chat --model {shlex.quote(str(out))}")
+    return written
 
 
-def _to_vllm(
-    found: Subject, config: Config, plugins: Plugins, out: Path | None, dtype: str, with_check: bool
-) -> Mapping[str, Any]:
-    """The command line: vLLM serves a LoRA adapter as it is, and anything else as a merged folder."""
-    if out is not None:
-        written = whole_model.write_whole(
-            found, config, plugins, out, form="folder", dtype=dtype, with_check=with_check
-        )
-        return _exported(found, out, written, f"vllm serve {shlex.quote(str(out))}")
-    base, adapter = whole_model.base_of(found)
-    config.refuse_lost("model.model")
-    base = config.model.model if base == found.model else base
-    located = plugins.locate_model(base) or base
-    words = ["vllm", "serve", located]
-    if adapter is not None:
+def _vllm_line(whole: WholeModel) -> str:
+    """The command line with which vLLM serves a LoRA adapter as it is."""
+    base = whole.located_base
+    words = ["vllm", "serve", whole.plugins.locate_model(base) or base]
+    if adapter := whole.adapter:
         document = read_object(adapter / ADAPTER_CONFIG)
         rank = int(document.get("r", 0))
         fits = next((known for known in VLLM_RANKS if known >= rank), None)
         if document.get("use_dora") or fits is None:
             what = "vLLM does not serve DoRA" if document.get("use_dora") else f"vLLM serves no rank of {rank}"
             raise _usage(f"{what}, so it has to be merged", "add --out DIR")
-        name = (found.run or adapter).resolve().name
+        name = (whole.subject.run or adapter).resolve().name
         words += ["--enable-lora", "--max-lora-rank", str(fits), "--lora-modules", f"{name}={adapter.resolve()}"]
-    return {
-        "format": "vllm",
-        "subject": found.named,
-        "run": shlex.join(words),
-        "lines": [f"{found.label}: nothing to write"],
-    }
-
-
-def _exported(found: Subject, out: Path, written: Any, run: str) -> Mapping[str, Any]:
-    lines = whole_model.lines(found, out, written)
-    return {**whole_model.as_data(found, out, written), "run": run, "lines": lines}
+    return shlex.join(words)
 
 
 def _usage(what: str, fix: str) -> ConfigError:
     return ConfigError(Problem(where="command line", what=what, fix=fix))
-
-
-EXPORTS = {TRANSFORMERS: _to_transformers, "gguf": _to_gguf, "mlx": _to_mlx, "vllm": _to_vllm}

@@ -9,95 +9,63 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import BackendError, ConfigError, Problem
-from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import ADAPTER_CONFIG
 from retrain.records.reading import read_object
-from retrain.run.subject import HUB_ID, Subject
+from retrain.run.subject import HUB_ID
 from retrain.text.secrets import hide_text
-from retrain.use import whole_model
 from retrain.use.model_card import RUN_FILE, make_card, public_name
+from retrain.use.whole_model import WholeModel, fill_new
 
 ADAPTER_FILE = "adapter_model.safetensors"
 
 
 def push(
-    found: Subject,
-    config: Config,
-    plugins: Plugins,
-    *,
-    repo: str,
-    merged: bool,
-    dtype: str,
-    with_check: bool,
-    private: bool,
-    dry_run: bool,
-    out: Path | None,
+    whole: WholeModel, repo: str, *, merged: bool, private: bool, dry_run: bool, out: Path | None
 ) -> tuple[Mapping[str, Any], list[str]]:
     """Write the folder and upload it, or write it only; returns the result as data and as lines."""
     if not HUB_ID.fullmatch(repo):
         raise _usage(f"{repo!r} is no name of a repository", "give NAME or OWNER/NAME")
     if out and not dry_run:
         raise _usage("--push with --out needs --dry-run", "add --dry-run, or leave --out away")
-
-    def write(folder: Path) -> list[str]:
-        return write_hub_folder(
-            found, config, plugins, folder, repo=repo, merged=merged, dtype=dtype, with_check=with_check
-        )
-
+    found = whole.subject
     if dry_run:
         folder = out or Path(repo.rpartition("/")[2])
-        notes, url = write(folder), ""
+        notes, url = _write_hub_folder(whole, folder, repo, merged=merged), ""
         line = f"{found.label}: the folder for {repo} is {folder}; nothing was uploaded"
     else:
         with tempfile.TemporaryDirectory(prefix="retrain-push-") as scratch:
             folder = Path(scratch) / "folder"
-            notes = write(folder)
+            notes = _write_hub_folder(whole, folder, repo, merged=merged)
             url = upload(folder, repo, private=private)
         line = f"{found.label} is at {url}"
     data = {"subject": found.named, "repo": repo, "folder": str(folder) if dry_run else None, "url": url or None}
     return {**data, "notes": notes}, [line, *(f"  {note}" for note in notes)]
 
 
-def write_hub_folder(
-    found: Subject,
-    config: Config,
-    plugins: Plugins,
-    out: Path,
-    *,
-    repo: str,
-    merged: bool,
-    dtype: str,
-    with_check: bool,
-) -> list[str]:
+def _write_hub_folder(whole: WholeModel, out: Path, repo: str, *, merged: bool) -> list[str]:
     """Write all that belongs into the repository into the new folder `out`; returns remarks for the user."""
-    adapter = whole_model.base_of(found)[1]
-    if adapter is None and found.folder is None and found.run is None:
-        raise _usage(
-            f"{found.named} is a model as it was found, so there is nothing to push", "name a run or an adapter"
-        )
-    is_adapter, notes = adapter is not None and not merged, []
-    is_local = "/" not in public_name(found.model)
-    if is_adapter and is_local:
-        what = f"The base, {public_name(found.model)}, is no repository of the hub"
-        notes.append(f"{what}: --format transformers pushes whole weights.")
+    found, adapter = whole.subject, None if merged else whole.adapter
+    if found.folder is None and found.run is None:
+        raise _usage(f"{found.named} is an untrained model: there is nothing to push", "name a run or an adapter")
+    base, notes = public_name(found.model), list[str]()
+    if adapter and "/" not in base:
+        notes.append(f"The base, {base}, is no repository of the hub: --format transformers pushes whole weights.")
 
     def fill(folder: Path) -> None:
-        if is_adapter and adapter is not None:
-            document = {**read_object(adapter / ADAPTER_CONFIG), "base_model_name_or_path": public_name(found.model)}
-            (folder / ADAPTER_CONFIG).write_text(
-                json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-            )
+        if adapter:
+            document = {**read_object(adapter / ADAPTER_CONFIG), "base_model_name_or_path": base}
+            text = json.dumps(document, indent=2, sort_keys=True) + "\n"
+            (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
             shutil.copyfile(adapter / ADAPTER_FILE, folder / ADAPTER_FILE)
         else:
-            whole_model.write_whole(found, config, plugins, folder, form="folder", dtype=dtype, with_check=with_check)
-        card = make_card(found, repo=repo, is_adapter=is_adapter, notes=notes)
+            whole.write(folder, "folder")
+        card = make_card(found, repo=repo, is_adapter=adapter is not None, notes=notes)
         (folder / "README.md").write_text(card.readme, encoding="utf-8")
         if card.config:
             (folder / RUN_FILE).write_text(card.config, encoding="utf-8")
 
-    whole_model.fill_new(out, fill)
+    fill_new(out, fill)
     return notes
 
 

@@ -50,7 +50,13 @@ def read_prompts(path: str, config: Config, plugins: Plugins) -> list[Prompt]:
         raise ConfigError(Problem(where=path, what="holds no prompt", fix="write one prompt on each line"))
     if Path(path).suffix != ".jsonl" and not numbered[0][1].lstrip().startswith("{"):
         return [line.strip() for _, line in numbered]
-    entries = [(f"{path}:{number}", _parsed(line, f"{path}:{number}")) for number, line in numbered]
+    entries = []
+    for number, line in numbered:
+        where = f"{path}:{number}"
+        try:
+            entries.append((where, json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(Problem(where=where, what=f"is no JSON: {error}", fix="correct the line")) from None
     return prompts_of(entries, config)
 
 
@@ -78,21 +84,11 @@ def _prompt(row: Any, where: str, wanted: Mapping[str, str], known: Sequence[str
     if isinstance(entry, str) and entry:
         return entry
     if messages := as_chat(entry):
-        is_answered = (
-            chats and isinstance(row, Mapping) and value_at(row, chats) is entry and messages[-1]["role"] == "assistant"
-        )
-        return messages[:-1] if is_answered and len(messages) > 1 else messages
-    fix = (
-        f"give an object with one of {', '.join(dict.fromkeys(names))}: a text, or a list of messages; or --prompt-key"
-    )
+        is_training_chat = chats and isinstance(row, Mapping) and value_at(row, chats) is entry
+        is_answered = is_training_chat and len(messages) > 1 and messages[-1]["role"] == "assistant"
+        return messages[:-1] if is_answered else messages
+    fix = f"give a text or messages in one of {', '.join(dict.fromkeys(names))}, or name another with --prompt-key"
     raise ConfigError(Problem(where=where, what="holds no prompt", fix=fix))
-
-
-def _parsed(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(Problem(where=where, what=f"is no JSON: {error}", fix="correct the line")) from None
 
 
 def _rows(path: str, config: Config, plugins: Plugins) -> Sequence[Mapping[str, Any]]:
@@ -128,14 +124,11 @@ def prompt_tokens(
 
 
 def _raw_tokens(opened: Opened, prompt: Prompt, name: str) -> Tokens:
-    if not isinstance(prompt, str):
-        what, fix = (
-            "is a chat, and --raw takes texts",
-            "leave --raw out, or write the text that the model is to go on with",
-        )
-        raise ConfigError(Problem(where=printable(name), what=what, fix=fix))
-    try:
-        return np.asarray(opened.tokenizer(prompt, verbose=False)["input_ids"], dtype=np.int64)
-    except Exception as error:  # each tokenizer library has an error of its own for half a surrogate pair
-        what = f"the tokenizer refuses it: {type(error).__name__}: {printable(str(error))[:300]}"
-        raise ConfigError(Problem(where=printable(name), what=what, fix="repair the text")) from error
+    what, fix = "is a chat, and --raw takes texts", "leave --raw out, or write the text to continue"
+    if isinstance(prompt, str):
+        try:
+            return np.asarray(opened.tokenizer(prompt, verbose=False)["input_ids"], dtype=np.int64)
+        except Exception as error:  # each tokenizer library has its own error for half a surrogate pair
+            what = f"the tokenizer refuses it: {type(error).__name__}: {printable(str(error))[:300]}"
+            fix = "repair the text"
+    raise ConfigError(Problem(where=printable(name), what=what, fix=fix))

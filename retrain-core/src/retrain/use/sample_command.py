@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Tokens
+from retrain.kernel.types import Sample, SampleRequest, SamplingParams
 from retrain.run.opened import Opened, opened, subject_config
 from retrain.run.seed_sources import sample_seed
 from retrain.run.subject import Subject, find_subject
@@ -102,58 +102,60 @@ def sample_file(source: Opened, prompts: Sequence[Prompt], wanted: Wanted, out: 
     settings = _fingerprint(source.subject, params, wanted, config.data.model_dump(mode="json"))
     done = _done(out, settings, prompts) if out else set()
     left = [number for number in range(len(prompts)) if number not in done]
-    with _opened_for_writing(out) as target:
+    with ExitStack() as stack:
+        target: IO[str] = sys.stdout
+        if out:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            target = stack.enter_context(out.open("a", encoding="utf-8"))
+        lines = _Lines(source, prompts, wanted, settings, target)
         for start in range(0, len(left), AT_ONCE):
             numbers = left[start : start + AT_ONCE]
-            lines = _Lines(source, prompts, wanted, settings, numbers, target)
-            requests = [_request(rows[number], number, wanted) for number in numbers]
-            groups = draw_samples(source.backend, requests, params, [names[n] for n in numbers], lines.take)
-            for place, group in enumerate(groups):
+            requests = [
+                SampleRequest(
+                    prompt_T=rows[number],
+                    seeds_G=tuple(sample_seed(wanted.seed, number, index) for index in range(wanted.samples)),
+                )
+                for number in numbers
+            ]
+
+            def take(place: int, index: int, sample: Sample, numbers: Sequence[int] = numbers) -> None:
+                lines.take(numbers[place], index, sample)
+
+            groups = draw_samples(source.backend, requests, params, [names[n] for n in numbers], take)
+            for number, group in zip(numbers, groups, strict=True):
                 for index, sample in enumerate(group):
-                    lines.take(place, index, sample)
-
-
-def _request(tokens_T: Tokens, number: int, wanted: Wanted) -> SampleRequest:
-    seeds = tuple(sample_seed(wanted.seed, number, index) for index in range(wanted.samples))
-    return SampleRequest(prompt_T=tokens_T, seeds_G=seeds)
+                    lines.take(number, index, sample)
 
 
 class _Lines:
     """Collects the completions of each prompt and writes its line once it has them all."""
 
     def __init__(
-        self,
-        source: Opened,
-        prompts: Sequence[Prompt],
-        wanted: Wanted,
-        settings: str,
-        numbers: Sequence[int],
-        target: IO[str],
+        self, source: Opened, prompts: Sequence[Prompt], wanted: Wanted, settings: str, target: IO[str]
     ) -> None:
-        self._source, self._prompts, self._wanted = source, prompts, wanted
-        self._settings, self._numbers, self._target = settings, numbers, target
+        self._decode, self._prompts, self._wanted = source.tokenizer.decode, prompts, wanted
+        self._settings, self._target = settings, target
         self._samples: dict[int, dict[int, Sample]] = {}
         self._written: set[int] = set()
 
-    def take(self, place: int, index: int, sample: Sample) -> None:
-        """A completion; one that is known is left alone."""
-        if place in self._written:
+    def take(self, number: int, index: int, sample: Sample) -> None:
+        """A completion of a prompt; one that is known is left alone."""
+        if number in self._written:
             return
-        group = self._samples.setdefault(place, {})
+        group = self._samples.setdefault(number, {})
         group[index] = sample
         if len(group) == self._wanted.samples:
-            self._written.add(place)
-            line = self._line(self._numbers[place], [group[n] for n in range(len(group))])
+            self._written.add(number)
+            line = self._line(number, [group[n] for n in range(len(group))])
             self._target.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
             self._target.flush()
-            del self._samples[place]
+            del self._samples[number]
 
     def _line(self, number: int, samples: Sequence[Sample]) -> Mapping[str, Any]:
-        decode = self._source.tokenizer.decode
         line: dict[str, Any] = {
             "index": number,
             "prompt": self._prompts[number],
-            "completions": [str(decode(sample.tokens_T, skip_special_tokens=True)) for sample in samples],
+            "completions": [str(self._decode(sample.tokens_T, skip_special_tokens=True)) for sample in samples],
             "stop_reasons": [sample.stop_reason.value for sample in samples],
             "num_tokens": [len(sample.tokens_T) for sample in samples],
         }
@@ -194,13 +196,3 @@ def _done(out: Path, settings: str, prompts: Sequence[Prompt]) -> set[int]:
         with out.open("r+b") as file:
             file.truncate(len(whole))
     return done
-
-
-@contextmanager
-def _opened_for_writing(out: Path | None) -> Iterator[IO[str]]:
-    if out is None:
-        yield sys.stdout
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a", encoding="utf-8") as file:
-        yield file

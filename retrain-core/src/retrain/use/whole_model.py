@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,45 +19,81 @@ from retrain.text.progress import progress_bar
 from retrain.text.terminal_text import printable
 
 MIB = 2**20
-EATEN = 0.5  # of the change by training: from this share on, rounding is told
+ROUNDING_WARNING_FRAC = 0.5  # of the change by training that rounding may take without a warning
 
 
-def base_of(subject: Subject) -> tuple[str, Path | None]:
-    """The model to write and the adapter to merge into it; a run that trains all weights has no adapter."""
-    if subject.folder is None or (subject.folder / ADAPTER_CONFIG).is_file():
-        return subject.model, subject.folder
-    return str(subject.folder), None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeModel:
+    """A subject to write, in its configuration, and how: `dtype` of the weights, and whether to compare logits."""
 
+    subject: Subject
+    config: Config
+    plugins: Plugins
+    dtype: str
+    with_check: bool
 
-def write_whole(
-    subject: Subject, config: Config, plugins: Plugins, out: Path, *, form: str, dtype: str, with_check: bool
-) -> ExportedModel:
-    """Fill the new folder `out`; ConfigError when there is something already. On any error nothing is left."""
-    config.refuse_lost("model.model")
-    base, adapter = base_of(subject)
-    base = config.model.model if base == subject.model else base
-    found: list[ExportedModel | None] = []
+    @property
+    def adapter(self) -> Path | None:
+        """The adapter to merge; a run that trains all weights has none."""
+        folder = self.subject.folder
+        return folder if folder is None or (folder / ADAPTER_CONFIG).is_file() else None
 
-    def fill(folder: Path) -> None:
-        export = ModelExport(
-            base=base,
-            adapter=adapter,
-            out=folder,
-            form=form,
-            dtype=dtype,
-            with_check=with_check,
-            config=config,
-            plugins=plugins,
-        )
-        with progress_bar("merging" if adapter else "writing", export.progress):
-            found.append(plugins.call_backend("export_model", export))
-        if found[-1] is None:
-            what = "no installed plugin can merge and write models"
-            raise ConfigError(Problem(where=subject.label, what=what, fix=install_line("retrain-local")))
+    @property
+    def base(self) -> str:
+        """The model to write, or to merge the adapter into."""
+        is_trained = self.subject.folder is not None and self.adapter is None
+        return str(self.subject.folder) if is_trained else self.subject.model
 
-    fill_new(out, fill)
-    assert found[-1] is not None
-    return found[-1]
+    @property
+    def located_base(self) -> str:
+        """The base as the configuration has it, which may be a recorded place; ConfigError when it is lost."""
+        self.config.refuse_lost("model.model")
+        return self.config.model.model if self.base == self.subject.model else self.base
+
+    def write(self, out: Path, form: str) -> ExportedModel:
+        """Fill the new folder `out`; ConfigError when there is something already. On any error nothing is left."""
+        base, adapter = self.located_base, self.adapter
+        found: list[ExportedModel] = []
+
+        def fill(folder: Path) -> None:
+            export = ModelExport(
+                base=base,
+                adapter=adapter,
+                out=folder,
+                form=form,
+                dtype=self.dtype,
+                with_check=self.with_check,
+                config=self.config,
+                plugins=self.plugins,
+            )
+            with progress_bar("merging" if adapter else "writing", export.progress):
+                written = self.plugins.call_backend("export_model", export)
+            if written is None:
+                what = "no installed plugin can merge and write models"
+                raise ConfigError(Problem(where=self.subject.label, what=what, fix=install_line("retrain-local")))
+            found.append(written)
+
+        fill_new(out, fill)
+        return found[0]
+
+    def as_data(self, out: Path, written: ExportedModel) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "out": str(out),
+            "subject": self.subject.named,
+            "checkpoint": self.subject.checkpoint or None,
+            "base": self.base,
+            "adapter": str(self.adapter) if self.adapter else None,
+            "dtype": written.dtype,
+            "tensors": written.tensors,
+            "bytes": written.num_bytes,
+            "logit_gap": written.gap,
+            "logit_change": written.change,
+            "largest_logit": written.size,
+            "quantised_logit_gap": written.quantised_gap,
+            "is_unchanged": written.is_unchanged,
+            "notes": list(written.notes),
+        }
 
 
 def fill_new(out: Path, fill: Callable[[Path], None]) -> None:
@@ -78,31 +115,10 @@ def refuse_existing(out: Path) -> None:
         raise ConfigError(Problem(where=str(out), what="exists and is not empty", fix=fix))
 
 
-def as_data(subject: Subject, out: Path, written: ExportedModel) -> dict[str, Any]:
-    """For `--json`."""
-    base, adapter = base_of(subject)
-    return {
-        "out": str(out),
-        "subject": subject.named,
-        "checkpoint": subject.checkpoint or None,
-        "base": base,
-        "adapter": str(adapter) if adapter else None,
-        "dtype": written.dtype,
-        "tensors": written.tensors,
-        "bytes": written.num_bytes,
-        "logit_gap": written.gap,
-        "logit_change": written.change,
-        "largest_logit": written.size,
-        "quantised_logit_gap": written.quantised_gap,
-        "is_unchanged": written.is_unchanged,
-        "notes": list(written.notes),
-    }
-
-
-def lines(subject: Subject, out: Path, written: ExportedModel) -> list[str]:
-    """What was written, and how it compares."""
-    base, adapter = base_of(subject)
-    what = f"{subject.label} merged into {base}" if adapter else f"{subject.label}: a whole model, nothing to merge"
+def lines(whole: WholeModel, out: Path, written: ExportedModel) -> list[str]:
+    """The files written, and how they compare with the trained model."""
+    label, adapter = whole.subject.label, whole.adapter
+    what = f"{label} merged into {whole.base}" if adapter else f"{label}: a whole model, nothing to merge"
     shown = [f"{what}: {out}", f"  {written.tensors} tensors in {written.dtype}, {written.num_bytes / MIB:,.1f} MiB"]
     if written.gap is None:
         shown.append("  logits were not compared (--no-check)")
@@ -112,11 +128,10 @@ def lines(subject: Subject, out: Path, written: ExportedModel) -> list[str]:
     if written.change is not None:
         shown.append(f"  training changed them by up to {written.change:.2g}")
     if written.quantised_gap is not None:
-        shown.append(
-            f"  the run computed with quantised matrices: from that model they differ by {written.quantised_gap:.2g}"
-        )
+        gap = f"{written.quantised_gap:.2g}"
+        shown.append(f"  the run computed with quantised matrices: from that model they differ by {gap}")
     if written.is_unchanged:
         shown.append("  the adapter changes nothing: every B is zero, so this is the base model")
-    elif written.gap and written.change and written.gap > EATEN * written.change:
+    elif written.gap and written.change and written.gap > ROUNDING_WARNING_FRAC * written.change:
         shown.append(f"  {written.dtype} rounds away much of what training changed; a wider --dtype keeps it")
     return [printable(line) for line in [*shown, *(f"  {note}" for note in written.notes)]]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from retrain.kernel.types import Completion, Example, Group, Outcome, Score, StopReason
 from retrain.observe.gaming.shadow import eval_fields, step_fields
 from retrain.run.selected import identity_of
-from retrain.use.evaluate.evaluation import Evaluated, set_records
+from retrain.use.evaluate.evaluation import set_records
 from retrain.use.evaluate.results import scores_of
 from tests.overlapped import GENERATIONS, lines, steps
 
@@ -219,7 +219,7 @@ def test_a_stored_evaluation_has_the_scores_of_both_again(pairs: list[tuple[Scor
         context=SimpleNamespace(config=SimpleNamespace(scoring=SimpleNamespace(correct_above=0.5))),
     )
     prompt: Any = SimpleNamespace(example=made.example)
-    evaluated = Evaluated(completions_EG=[made.completions], scores_EG=[made.scores])
+    evaluated = ([made.completions], [made.scores])
     [record] = set_records(each, [prompt], evaluated, 3)
     stored = scores_of(json.loads(json.dumps(record)))
     assert [(s.outcome, s.value) for s in stored] == [(s.outcome, s.value) for s in made.scores]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,7 @@ from retrain.use.evaluate.sets import HELD_OUT, read_sets
 Record = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Evaluated:
-    """The completions of a set's examples, and their scores."""
-
-    completions_EG: Sequence[Sequence[Completion]]
-    scores_EG: Sequence[Sequence[Score]]
+Scored = tuple[Sequence[Sequence[Completion]], Sequence[Sequence[Score]]]  # by example, then by sample
 
 
 class SetEvaluation:
@@ -50,7 +45,7 @@ class SetEvaluation:
         for each in self.sets:
             label = f"eval_{step + 1:06d}" + ("" if each.name == HELD_OUT else f"_{each.name}")
             found = evaluate(each, each.prompts, backend, label=label, failures=failures)
-            fields |= set_fields(each, found.scores_EG, self._context.plugins)
+            fields |= set_fields(each, found[1], self._context.plugins)
             records += set_records(each, each.prompts, found, step)
         self._records = records
         return fields | {"eval_time_s": time.perf_counter() - started}
@@ -82,14 +77,14 @@ def evaluation_of(context: PluginContext, tasks: Tasks) -> SetEvaluation | None:
 
 def evaluate(
     each: LoadedSet, prompts: Sequence[Prompt], backend: Backend, *, label: str, failures: Path | None = None
-) -> Evaluated:
+) -> Scored:
     """Sample and score some of a set's prompts; the random stream of a completion depends on its example alone."""
     is_run = each.name == HELD_OUT  # sampled exactly as in training
     params = replace(each.params, entropy=is_run and backend.capabilities.provides_entropy)
     rollouts = each.verifier.rollouts(backend, each.context, params, each.context_length)
     with rollouts.batch(label, failures) as batch:
         completions_EG = batch.sample(prompts, each.samples, Streams(seeds=each.seeds, purpose="eval"))
-        return Evaluated(completions_EG=completions_EG, scores_EG=batch.scores())
+        return completions_EG, batch.scores()
 
 
 def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: Plugins) -> dict[str, Any]:
@@ -104,10 +99,10 @@ def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: P
     return {f"{each.prefix}{name.removeprefix('eval_')}": value for name, value in found.items()}
 
 
-def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Evaluated, step: int) -> list[Record]:
+def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Scored, step: int) -> list[Record]:
     """A line of `eval.jsonl` per example."""
     above = each.context.config.scoring.correct_above
-    rows = zip(prompts, found.completions_EG, found.scores_EG, strict=True)
+    rows = zip(prompts, *found, strict=True)
     return [
         {
             "step": step,

@@ -82,7 +82,10 @@ def load_set(each: EvalSet, context: PluginContext, tasks: Tasks | None = None) 
     reading = replace(context, config=each.config)
     data = load_data(each.config, reading)
     if data.reward is not None and not each.names_reward and each.config.data.source != context.config.data.source:
-        reading = replace(reading, config=_without_reward(each.config))  # the source's own verifier is the better one
+        # the source's own verifier is the better one: as if no reward had been named
+        tables = {name: type(table)() if name == "reward" else table for name, table in each.config.tables.items()}
+        origins = {path: origin for path, origin in each.config.origins.items() if not path.startswith("reward.")}
+        reading = replace(reading, config=replace(each.config, tables=tables, origins=origins))
     shared = _shared_verifier(tasks, data, reading.config, context.config)
     verifier = shared or RewardVerifier(build_service(reading.config, reading, data.reward))
     with closed_on_error(verifier):
@@ -125,15 +128,6 @@ def _shared_verifier(tasks: Tasks | None, data: LoadedData, config: Config, of_r
     return tasks.verifier if is_same else None
 
 
-def _without_reward(config: Config) -> Config:
-    """The configuration as if nobody had named a reward."""
-    tables = dict(config.tables)
-    if reward := tables.pop("reward", None):
-        tables["reward"] = type(reward)()
-    origins = {key: origin for key, origin in config.origins.items() if not key.startswith("reward.")}
-    return replace(config, tables=tables, origins=origins)
-
-
 def _untrained(each: EvalSet, prompts: Sequence[Prompt], tasks: Tasks | None) -> list[Prompt]:
     """The prompts of a set that training does not see; ConfigError when it sees them all."""
     examples = [prompt.example for prompt in tasks.pool.train] if tasks else []
@@ -152,10 +146,8 @@ def _chosen(each: EvalSet, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
     if not each.examples:
         return tuple(prompts)
     if each.examples > len(prompts):
-        what = f"{each.examples} examples wanted, but the set has {len(prompts)}"
-        raise ConfigError(
-            Problem(where=f"{each.place} examples", what=what, fix="lower it, or leave it out to take all")
-        )
+        what, fix = f"{each.examples} examples wanted, but the set has {len(prompts)}", "lower it, or leave it out"
+        raise ConfigError(Problem(where=f"{each.place} examples", what=what, fix=fix))
     seeds = Seeds(each.seed)
     return tuple(sorted(prompts, key=lambda prompt: seeds.derive("held-out", prompt.example.id))[: each.examples])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from retrain.kernel.config.keys import Table, key
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.plugin_tables import SetsKeys
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer, Origin
@@ -20,12 +21,23 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.types import SamplingParams
 from retrain.run.check import check_names, check_options
 from retrain.tasks.scoring.build import has_verifier
-from retrain.use.evaluate.table import SetKeys
 
 HELD_OUT = "held_out"  # the set of [eval] examples
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 PRESENTATION = ("instruction", "system_prompt", "template_args")  # the rest of [data] belongs to its source
-OWN_KEYS = frozenset(SetKeys.model_fields)
+
+
+class SetKeys(Table):
+    """`[eval.sets.NAME]`, in addition to the keys of `[data]`; an absent key has the run's value."""
+
+    reward: str | dict[str, Any] | None = key(None, "A reward by name, or a table with the keys of [reward].")
+    examples: int = key(0, "Examples, drawn by seed; 0 = all.", ge=0)
+    samples: int | None = key(None, "Completions per example; with greedy 1.", ge=1)
+    temperature: float | None = key(None, "Sampling temperature; above 0.", gt=0.0)
+    max_tokens: int | None = key(None, "New tokens per completion at most.", ge=1)
+    greedy: bool = key(False, "Always take the most likely token.")
+    seed: int | None = key(None, "Seed of the choice of examples and of sampling.", ge=0)
+    cluster: str | None = key(None, "As [eval] cluster.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,18 +89,13 @@ def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
 
 def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -> tuple[EvalSet | None, list[Problem]]:
     """One set, or None and every problem with its keys."""
-    data_model = type(config.data)
-    problems = [
-        _unknown(each, [*data_model.model_fields, *OWN_KEYS], place)
-        for each in values
-        if each not in OWN_KEYS and each not in data_model.model_fields
-    ]
-    own, faults = _validated(SetKeys, {k: v for k, v in values.items() if k in OWN_KEYS}, place)
-    problems += faults
-    named = {k: v for k, v in values.items() if k in data_model.model_fields}
+    data_model, known = type(config.data), [*type(config.data).model_fields, *SetKeys.model_fields]
+    named = {key: value for key, value in values.items() if key in data_model.model_fields}
+    others = {key: value for key, value in values.items() if key not in named}
+    own, problems = _validated(SetKeys, others, place, known)
     is_other = named.get("source", config.data.source) != config.data.source
     kept = PRESENTATION if is_other else tuple(data_model.model_fields)
-    data, faults = _validated(data_model, {k: getattr(config.data, k) for k in kept} | named, place)
+    data, faults = _validated(data_model, {key: getattr(config.data, key) for key in kept} | named, place, known)
     problems += faults
     reward, faults = _reward(own, config, place)
     problems += faults
@@ -105,23 +112,22 @@ def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -
     tables["training"] = training.model_copy(update=changed)
     tables["eval"] = config.eval.model_copy(update={"examples": 0})
     origin = Origin(layer=Layer.FILE, place=f"{place}, as")
-    replaced = [f"data.{key}" for key in named] + (_reward_origins(own) if reward else [])
-    origins = {k: v for k, v in config.origins.items() if not (reward and k.startswith("reward."))}
-    derived = replace(config, tables=tables, origins={**origins, **dict.fromkeys(replaced, origin)})
-    return (
-        EvalSet(
-            name=name,
-            config=derived,
-            params=SamplingParams(max_tokens=max_tokens, temperature=temperature, greedy=own.greedy),
-            examples=own.examples,
-            samples=1 if own.greedy else own.samples or config.eval.samples,
-            seed=config.eval.seed if own.seed is None else own.seed,
-            cluster=config.table("eval", SetsKeys).cluster if own.cluster is None else own.cluster,
-            names_reward=reward is not None,
-            place=place,
-        ),
-        [],
+    replaced = [f"data.{key}" for key in named]
+    if own.reward is not None:
+        replaced += [f"reward.{key}" for key in (own.reward if isinstance(own.reward, dict) else ("type",))]
+    origins = {path: each for path, each in config.origins.items() if not (reward and path.startswith("reward."))}
+    found = EvalSet(
+        name=name,
+        config=replace(config, tables=tables, origins={**origins, **dict.fromkeys(replaced, origin)}),
+        params=SamplingParams(max_tokens=max_tokens, temperature=temperature, greedy=own.greedy),
+        examples=own.examples,
+        samples=1 if own.greedy else own.samples or config.eval.samples,
+        seed=config.eval.seed if own.seed is None else own.seed,
+        cluster=config.table("eval", SetsKeys).cluster if own.cluster is None else own.cluster,
+        names_reward=reward is not None,
+        place=place,
     )
+    return found, []
 
 
 def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
@@ -148,22 +154,18 @@ def _reward(own: SetKeys | None, config: Config, place: str) -> tuple[BaseModel 
     """`[reward]` as the set has it; None where it has the run's."""
     if own is None or own.reward is None:
         return None, []
-    values = {"type": own.reward} if isinstance(own.reward, str) else own.reward
     table = config.tables.get("reward")
     if table is None:
         what, fix = "no [reward] is installed", "pip install retrain-rewards"
         return None, [Problem(where=f"{place} reward", what=what, fix=fix)]
-    known = list(type(table).model_fields)
-    unknown = [_unknown(each, known, f"{place} reward") for each in values if each not in known]
-    validated, problems = _validated(type(table), {k: v for k, v in values.items() if k in known}, f"{place} reward")
-    return validated, unknown + problems
+    values = {"type": own.reward} if isinstance(own.reward, str) else own.reward
+    return _validated(type(table), values, f"{place} reward", list(type(table).model_fields))
 
 
-def _reward_origins(own: SetKeys) -> list[str]:
-    return ["reward.type"] if isinstance(own.reward, str) else [f"reward.{key}" for key in own.reward or {}]
-
-
-def _validated(model: type[Any], values: Mapping[str, Any], place: str) -> tuple[Any, list[Problem]]:
+def _validated(
+    model: type[Any], values: Mapping[str, Any], place: str, known: Sequence[str]
+) -> tuple[Any, list[Problem]]:
+    """The table, or None and every problem with its keys; `known` are those to suggest for another one."""
     try:
         return model.model_validate(dict(values)), []
     except ValidationError as error:
@@ -171,18 +173,17 @@ def _validated(model: type[Any], values: Mapping[str, Any], place: str) -> tuple
         for detail in error.errors():
             key = ".".join(str(part) for part in detail["loc"])
             info = model.model_fields.get(str(detail["loc"][0])) if detail["loc"] else None
-            message = detail["msg"].removeprefix("Value error, ")
-            got = "" if detail["type"] == "value_error" else f", not {detail['input']!r}"
-            fix = "write greedy = true" if key == "temperature" and detail["input"] == 0 else ""
-            fix = fix or (info.description if info else "") or "correct the table"
-            problems.append(Problem(where=f"{place} {key}".strip(), what=f"{message}{got}", fix=fix))
+            what = detail["msg"].removeprefix("Value error, ")
+            fix = (info.description if info else "") or "correct the table"
+            if detail["type"] == "extra_forbidden":
+                what, near = "unknown key", get_close_matches(key, known, n=1)
+                fix = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(known)}"
+            elif detail["type"] != "value_error":
+                what += f", not {detail['input']!r}"
+            if key == "temperature" and detail["input"] == 0:
+                fix = "write greedy = true"
+            problems.append(Problem(where=f"{place} {key}".strip(), what=what, fix=fix))
         return None, problems
-
-
-def _unknown(key: str, known: list[str], place: str) -> Problem:
-    near = get_close_matches(key, known, n=1)
-    fix = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(known)}"
-    return Problem(where=f"{place} {key}", what="unknown key", fix=fix)
 
 
 def _lines(config: Config) -> Mapping[str, int]:

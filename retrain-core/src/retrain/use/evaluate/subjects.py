@@ -55,11 +55,6 @@ class Request:
     out: Path | None = None
     at_once: int = 256
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the run's own evaluation is repeated, with nothing changed."""
-        return not (self.file or self.data or self.overrides)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -78,7 +73,6 @@ class Result:
     def as_data(self) -> dict[str, Any]:
         """Plain data."""
         subject = self.subject
-        own = {"same_as_run": self.own[0], "of": self.own[1]} if self.own else None
         return {
             "subject": subject.named,
             "run": str(subject.run) if subject.run else None,
@@ -86,7 +80,7 @@ class Result:
             "steps": subject.steps,
             "set": self.set,
             **self.fields,
-            "own": own,
+            "own": {"same_as_run": self.own[0], "of": self.own[1]} if self.own else None,
             "file": str(self.file),
         }
 
@@ -135,19 +129,15 @@ def _subjects(request: Request) -> list[Subject]:
 
 def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | None]:
     """Flags and file of the configuration; a file given for a run adds its `[eval.sets]` to what the run has."""
-    if request.file is None or subject.kind is not SubjectKind.RUN:
+    if request.file is None or subject.run is None:
         return list(request.overrides), request.file
-    added = _sets_in(request.file)
-    if not added:
+    own, added = (
+        read_toml(file)[0].get("eval", {}).get("sets", {}) for file in (subject.run / CONFIG_FILE, request.file)
+    )
+    if not added or not isinstance(added, dict):
         what, fix = "has no [eval.sets.NAME], and of a run's configuration nothing else is replaced", "add one"
         raise ConfigError(Problem(where=str(request.file), what=what, fix=fix))
-    own = _sets_in(subject.run / CONFIG_FILE) if subject.run else {}
     return [f"--eval-sets={json.dumps({**own, **added})}", *request.overrides], None
-
-
-def _sets_in(file: Path) -> dict[str, Any]:
-    sets = read_toml(file)[0].get("eval", {}).get("sets", {})
-    return dict(sets) if isinstance(sets, dict) else {}
 
 
 def _wanted(request: Request, config: Config, plugins: Plugins) -> dict[str, EvalSet | None]:
@@ -166,16 +156,19 @@ def _wanted(request: Request, config: Config, plugins: Plugins) -> dict[str, Eva
 def _refuse_another_split(subject: Subject, config: Config) -> None:
     """ConfigError for keys with which the held-out examples of a run would include examples that it trained on."""
     recorded = read_toml(subject.run / CONFIG_FILE)[0].get("eval", {}) if subject.run else {}
-    for key in ("examples", "seed") if recorded else ():
-        path, held_out, wanted = f"eval.{key}", recorded.get(key, 0), getattr(config.eval, key)
-        if wanted == held_out or (key == "examples" and wanted < held_out):
-            continue
+    if not recorded:
+        return
+    held_out, wanted, seed = recorded.get("examples", 0), config.eval.examples, recorded.get("seed", 0)
+    if wanted > held_out:
+        path, fix = "eval.examples", f"at most {held_out}, or other data: --data FILE"
         what = f"{wanted} held-out examples wanted, but the run held out {held_out}"
-        if key == "seed":
-            what = f"is {wanted}, and the run held out its examples with {held_out}"
-        why = "the others are trained on, and a rate on those is meaningless"
-        fix = f"at most {held_out}, or other data: --data FILE" if key == "examples" else "remove it"
-        raise ConfigError(Problem(where=config.place(path), what=what, why=why, fix=fix))
+    elif config.eval.seed != seed:
+        path, fix = "eval.seed", "remove it"
+        what = f"is {config.eval.seed}, and the run held out its examples with {seed}"
+    else:
+        return
+    why = "the others are trained on, and a rate on those is meaningless"
+    raise ConfigError(Problem(where=config.place(path), what=what, why=why, fix=fix))
 
 
 def _sets(
@@ -271,22 +264,21 @@ def _repeats(request: Request, policy: Opened, subject: Subject) -> bool:
     """Whether the run may have evaluated this policy so itself; before its first step it has had its warm-up."""
     has_warm_up = subject.steps == 0 and bool(policy.config.sft.steps)
     is_changed = any(origin.layer is Layer.ENVIRONMENT for origin in policy.config.origins.values())
-    return request.is_plain and not is_changed and not has_warm_up
+    return not (request.file or request.data or request.overrides or is_changed or has_warm_up)
 
 
 def _same_as(own: Sequence[Record], records: Sequence[Record]) -> tuple[int, int] | None:
-    """How many samples are those that the run recorded: score, length and end; None where it recorded none."""
+    """The samples that equal the run's in score, length and end, and all; None where it recorded none."""
     if not own:
         return None
-    kinds = ("scores", "lengths", "stops")
-    by_name = {record["example"]: list(zip(*(record[kind] for kind in kinds), strict=True)) for record in own}
-    total = same = 0
-    for record in records:
-        samples = list(zip(*(record[kind] for kind in kinds), strict=True))
-        theirs = by_name.get(record["example"], [])
-        total += len(samples)
-        same += sum(ours == other for ours, other in zip(samples, theirs, strict=False))
-    return same, total
+
+    def samples(record: Record) -> list[tuple[Any, ...]]:
+        return list(zip(record["scores"], record["lengths"], record["stops"], strict=True))
+
+    by_name = {record["example"]: samples(record) for record in own}
+    pairs = [(samples(record), by_name.get(record["example"], [])) for record in records]
+    same = sum(now == then for found, recorded in pairs for now, then in zip(found, recorded, strict=False))
+    return same, sum(len(found) for found, _ in pairs)
 
 
 def _beside(named: str) -> Path:
