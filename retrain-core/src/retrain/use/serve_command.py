@@ -6,8 +6,9 @@ import ipaddress
 import secrets
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,9 @@ def _serve(
         what, fix = f"cannot listen there: {error.strerror or error}", "free the port, or give another: --port 0"
         raise ConfigError(Problem(where=f"{host}:{port}", what=what, fix=fix)) from error
     with server:
-        _announce(server.url, key, models, given=bool(token))
+        click.echo(f"Serving {', '.join(map(printable, models))} at {server.url}")
+        shown = "TOKEN" if key and token else key or "none"
+        click.echo(f"  export OPENAI_BASE_URL={server.url} OPENAI_API_KEY={shown}\nCtrl-C stops it.")
         if no_token and not _is_loopback(host):
             click.echo("warning: everybody who can reach this address may use it", err=True)
         stop.take_over()
@@ -103,13 +106,6 @@ def _serve(
             batcher.run(stop.is_set)
         finally:
             batcher.close()
-
-
-def _announce(url: str, key: str, models: Mapping[str, Path | None], *, given: bool) -> None:
-    click.echo(f"Serving {', '.join(map(printable, models))} at {url}")
-    shown = key if key and not given else "TOKEN" if key else "none"
-    click.echo(f"  export OPENAI_BASE_URL={url} OPENAI_API_KEY={shown}")
-    click.echo("Ctrl-C stops it.")
 
 
 def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Path | None]:
@@ -146,18 +142,13 @@ def _try_all(source: Opened, models: dict[str, Path | None]) -> None:
                 del models[name]
                 continue
             where = f"--adapter {printable(name)}"
-            raise ConfigError(
-                *(Problem(where=where, what=p.what, why=p.why, fix=p.fix) for p in error.problems)
-            ) from error
+            raise ConfigError(*(replace(problem, where=where) for problem in error.problems)) from error
 
 
 def _point_to(addresses: Sequence[tuple[str, str]], others: int, stop: _Stop) -> None:
     """Say where the server engine serves the policy, and keep it there until a signal."""
     if others:
-        what, fix = (
-            "a server engine holds one policy of a run",
-            "load the others on the server itself, under their names",
-        )
+        what, fix = "a server engine holds one policy of a run", "load the others on the server itself"
         raise ConfigError(Problem(where="--adapter", what=what, fix=fix))
     for url, name in addresses:
         click.echo(f"Serving {printable(name)} at {url}")

@@ -15,10 +15,10 @@ import numpy as np
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Prompt, Streams
-from retrain.kernel.types import Completion, Message, Sample, SampleRequest, SamplingParams, Score, StopReason, Tokens
+from retrain.kernel.types import Completion, Message, Sample, SamplingParams, Score, StopReason, Tokens
 from retrain.tasks.prompts import chat_of
 from retrain.use.agents.calls import Call, Calls
-from retrain.use.serving.batcher import Batcher, Failure, Generation, Inbox, first_tokens
+from retrain.use.serving.batcher import Batcher, Failure, Inbox, first_tokens
 from retrain.use.serving.parse import Asked, RequestError
 from retrain.use.serving.service import Answer, Answers, Choice
 from retrain.use.serving.tools import plain_message
@@ -231,25 +231,18 @@ class Episode(Answers):
         number = next(n for n in range(len(taken) + 1) if n not in taken)
         params = self._rules.params
         draw = str(number) if asked.seed is None else f"seed {asked.seed}"
-        seeds = tuple(self._seed(key, draw, index) for index in range(asked.n))
-        work = Generation(
+        answer = self._new_answer(
+            asked,
+            events,
+            [("", prompt_T)],
+            lambda _, place: self._seed(key, draw, place),
+            is_chat=True,
             model=MODEL,
             temperature=params.temperature,
-            events=events,
-            request=SampleRequest(prompt_T=prompt_T, seeds_G=seeds),
             max_tokens=min(asked.max_tokens or params.max_tokens, params.max_tokens),
             greedy=params.greedy,
         )
-        choices = [Choice(index=i, prompt="", prompt_T=prompt_T, stream=self._stream(asked)) for i in range(asked.n)]
-        answer = Answer(
-            asked=asked,
-            is_chat=True,
-            model=asked.model or MODEL,
-            temperature=params.temperature,
-            choices=choices,
-            works=[work],
-            events=events,
-        )
+        answer.model = asked.model or MODEL
         return _Asking(answer=answer, text=text, parent=parent, prompt_T=prompt_T, number=number)
 
     def _seed(self, key: bytes, draw: str, place: int) -> int:
@@ -310,18 +303,13 @@ def _ended() -> RequestError:
 def _joined(pieces: Sequence[Sample], count: int, *, is_cut: bool) -> Sample:
     """The first `count` tokens of a completion as one sample."""
 
-    def whole(parts: list[Any]) -> Any:
+    def whole(name: str) -> Any:
+        parts = [getattr(piece, name) for piece in pieces]
         return None if any(part is None for part in parts) else np.concatenate(parts)
 
-    joined = replace(
-        pieces[-1],
-        tokens_T=whole([piece.tokens_T for piece in pieces]),
-        logprobs_T=whole([piece.logprobs_T for piece in pieces]),
-        entropies_T=whole([piece.entropies_T for piece in pieces]),
-        engine_logprobs_T=whole([piece.engine_logprobs_T for piece in pieces]),
-        stop_reason=StopReason.LENGTH if is_cut else StopReason.EOS,
-    )
-    return first_tokens(joined, count)
+    arrays = {name: whole(name) for name in ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T")}
+    reason = StopReason.LENGTH if is_cut else StopReason.EOS
+    return first_tokens(replace(pieces[-1], **arrays, stop_reason=reason), count)
 
 
 def _mark(message: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -128,12 +129,12 @@ class Batcher:
         is_run: bool = False,
     ) -> None:
         self._backend, self._use = backend, use
-        self._entropy, self._gather_s, self._is_run = entropy, gather_s, is_run
+        self._entropy, self._gather_s, self.is_run = entropy, gather_s, is_run
         self._waiting: deque[Work] = deque()
         self._changed = threading.Condition()
         self._rows = 0
         self._is_closed = False
-        self._is_over: Callable[[], bool] = lambda: False
+        self.is_over: Callable[[], bool] = lambda: False
         # where completions cannot be ended one by one, only those with the same limit are sampled together
         self._streams = isinstance(backend, StreamsTokens)
 
@@ -156,7 +157,7 @@ class Batcher:
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Work until `close` or `is_over`, which also ends the completions under way."""
-        self._is_over = is_over
+        self.is_over = is_over
         while not self._is_closed and not is_over():
             with self._changed:
                 if not self._waiting:
@@ -188,25 +189,22 @@ class Batcher:
             if isinstance(first, Ranking):
                 self._rank(first)
             elif isinstance(first, Generation):
-                batch += self._waiting_like(first, in_front=False)
+                batch += self.waiting_like(first, in_front=False)
                 self._generate([work for work in batch if isinstance(work, Generation)], batch)
-        except RetrainError as error:
-            if self._is_run:
+        except BaseException as error:
+            if self.is_run or not isinstance(error, Exception):
                 _fail(batch, _stopping())
                 raise
-            LOG.error("%s", error)
-            _fail(batch, Failure(message=error.problems[0].head if error.problems else str(error)))
-        except Exception as error:  # one request that breaks something must not end the server
-            if self._is_run:
-                _fail(batch, _stopping())
-                raise
-            LOG.exception("a request failed")
-            _fail(batch, Failure(message=f"internal error: {type(error).__name__}"))
-        except BaseException:
-            _fail(batch, _stopping())
-            raise
+            # one request that breaks something must not end the server
+            if isinstance(error, RetrainError):
+                LOG.error("%s", error)
+                message = error.problems[0].head if error.problems else str(error)
+            else:
+                LOG.exception("a request failed")
+                message = f"internal error: {type(error).__name__}"
+            _fail(batch, Failure(message=message))
         else:
-            if self._is_over():
+            if self.is_over():
                 _fail(batch, _stopping())
         finally:
             with self._changed:
@@ -225,10 +223,10 @@ class Batcher:
         params = SamplingParams(
             max_tokens=limit, temperature=first.temperature, entropy=self._entropy, greedy=first.greedy
         )
-        feed = _Feed(works, lambda: self._waiting_like(first, in_front=True), batch, self._is_over, is_run=self._is_run)
+        feed = _Feed(self, works, batch)
         stream_from(self._backend, [work.request for work in works], params, feed)
 
-    def _waiting_like(self, first: Generation, *, in_front: bool) -> list[Generation]:
+    def waiting_like(self, first: Generation, *, in_front: bool) -> list[Generation]:
         """Those that may be sampled together with it, now removed from the queue; `in_front`: from its front only."""
         with self._changed:
             key, others = self._key(first), deque[Work]()
@@ -248,23 +246,14 @@ class Batcher:
 class _Feed:
     """Hands tokens to those who wait for them, up to the limit of each completion."""
 
-    def __init__(
-        self,
-        works: list[Generation],
-        arrivals: Callable[[], list[Generation]],
-        batch: list[Work],
-        is_over: Callable[[], bool],
-        *,
-        is_run: bool,
-    ) -> None:
-        self._works, self._arrivals, self._batch, self._is_over = works, arrivals, batch, is_over
-        self._is_run = is_run
+    def __init__(self, batcher: Batcher, works: list[Generation], batch: list[Work]) -> None:
+        self._batcher, self._works, self._batch = batcher, works, batch
 
     def take(self, request: int, place: int, piece: Sample, *, is_done: bool) -> bool:
         work = self._works[request]
-        if self._is_run:  # what is trained must be finite; a server sends what it gets
+        if self._batcher.is_run:  # what is trained must be finite; a server sends what it gets
             check_sample(piece, "a call")
-        if work.is_cancelled or place in work.ended or self._is_over():
+        if work.is_cancelled or place in work.ended or self._batcher.is_over():
             return False
         before = work.counts.get(place, 0)
         room = work.max_tokens - before
@@ -278,7 +267,7 @@ class _Feed:
         return reason is None
 
     def more(self) -> Sequence[SampleRequest]:
-        arrived = [] if self._is_over() else self._arrivals()
+        arrived = [] if self._batcher.is_over() else self._batcher.waiting_like(self._works[0], in_front=True)
         self._works.extend(arrived)
         self._batch.extend(arrived)
         return [work.request for work in arrived]
@@ -288,14 +277,9 @@ def first_tokens(sample: Sample, count: int) -> Sample:
     """A sample of which only the first `count` tokens are left."""
     if len(sample.tokens_T) <= count:
         return sample
-    entropies_T, engine_T = sample.entropies_T, sample.engine_logprobs_T
-    return replace(
-        sample,
-        tokens_T=sample.tokens_T[:count],
-        logprobs_T=sample.logprobs_T[:count],
-        entropies_T=None if entropies_T is None else entropies_T[:count],
-        engine_logprobs_T=None if engine_T is None else engine_T[:count],
-    )
+    names = ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T")
+    arrays = {name: array[:count] for name in names if (array := getattr(sample, name)) is not None}
+    return replace(sample, **arrays)
 
 
 def ranked_row(prompt_T: Tokens, completion_T: Tokens) -> ActionRow:
@@ -304,8 +288,7 @@ def ranked_row(prompt_T: Tokens, completion_T: Tokens) -> ActionRow:
     return _Row(tokens_T=tokens_T, action_T=np.arange(len(tokens_T)) > 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Row:
+class _Row(NamedTuple):
     tokens_T: Tokens
     action_T: np.ndarray
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from retrain.text.chat import as_chat
 
@@ -39,12 +40,13 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})  # no answer depends on them
 OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 CALL_START, CALL_END = "<tool_call>\n", "</tool_call>"
-READ = frozenset(
-    {
-        *("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "n", "seed", "stop"),
-        *("stream", "stream_options", "logprobs", "top_logprobs", "echo"),
-    }
-)
+Count = Annotated[int, Field(ge=1, le=2**31)]
+NotEmpty = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[int], Field(min_length=1)]
+MESSAGES = {
+    "prompt": f"prompt must be a text, token ids, or a list of at most {MOST_PROMPTS} of those",
+    "stop": f"stop must be a text that is not empty, or a list of at most {MOST_STOPS} of them",
+}
 
 
 class RequestError(Exception):
@@ -65,8 +67,6 @@ class Asked:
     """
 
     model: str
-    prompts: Sequence[str | list[int]]
-    messages: Sequence[Mapping[str, Any]]
     max_tokens: int | None
     temperature: float | None
     n: int
@@ -74,11 +74,48 @@ class Asked:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
-    top: int | None
-    echo: bool
+    prompts: Sequence[str | list[int]] = ()
+    messages: Sequence[Mapping[str, Any]] = ()
+    top: int | None = None
+    echo: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
     opening: str = ""
     one_call: bool = False
+
+
+def _as_list(value: Any) -> Any:
+    """One text, or the token ids of one prompt, as a list of one."""
+    is_ids = isinstance(value, list) and value and type(value[0]) is int
+    return [value] if isinstance(value, str) or is_ids else value
+
+
+class _Fields(BaseModel):
+    """The fields that chats and completions share; null stands for an absent one."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    model: str = ""
+    max_tokens: int | None = Field(None, ge=0, le=2**31)
+    temperature: float | None = Field(None, ge=0.0, le=10.0)
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: Annotated[list[NotEmpty], Field(max_length=MOST_STOPS), BeforeValidator(_as_list)] = []
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+
+
+class _Chat(_Fields):
+    messages: Any = None  # read by `as_chat`
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    parallel_tool_calls: bool = True
+
+
+class _Completion(_Fields):
+    prompt: Annotated[list[str | TokenIds], Field(min_length=1, max_length=MOST_PROMPTS), BeforeValidator(_as_list)]
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    echo: bool = False
 
 
 def parse(body: Any, *, is_chat: bool) -> Asked:
@@ -86,33 +123,55 @@ def parse(body: Any, *, is_chat: bool) -> Asked:
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     tools = _tools(body) if is_chat else ()
-    others = {"prompt", "echo"} if is_chat else {"messages", "top_logprobs", "max_completion_tokens"}
-    refuse_unsupported({k: v for k, v in body.items() if not (tools and k in OF_TOOLS)}, READ - others, NEUTRAL)
-    limit = _integer(body, "max_completion_tokens", 1) if is_chat else None
-    lowest = 0 if body.get("echo") else 1
-    stream = _flag(body, "stream")
-    options = body.get("stream_options")
-    if options is not None and not (stream and isinstance(options, dict)):
-        raise RequestError("stream_options belongs to a stream, and is an object", param="stream_options")
-    for name, value in (options or {}).items():
+    model = _Chat if is_chat else _Completion
+    read = frozenset(model.model_fields) - {"parallel_tool_calls"}
+    refuse_unsupported({k: v for k, v in body.items() if not (tools and k in OF_TOOLS)}, read, NEUTRAL)
+    try:
+        fields = model.model_validate({name: value for name, value in body.items() if value is not None})
+    except ValidationError as error:
+        detail = error.errors()[0]
+        name = str(detail["loc"][0])
+        message = MESSAGES.get(name) or f"{name}: {detail['msg']}, not {_shown(detail['input'])}"
+        raise RequestError(message, param=name) from None
+    options = fields.stream_options or {}
+    if fields.stream_options is not None and not fields.stream:
+        raise RequestError("stream_options belongs to a stream", param="stream_options")
+    for name, value in options.items():
         if name != "include_usage" and value:
             raise RequestError(f"{_shown(name)} is not supported", param=f"stream_options.{name}"[:64])
-    return Asked(
-        model=_text(body, "model"),
-        prompts=() if is_chat else _prompts(body),
-        messages=_messages(body) if is_chat else (),
-        max_tokens=_integer(body, "max_tokens", lowest) if limit is None else limit,
-        temperature=_number(body, "temperature", 0.0, 10.0),
-        n=_integer(body, "n", 1, MOST_CHOICES) or 1,
-        seed=_integer(body, "seed", -(2**63), 2**63 - 1),
-        stops=_stops(body),
-        stream=stream,
-        include_usage=stream and bool((options or {}).get("include_usage")),
-        top=_top(body, is_chat=is_chat),
-        echo=not is_chat and _flag(body, "echo"),
+    asked = Asked(
+        model=fields.model,
+        max_tokens=fields.max_tokens,
+        temperature=fields.temperature,
+        n=fields.n,
+        seed=fields.seed,
+        stops=tuple(fields.stop),
+        stream=fields.stream,
+        include_usage=fields.stream and bool(options.get("include_usage")),
+    )
+    if isinstance(fields, _Chat):
+        asked = _chat(asked, fields, body, tools)
+    else:
+        asked = replace(asked, prompts=fields.prompt, top=fields.logprobs, echo=fields.echo)
+    if asked.max_tokens == 0 and not asked.echo:
+        raise RequestError("max_tokens must be at least 1", param="max_tokens")
+    return asked
+
+
+def _chat(asked: Asked, fields: _Chat, body: Body, tools: Sequence[Mapping[str, Any]]) -> Asked:
+    messages = as_chat(fields.messages)
+    if not messages:
+        raise RequestError("messages must be a list of objects with a role and a text as content", param="messages")
+    if fields.top_logprobs and not fields.logprobs:
+        raise RequestError("top_logprobs needs logprobs = true", param="top_logprobs")
+    return replace(
+        asked,
+        messages=messages,
+        max_tokens=fields.max_completion_tokens or fields.max_tokens,
+        top=(fields.top_logprobs or 0) if fields.logprobs else None,
         tools=() if body.get("tool_choice") == "none" else tools,
         opening=_opening(body, tools) if tools else "",
-        one_call=bool(tools) and body.get("parallel_tool_calls") is not None and not _flag(body, "parallel_tool_calls"),
+        one_call=bool(tools) and not fields.parallel_tool_calls,
     )
 
 
@@ -128,31 +187,6 @@ def refuse_unsupported(body: Body, read: frozenset[str], neutral: Mapping[str, S
                 raise RequestError(f"{message}. Leave it out, or give {only}", param=name, code="unsupported_value")
         elif name not in read:
             raise RequestError(f"unknown field {_shown(name)}", param=name[:64], code="unknown_parameter")
-
-
-def _prompts(body: Body) -> Sequence[str | list[int]]:
-    """One prompt or several, each a text or token ids."""
-    given = body.get("prompt")
-    if isinstance(given, str) or _are_tokens(given):
-        given = [given]
-    is_list = isinstance(given, list) and given and all(isinstance(each, str) or _are_tokens(each) for each in given)
-    if not is_list:
-        raise RequestError("prompt must be a text, a list of texts, token ids, or a list of those", param="prompt")
-    assert isinstance(given, list)
-    if len(given) > MOST_PROMPTS:
-        raise RequestError(f"at most {MOST_PROMPTS} prompts in one request", param="prompt")
-    return given
-
-
-def _are_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
-
-
-def _messages(body: Body) -> Sequence[Mapping[str, Any]]:
-    messages = as_chat(body.get("messages"))
-    if not messages:
-        raise RequestError("messages must be a list of objects with a role and a text as content", param="messages")
-    return messages
 
 
 def _tools(body: Body) -> Sequence[Mapping[str, Any]]:
@@ -183,57 +217,6 @@ def _opening(body: Body, tools: Sequence[Mapping[str, Any]]) -> str:
         message = f"tool_choice = {_shown(wanted)} is not supported; there are {known}"
         raise RequestError(message, param="tool_choice", code="unsupported_value")
     return f'{CALL_START}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
-
-
-def _stops(body: Body) -> tuple[str, ...]:
-    given = body.get("stop")
-    found = [given] if isinstance(given, str) else given or []
-    if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
-        raise RequestError("stop must be a text that is not empty, or a list of them", param="stop")
-    if len(found) > MOST_STOPS:
-        raise RequestError(f"at most {MOST_STOPS} stop texts", param="stop")
-    return tuple(found)
-
-
-def _top(body: Body, *, is_chat: bool) -> int | None:
-    if not is_chat:
-        return _integer(body, "logprobs", 0, MOST_TOP)
-    top = _integer(body, "top_logprobs", 0, MOST_TOP)
-    if not _flag(body, "logprobs"):
-        if top:
-            raise RequestError("top_logprobs needs logprobs = true", param="top_logprobs")
-        return None
-    return top or 0
-
-
-def _text(body: Body, name: str) -> str:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise RequestError(f"{name} must be a text", param=name)
-    return value or ""
-
-
-def _flag(body: Body, name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise RequestError(f"{name} must be true or false", param=name)
-    return bool(value)
-
-
-def _integer(body: Body, name: str, low: int, high: int = 2**31) -> int | None:
-    value = body.get(name)
-    if value is not None and (type(value) is not int or not low <= value <= high):
-        raise RequestError(f"{name} must be a whole number from {low} to {high}, not {_shown(value)}", param=name)
-    return value
-
-
-def _number(body: Body, name: str, low: float, high: float) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(f"{name} must be a number from {low:g} to {high:g}, not {_shown(value)}", param=name)
-    return float(value)
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,7 @@ class Answers:
         of_work = {id(work): number * answer.asked.n for number, work in enumerate(answer.works)}
         left = len(answer.works) * answer.asked.n
         while left:
-            work, event = await answer.events.next()
-            if isinstance(event, Failure):
-                raise RequestError(event.message, status=503 if event.is_stopping else 500)
+            work, event = await _next(answer.events)
             assert isinstance(work, Generation)
             assert isinstance(event, Piece)
             choice = answer.choices[of_work[id(work)] + event.place]
@@ -138,6 +136,47 @@ class Answers:
         """Save the work that nobody waits for any more."""
         for work in answer.works:
             work.is_cancelled = True
+
+    def _new_answer(
+        self,
+        asked: Asked,
+        events: Inbox,
+        prompts: Sequence[tuple[str, Tokens]],
+        seed_of: Callable[[int, int], int],
+        *,
+        is_chat: bool,
+        model: str,
+        temperature: float,
+        max_tokens: int,
+        greedy: bool,
+    ) -> Answer:
+        """The answer to `prompts`, each a text and its tokens; `seed_of(prompt, completion)` by their numbers."""
+        places = range(asked.n)
+        choices = [
+            Choice(index=number * asked.n + place, prompt=text, prompt_T=tokens_T, stream=self._stream(asked))
+            for number, (text, tokens_T) in enumerate(prompts)
+            for place in places
+        ]
+        works = [
+            Generation(
+                model=model,
+                temperature=temperature,
+                events=events,
+                request=SampleRequest(prompt_T=tokens_T, seeds_G=tuple(seed_of(number, place) for place in places)),
+                max_tokens=max_tokens,
+                greedy=greedy,
+            )
+            for number, (_, tokens_T) in enumerate(prompts if max_tokens else ())
+        ]
+        return Answer(
+            asked=asked,
+            is_chat=is_chat,
+            model=model,
+            temperature=temperature,
+            choices=choices,
+            works=works,
+            events=events,
+        )
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], asked: Asked, template_args: Mapping[str, Any]) -> str:
         """The conversation as text, with the opening of a call that must be made; the caller holds the tokenizer."""
@@ -224,9 +263,7 @@ class Answers:
         self._submit(answer, [work])
         try:
             while True:
-                source, event = await answer.events.next()
-                if isinstance(event, Failure):
-                    raise RequestError(event.message, status=503 if event.is_stopping else 500)
+                source, event = await _next(answer.events)
                 if source is work and isinstance(event, list):
                     break
         finally:
@@ -265,38 +302,18 @@ class Service(Answers):
             prompts = [self._chat(asked)] if is_chat else [self._prompt(prompt) for prompt in asked.prompts]
         training = self._source.config.training
         wanted = training.temperature if asked.temperature is None else asked.temperature
-        answer = Answer(
-            asked=asked,
+        seed = secrets.randbits(31) if asked.seed is None else asked.seed
+        answer = self._new_answer(
+            asked,
+            events,
+            prompts,
+            lambda number, place: sample_seed(seed, number, place),
             is_chat=is_chat,
             model=model,
             temperature=wanted or GREEDY_TEMPERATURE,
-            choices=[
-                Choice(
-                    index=number * asked.n + place,
-                    prompt=text,
-                    prompt_T=tokens_T,
-                    stream=self._stream(asked),
-                )
-                for number, (text, tokens_T) in enumerate(prompts)
-                for place in range(asked.n)
-            ],
-            works=[],
-            events=events,
+            max_tokens=training.max_tokens if asked.max_tokens is None else asked.max_tokens,
+            greedy=wanted == 0.0,
         )
-        limit = training.max_tokens if asked.max_tokens is None else asked.max_tokens
-        seed = secrets.randbits(31) if asked.seed is None else asked.seed
-        for number, (_, tokens_T) in enumerate(prompts if limit else ()):
-            seeds = tuple(sample_seed(seed, number, place) for place in range(asked.n))
-            answer.works.append(
-                Generation(
-                    model=model,
-                    temperature=answer.temperature,
-                    events=events,
-                    request=SampleRequest(prompt_T=tokens_T, seeds_G=seeds),
-                    max_tokens=limit,
-                    greedy=wanted == 0.0,
-                )
-            )
         self._submit(answer, answer.works)
         return answer
 
@@ -308,25 +325,29 @@ class Service(Answers):
     def _chat(self, asked: Asked) -> tuple[str, Tokens]:
         text = self._rendered(asked.messages, asked, self._source.config.data.template_args)
         special = not self._tokenizer.chat_template  # a template writes its special tokens itself
-        try:
-            ids = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-        except Exception as error:  # each tokenizer library has an error of its own for half a surrogate pair
-            raise RequestError(
-                f"the tokenizer refuses the messages: {type(error).__name__}", param="messages"
-            ) from None
-        return "", self._checked(ids, "messages")
+        return "", self._encoded(text, "messages", special=special)
 
     def _prompt(self, prompt: str | list[int]) -> tuple[str, Tokens]:
-        tokenizer = self._tokenizer
-        if isinstance(prompt, list):
-            if max(prompt) >= len(tokenizer) or min(prompt) < 0:
-                raise RequestError(f"token ids go from 0 to {len(tokenizer) - 1}", param="prompt")
-            return str(tokenizer.decode(prompt)), self._checked(prompt, "prompt")
+        if isinstance(prompt, str):
+            return prompt, self._encoded(prompt, "prompt", special=True)
+        if max(prompt) >= len(self._tokenizer) or min(prompt) < 0:
+            raise RequestError(f"token ids go from 0 to {len(self._tokenizer) - 1}", param="prompt")
+        return str(self._tokenizer.decode(prompt)), self._checked(prompt, "prompt")
+
+    def _encoded(self, text: str, param: str, *, special: bool) -> Tokens:
         try:
-            ids = tokenizer(prompt, verbose=False)["input_ids"]
-        except Exception as error:  # each tokenizer library has an error of its own for half a surrogate pair
-            raise RequestError(f"the tokenizer refuses the prompt: {type(error).__name__}", param="prompt") from None
-        return prompt, self._checked(ids, "prompt")
+            ids = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        except Exception as error:  # each tokenizer library has its own error for half a surrogate pair
+            raise RequestError(f"the tokenizer refuses the {param}: {type(error).__name__}", param=param) from None
+        return self._checked(ids, param)
+
+
+async def _next(events: Inbox) -> tuple[Work, Piece | list[TopLogprobs]]:
+    """The next event; RequestError when it is that there will be no answer."""
+    work, event = await events.next()
+    if isinstance(event, Failure):
+        raise RequestError(event.message, status=503 if event.is_stopping else 500)
+    return work, event
 
 
 def top_dict(service: Answers, choice: Choice, place: int) -> dict[str, float] | None:
