@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from retrain.inspect.status_show import picture
+from retrain.inspect.status_command import picture
 from retrain.records.lock import RunLock
 from retrain.records.runs.scan import scan
 from tests.made_runs import write_campaign

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.report.completions import read_samples, shown_steps
-from retrain.report.step_offsets import first_offset, last_step, lines_of
+from retrain.report.completions import first_offset, last_step, lines_of, read_samples, shown_steps
 
 MOST = 1 << 40
 BLOCK_BYTES = 1 << 16

@@ -10,12 +10,22 @@ from functools import partial
 from pathlib import Path
 
 import click
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED
 from retrain.kernel.registry import Plugins
+from retrain.records.reading import number
+from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, progress_text
+from retrain.records.runs.run_status import RunStatus
 from retrain.records.runs.scan import Overview, scan
+from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.command_options import json_option
 from retrain.text.process import can_redraw
+from retrain.text.progress import phase_text, share_of
+from retrain.text.tables import rich_table
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.interim import InterimLooks
 
@@ -131,10 +141,6 @@ def _print_resume(run: Path, config_file: Path | None, plugins: Plugins, *, as_j
 
 
 def _print(overview: Overview) -> None:
-    from rich.console import Console
-
-    from retrain.inspect.status_show import picture
-
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     console = Console(highlight=False, width=width)
     console.print(picture(overview, console.width))
@@ -156,10 +162,7 @@ def _follow(look: Look, interval_s: float, *, as_json: bool) -> None:
 
 
 def _follow_live(look: Look, interval_s: float) -> None:
-    from rich.console import Console
     from rich.live import Live
-
-    from retrain.inspect.status_show import picture
 
     first = look()  # report a missing folder before clearing the screen
     console = Console(highlight=False)
@@ -167,3 +170,145 @@ def _follow_live(look: Look, interval_s: float) -> None:
         while True:
             time.sleep(interval_s)
             live.update(picture(look(), console.width), refresh=True)
+
+
+# The status of runs and campaigns as tables.
+
+
+COLOURS = {"running": "green", "done": "cyan", "stale": "yellow", "partial": "yellow", "stopped": "yellow"}
+ENDED_BADLY = "red"
+NARROW = 80  # columns
+RATES = ("correct", "held-out")
+
+
+def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
+    """The banner, each campaign as a matrix of conditions and seeds, then the runs that belong to none.
+
+    On a terminal narrower than `NARROW` columns, beside an editor, a run has one row, and a live one a bar for its
+    phase instead of a sentence.
+    """
+    is_narrow = columns < NARROW
+    banner = f"Campaigns: {len(overview.campaigns)} | Runs: {len(overview.runs)}"
+    parts: list[RenderableType] = [Text(banner, style="bold")]
+    for campaign in overview.campaigns:
+        parts += [Text(), _campaign_head(campaign), _matrix(campaign)]
+        parts += [line for run in campaign.runs if run.status for line in _notes(run.status, campaign.path, is_narrow)]
+    if overview.runs:
+        parts += [Text(), _table(overview, is_narrow)]
+        parts += [
+            Text(f"{_name(run, overview)}: {printable(_on_one_line(run.error))}", style=ENDED_BADLY)
+            for run in overview.runs
+            if run.error
+        ]
+        parts += [line for run in overview.runs for line in _notes(run, overview.root, is_narrow)]
+    if overview.num_hidden:
+        parts += [Text(), Text(f"{overview.num_hidden} not shown (--all shows every run and campaign)", style="dim")]
+    return Group(*parts)
+
+
+def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
+    """What a live run is doing, what was found at its last step, and what it was resumed with anyway."""
+    name = printable(str(_inside(run.path, root)))
+    notes: list[RenderableType] = [
+        Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted
+    ]
+    if run.shadow_correct_rate is not None:
+        both = f"correct {percent(run.correct_rate)} by the reward, {percent(run.shadow_correct_rate)} by its shadow"
+        notes.append(Text(f"{name}: {both}"))
+    if run.health:
+        example = f"; for example {run.gaming_example}" if run.gaming_example else ""
+        found = f"health at its last step: {', '.join(run.health)}{example}"
+        notes.append(Text(f"{name}: {printable(_on_one_line(found))}", style="yellow"))
+    if run.eval_rates.keys() - {"held_out"}:
+        rates = ", ".join(f"{set_name} {percent(rate)}" for set_name, rate in run.eval_rates.items())
+        notes.append(Text(f"{name}: evaluated after its last step: {printable(rates)}"))
+    if run.phase:
+        shown = phase_text(run.phase, run.phase_step or 0.0, run.phase_elapsed_s or 0.0, run.progress)
+        line = Text(f"{name}: {shown}", style=COLOURS["running"])
+        notes.insert(0, _phase_bar(name, run) if is_narrow else line)
+    return notes
+
+
+def _phase_bar(name: str, run: RunStatus) -> Table:
+    """`tiny: sampling  ━━━━━━━━━   42%  1.2 s left`."""
+    share, left_s = share_of(run.progress), number(run.progress.get("time_left_s"))
+    left = f"for {duration(run.phase_elapsed_s)}" if left_s is None else f"{duration(left_s)} left"
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=24, no_wrap=True, overflow="ellipsis")
+    grid.add_column(width=14)
+    grid.add_column(width=4, justify="right", no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    percent = "" if share is None else f"{100 * share:.0f}%"
+    bar = Text("") if share is None else ProgressBar(total=1.0, completed=share)
+    grid.add_row(Text(f"{name}: {printable(run.phase)}", style=COLOURS["running"]), bar, percent, Text(left))
+    return grid
+
+
+def _on_one_line(error: str) -> str:
+    """A message of several lines as one."""
+    return "; ".join(filter(None, map(str.strip, error.split("\n"))))
+
+
+def state_text(state: str) -> Text:
+    """A state in its colour."""
+    return Text(printable(state), style=COLOURS.get(state, ENDED_BADLY))
+
+
+def _table(overview: Overview, is_narrow: bool) -> Table:
+    heads = ("step", *RATES, "left") if is_narrow else ("step", *RATES, "reward", "loss", "time")
+    table = rich_table(("run", "state", *heads), num_names=2)
+    table.columns[1].no_wrap = True
+    if not is_narrow:
+        table.add_column("condition", overflow="fold")
+    for run in overview.runs:
+        steps = ABSENT if run.max_steps is None else f"{run.step}/{run.max_steps}"
+        rates = percent(run.correct_rate), percent(run.held_out_rate)
+        head = (Text(_name(run, overview)), state_text(run.state), steps, *rates)
+        if is_narrow:
+            table.add_row(*head, duration(run.left_s) if run.is_live else "")
+            continue
+        numbers = decimal(run.mean_reward, 3), decimal(run.loss, 4), duration(run.wall_time_s)
+        table.add_row(*head, *numbers, Text(printable(run.condition)))
+    return table
+
+
+def _campaign_head(campaign: CampaignStatus) -> Text:
+    head = Text(printable(str(campaign.path)), style="bold").append("  ").append_text(state_text(campaign.state))
+    return head.append(f"  {progress_text(campaign)}", style="default")
+
+
+def _matrix(campaign: CampaignStatus) -> Table:
+    table = rich_table(("condition", *(f"s{seed}" for seed in campaign.seeds)))
+    for condition in campaign.conditions:
+        cells = [_cell(campaign.run_of(condition, seed)) for seed in campaign.seeds]
+        table.add_row(Text(printable(condition)), *cells)
+    return table
+
+
+def _cell(run: CampaignRun | None) -> Text:
+    """`42/100 37.5%`: the steps and the last held-out rate."""
+    cell = _progress(run)
+    rate = run.status.held_out_rate if run and run.status else None
+    return cell if rate is None else cell.append(f" {percent(rate)}", style="default")
+
+
+def _progress(run: CampaignRun | None) -> Text:
+    if run is None or run.status is None:
+        return Text("✗", style=ENDED_BADLY) if run and run.has_failed else Text(ABSENT, style="dim")
+    status = run.status
+    if status.state == "done":
+        return Text(f"{status.step} ✓", style=COLOURS["done"])
+    if status.is_live:
+        total = ABSENT if status.max_steps is None else status.max_steps
+        return Text(f"{status.step}/{total}", style=COLOURS[status.state])
+    return Text(f"{status.step} ✗", style=ENDED_BADLY)
+
+
+def _name(run: RunStatus, overview: Overview) -> str:
+    return printable(str(_inside(run.path, overview.root)))
+
+
+def _inside(path: Path, root: Path) -> Path:
+    """The path below the root; the whole path of the root itself and of what is elsewhere."""
+    inside = path.relative_to(root) if path.is_relative_to(root) else path
+    return path if str(inside) == "." else inside

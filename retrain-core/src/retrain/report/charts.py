@@ -37,21 +37,12 @@ MOST_NUMBERS = 900_000  # of all curves together: 2.4 MB on the page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SeedCurve:
-    """One run's curve."""
-
-    seed: int | None
-    is_done: bool
-    y_P: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConditionCurve:
-    """A condition's curve; `is_interval` if the band is the 95 % interval of a single run's evaluations."""
+    """A condition's curve and those of its runs; `is_interval`: the band is the interval of one run's evaluations."""
 
     band: Band
     is_interval: bool
-    seeds: tuple[SeedCurve, ...]
+    seeds: Sequence[tuple[ReportRun, Floats]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,11 +165,7 @@ def _conditions(
         if is_interval:
             low_P, high_P = (curve(end)(drawn[0].lines) for end in (LOW, HIGH))
             band = replace(band, low_P=low_P, high_P=high_P)
-        seeds = tuple(
-            SeedCurve(seed=run.candidate.seed, is_done=run.is_done, y_P=by_run[id(run)])
-            for run in runs
-            if is_shown and np.isfinite(by_run[id(run)]).any()
-        )
+        seeds = [(run, y_P) for run in runs if is_shown and np.isfinite(y_P := by_run[id(run)]).any()]
         curves[label] = ConditionCurve(band=band, is_interval=is_interval, seeds=seeds)
     return curves
 
@@ -186,12 +173,9 @@ def _conditions(
 def _constant(curves: Mapping[str, ConditionCurve]) -> float | None:
     ends = [(np.nanmin(each.band.low_P), np.nanmax(each.band.high_P)) for each in curves.values()]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    is_flat = high - low <= 1e-12 * max(1.0, abs(high)) and not any(_spread(each) for each in curves.values())
-    return float(low) if is_flat else None
-
-
-def _spread(curve: ConditionCurve) -> bool:
-    return any(float(np.nanmax(each.y_P) - np.nanmin(each.y_P)) > 1e-12 for each in curve.seeds)
+    is_flat = high - low <= 1e-12 * max(1.0, abs(high))
+    spreads = (np.nanmax(y_P) - np.nanmin(y_P) > 1e-12 for each in curves.values() for _, y_P in each.seeds)
+    return float(low) if is_flat and not any(spreads) else None
 
 
 def _is_graded(lines: RunLines) -> bool:
@@ -286,7 +270,9 @@ def _curve(curve: ConditionCurve) -> dict[str, Any]:
     if has_band:
         content |= {"low": packed(curve.band.low_P), "high": packed(curve.band.high_P)}
     if len(curve.seeds) > 1:
-        content["seeds"] = [{"seed": each.seed, "done": each.is_done, "y": packed(each.y_P)} for each in curve.seeds]
+        content["seeds"] = [
+            {"seed": run.candidate.seed, "done": run.is_done, "y": packed(y_P)} for run, y_P in curve.seeds
+        ]
     return content
 
 

@@ -6,7 +6,7 @@ All text of plugins (`retrain_report_sections`) is untrusted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class Report:
     num_figures: int
 
 
-def render(material: Material, plugin_given: Sequence[PluginSection], *, folder: Path, made: str) -> Report:
+def render(material: Material, plugin_given: Sequence[Given], *, folder: Path, made: str) -> Report:
     """The page for a file in `folder`; `made` says when and how it was made. All data is untrusted."""
     links, title = Links(folder), title_of(material)
     drawn_by_plugins, texts_of_plugins = sections_of(plugin_given, links)
@@ -86,16 +86,10 @@ def render(material: Material, plugin_given: Sequence[PluginSection], *, folder:
     return Report(html=html, title=title, sections=names, num_figures=len(list(figures_of(sections))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSection:
-    """A titled section from a plugin; `condition` is empty if it applies to the whole report."""
-
-    title: str
-    body: str | ReportSection
-    condition: str = ""
+Given = tuple[str, str, str | ReportSection]  # condition, empty for the whole report; title, body
 
 
-def plugin_sections(material: Material, plugins: Plugins) -> list[PluginSection]:
+def plugin_sections(material: Material, plugins: Plugins) -> list[Given]:
     """Sections about the first run of each condition that is shown; an exception of a plugin becomes a section too."""
     found: dict[str, list[tuple[str, str | ReportSection]]] = {}
     for label in material.shown:
@@ -107,49 +101,41 @@ def plugin_sections(material: Material, plugins: Plugins) -> list[PluginSection]
             answers = plugins.notify(HOOK, run=view, campaign=material.source.campaign)
         except RetrainError as error:
             answers = [{"A plugin failed": str(error)}]
-        for answer in answers:
-            found.setdefault(label, []).extend(_bodies(answer))
-    everywhere = _common(list(found.values()))
-    sections = [PluginSection(title=title, body=body) for title, body in everywhere]
-    for label, pairs in found.items():
-        sections += [
-            PluginSection(title=title, body=body, condition=label if len(material.shown) > 1 else "")
-            for title, body in pairs
-            if (title, body) not in everywhere
+        found[label] = [
+            (str(title), body if isinstance(body, ReportSection) else str(body))
+            for answer in answers
+            for title, body in (answer.items() if isinstance(answer, Mapping) else ())
         ]
-    return sections
+    first, *others = found.values() or [[]]
+    everywhere = [pair for pair in first if all(pair in other for other in others)]
+    own = [
+        (label if len(material.shown) > 1 else "", *pair)
+        for label, pairs in found.items()
+        for pair in pairs
+        if pair not in everywhere
+    ]
+    return [*(("", *pair) for pair in everywhere), *own]
 
 
-def sections_of(given: Sequence[PluginSection], links: Links) -> tuple[list[Section], Section | None]:
+def sections_of(given: Sequence[Given], links: Links) -> tuple[list[Section], Section | None]:
     """Those with plots, one for each name, and the texts of all plugins in one."""
     parts: dict[str, list[Part]] = {}
     titles: dict[str, str] = {}
     texts: list[Part] = []
-    for each in given:
-        if isinstance(each.body, str):
-            texts += [Heading(each.title, remark=each.condition), Pre(each.body)]
+    for condition, title, body in given:
+        if isinstance(body, str):
+            texts += [Heading(title, remark=condition), Pre(body)]
             continue
-        name = re.sub(r"[^a-z0-9-]", "-", each.body.name.lower())
+        name = re.sub(r"[^a-z0-9-]", "-", body.name.lower())
         name = f"plugin-{name}" if name in PAGE_IDS or not name else name
-        titles.setdefault(name, each.title)
-        plots = [drawn(plot) for plot in each.body.plots]
+        titles.setdefault(name, title)
+        plots = [drawn(plot) for plot in body.plots]
         found = parts.setdefault(name, [])
-        found += [Heading(each.condition)] if each.condition else []
-        found += [lede(each.body.text), Tiles("plots", plots)] if plots else [note(each.body.text)]
-        found += [note("From ", links.to(file, file.name), ".") for file in each.body.files]
+        found += [Heading(condition)] if condition else []
+        found += [lede(body.text), Tiles("plots", plots)] if plots else [note(body.text)]
+        found += [note("From ", links.to(file, file.name), ".") for file in body.files]
     drawn_sections = [Section(name, titles[name], found) for name, found in parts.items()]
     return drawn_sections, Section("plugins", "From plugins", texts) if texts else None
-
-
-def _bodies(answer: object) -> Iterator[tuple[str, str | ReportSection]]:
-    for title, body in answer.items() if isinstance(answer, Mapping) else ():
-        yield str(title), body if isinstance(body, ReportSection) else str(body)
-
-
-def _common(answers: Sequence[Sequence[tuple[str, str | ReportSection]]]) -> list[tuple[str, str | ReportSection]]:
-    """The sections that are identical for all conditions."""
-    first, *others = answers or [[]]
-    return [pair for pair in first if all(pair in other for other in others)]
 
 
 def _view(run: ReportRun, folder: Path, plugins: Plugins) -> RunView:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from retrain.records.identity.changes import Change, changes_between
@@ -28,20 +27,16 @@ def settings_section(material: Material) -> Section | None:
         return None
     found = differences({label: [run.record for run in material.of(label)] for label in material.source.conditions})
     same = note("No setting differs except for seeds, paths and settings that do not affect training.")
-    parts = (_settings_table(found) if found.keys else same, _differing_inputs(material), _mixed(material))
+    keys = list(next(iter(found.values()), ()))
+    parts = (_settings_table(found, keys) if keys else same, _differing_inputs(material), _mixed(material))
     return Section("settings", "What differs", parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Differences:
-    """Settings by condition: `values[condition][key]`, only keys that differ between conditions or within one."""
+def differences(records: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, str]]:
+    """By condition, the settings that differ between conditions or within one; the same keys for each.
 
-    keys: tuple[str, ...]
-    values: Mapping[str, Mapping[str, str]]
-
-
-def differences(records: Mapping[str, Sequence[Record]]) -> Differences:
-    """`records` are the `run.json` of each condition's runs. Seeds, paths and settings without effect are left out."""
+    `records` are the `run.json` of each condition's runs. Seeds, paths and settings without effect are left out.
+    """
     seen: dict[str, dict[str, dict[str, None]]] = {label: {} for label in records}
     for label, group in records.items():
         for record in group:
@@ -49,11 +44,10 @@ def differences(records: Mapping[str, Sequence[Record]]) -> Differences:
                 seen[label].setdefault(key, {})[value] = None
     present = {label: found for label, found in seen.items() if found}
     keys = sorted({key for found in present.values() for key in found})
-    shown = {label: {key: _joined(found.get(key, {ABSENT: None})) for key in keys} for label, found in present.items()}
-    differing = tuple(key for key in keys if len({values[key] for values in shown.values()}) > 1 or _varies(key, seen))
-    return Differences(
-        keys=differing, values={label: {key: values[key] for key in differing} for label, values in shown.items()}
-    )
+    shown = {key: {label: _joined(found.get(key, {ABSENT: None})) for label, found in present.items()} for key in keys}
+    varying = {key for found in present.values() for key, values in found.items() if len(values) > 1}
+    differing = [key for key in keys if len(set(shown[key].values())) > 1 or key in varying]
+    return {label: {key: shown[key][label] for key in differing} for label in present}
 
 
 def common(records: Iterable[Record], path: str) -> list[str]:
@@ -83,19 +77,15 @@ def versions(records: Iterable[Record]) -> dict[str, list[str]]:
     return {name: list(each) for name, each in found.items()}
 
 
-def _settings_table(found: Differences) -> Table:
+def _settings_table(found: Mapping[str, Mapping[str, str]], keys: Sequence[str]) -> Table:
     """The longer of both dimensions runs down."""
-    labels = list(found.values)
-    title = "Settings that differ"
-    if len(found.keys) <= len(labels) or len(labels) > MOST_COLUMNS:
-        rows: list[tuple[Piece, ...]] = [
-            (label, *(_cell(found.values[label][key]) for key in found.keys)) for label in labels
-        ]
-        return Table(title, ("condition", *found.keys), rows, num_names=99)
-    by_key: list[tuple[Piece, ...]] = [
-        (Code([key]), *(_cell(found.values[label][key]) for label in labels)) for key in found.keys
-    ]
-    return Table(title, ("setting", *labels), by_key, num_names=99)
+    title, labels = "Settings that differ", list(found)
+    rows: list[tuple[Piece, ...]]
+    if len(keys) <= len(labels) or len(labels) > MOST_COLUMNS:
+        rows = [(label, *map(_cell, values.values())) for label, values in found.items()]
+        return Table(title, ("condition", *keys), rows, num_names=99)
+    rows = [(Code([key]), *(_cell(values[key]) for values in found.values())) for key in keys]
+    return Table(title, ("setting", *labels), rows, num_names=99)
 
 
 def _cell(value: str) -> Code:
@@ -148,10 +138,6 @@ def _place(change: Change) -> str:
 def _inputs_of(run: ReportRun) -> Mapping[str, Any]:
     folder = run.candidate.folder
     return Run(folder).identity if folder else {}
-
-
-def _varies(key: str, seen: Mapping[str, Mapping[str, Mapping[str, None]]]) -> bool:
-    return any(len(found.get(key, {})) > 1 for found in seen.values())
 
 
 def _joined(values: Mapping[str, None]) -> str:

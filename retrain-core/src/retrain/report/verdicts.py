@@ -30,27 +30,7 @@ from retrain.report.text import plain
 from retrain.verdicts.study.comparison import Comparison, Verdict
 from retrain.verdicts.study.sets import SetsView
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.wording import plain_words as plainly
-from retrain.verdicts.wording.sentences import (
-    budget_sentence,
-    differing,
-    metric_sentence,
-    next_step,
-    on_record,
-    runs_sentence,
-    standing,
-    survivors,
-)
-from retrain.verdicts.wording.tables import comparison_table, condition_tables, sets_notes, sets_tables
-from retrain.verdicts.wording.verdict_line import (
-    NOTHING,
-    alarms,
-    answer,
-    collapse_sentences,
-    further_lines,
-    verdict_line,
-)
-from retrain.verdicts.wording.words import level_words
+from retrain.verdicts.wording import plain_words, sentences, tables, verdict_line, words
 
 MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.PRACTICALLY_SAME: "≈", Verdict.CANNOT_TELL: "●"}
 KINDS: Mapping[Verdict, str] = {
@@ -69,7 +49,7 @@ def findings(material: Material) -> Box | None:
     study = material.study
     if study is None or not study.comparisons:
         return None
-    return Box("findings", "In plain words", [Paragraph([line]) for line in plainly.summary(study)])
+    return Box("findings", "In plain words", [Paragraph([line]) for line in plain_words.summary(study)])
 
 
 def verdict_section(material: Material) -> Section:
@@ -78,18 +58,18 @@ def verdict_section(material: Material) -> Section:
     if study is None:
         return Section("verdict", "Verdict", [note(f"Nothing can be compared: {material.no_study}.")])
     if not study.comparisons:
-        nothing = note(NOTHING) if len(material.runs) > 1 else None
+        nothing = note(verdict_line.NOTHING) if len(material.runs) > 1 else None
         return Section("verdict", "Results", [nothing, *_estimates(study)])
-    lines = [*differing(study), *on_record(study), *survivors(study)[:MOST_EXPLAINED]]
-    lines += [metric_sentence(study), runs_sentence(study), budget_sentence(study)]
+    lines = [*sentences.differing(study), *sentences.on_record(study), *sentences.survivors(study)[:MOST_EXPLAINED]]
+    lines += [sentences.metric_sentence(study), sentences.runs_sentence(study), sentences.budget_sentence(study)]
     parts: list[Part | None] = [
         _ledger_alert(study),
-        lede(answer(study)),
-        Paragraph([standing(study)], "note strong"),
+        lede(verdict_line.answer(study)),
+        Paragraph([sentences.standing(study)], "note strong"),
         *map(note, lines),
         _comparisons(study),
         _explanations(study),
-        *(note(line) for line in [*collapse_sentences(study), next_step(study)] if line),
+        *(note(line) for line in [*verdict_line.collapse_sentences(study), sentences.next_step(study)] if line),
         _forest_plot(study),
         *_seed_by_seed(study),
         *_sets(study),
@@ -100,7 +80,7 @@ def verdict_section(material: Material) -> Section:
 
 def _ledger_alert(study: Study) -> Box | None:
     """What the ledger names against these runs, in front of every verdict on them."""
-    named = alarms(study)
+    named = verdict_line.alarms(study)
     if not named:
         return None
     parts = (
@@ -112,7 +92,7 @@ def _ledger_alert(study: Study) -> Box | None:
 
 
 def _comparisons(study: Study) -> Table:
-    found = comparison_table(study)
+    found = tables.comparison_table(study)
     rows: list[tuple[Piece, ...]] = [
         (*row[:-1], Pill(each.verdict, KINDS[each.verdict], MARKS[each.verdict]))
         for row, each in zip(found.rows, study.comparisons, strict=True)
@@ -121,7 +101,10 @@ def _comparisons(study: Study) -> Table:
 
 
 def _explanations(study: Study) -> Items | Fold:
-    items = [(each.condition, (verdict_line(each, study), *further_lines(each, study))) for each in study.comparisons]
+    items = [
+        (each.condition, (verdict_line.verdict_line(each, study), *verdict_line.further_lines(each, study)))
+        for each in study.comparisons
+    ]
     if len(items) <= MOST_EXPLAINED:
         return Items(items)
     return Fold("Why, comparison by comparison", [Items(items)])
@@ -129,8 +112,8 @@ def _explanations(study: Study) -> Items | Fold:
 
 def _forest_plot(study: Study) -> Plot | None:
     caption = (
-        f"dots: single seeds; large dot: their mean; line: its {level_words(study)} interval, and where it ends in an "
-        "arrow, these seeds set no limit"
+        f"dots: single seeds; large dot: their mean; line: its {words.level_words(study)} interval, and where it ends "
+        "in an arrow, these seeds set no limit"
     )
     figure = forest(study)
     return Plot("Difference to the baseline", caption, figure, kind="forest") if figure else None
@@ -195,8 +178,8 @@ def _sets(study: Study) -> list[Part]:
         return []
     return [
         Heading("All evaluation sets together"),
-        *(note(line.removeprefix("--sets: ")) for line in sets_notes(study)),
-        *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in sets_tables(study)),
+        *(note(line.removeprefix("--sets: ")) for line in tables.sets_notes(study)),
+        *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in tables.sets_tables(study)),
         drawn(_profile(study.sets)),
     ]
 
@@ -223,11 +206,11 @@ def _estimated_for(title: str) -> str:
 
 
 def _estimates(study: Study) -> list[Part]:
-    tables = [
+    found = [
         Table(f"{each.title}: mean and 95 % interval{_estimated_for(each.title)}", each.heads, each.rows)
-        for each in condition_tables(study)
+        for each in tables.condition_tables(study)
     ]
-    return [*tables[:1], *([Fold("More metrics", tables[1:])] if tables[1:] else [])]
+    return [*found[:1], *([Fold("More metrics", found[1:])] if found[1:] else [])]
 
 
 def _sides(comparison: Comparison) -> list[tuple[int, float, float]]:

@@ -17,7 +17,7 @@ import pytest
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.installed import versions_of
-from retrain.tools.pack import installing, rerun_command
+from retrain.tools.pack import environment, rerun_command
 from retrain.tools.pack.archive import FORMAT, open_pack, refusal, write_pack
 from retrain.tools.pack.contents import Contents, read_contents
 from retrain.tools.pack.environment import environ_of, lay_out
@@ -342,13 +342,13 @@ def installed(
 ) -> Pip:
     """A pack that lists `pkg 1.0` and the plugin `evil`, installed with a pip that brings these wheels."""
     pip = Pip(brings)
-    monkeypatch.setattr(installing, "_run", pip)
+    monkeypatch.setattr(environment, "_run", pip)
     packages = {"pkg": {"version": "1.0+cpu", "digest": digest}}
     wheels = {"evil-1.0-py3-none-any.whl": ("evil", "1.0", wheel(PLUGIN))}
     contents = opened(pack(tmp_path, wheels=wheels, packages=packages))
     checked, unpacked = check_wheels(contents), _unpacked(contents, tmp_path)
     arguments = {"other_builds": False, **options}
-    installing.make_environment(contents, checked, unpacked, tmp_path / "e", os.environ, lambda _: None, **arguments)
+    environment.make_environment(contents, checked, unpacked, tmp_path / "e", os.environ, lambda _: None, **arguments)
     return pip
 
 
@@ -408,8 +408,8 @@ def test_the_digest_of_a_wheel_is_that_of_its_installed_files() -> None:
     """Of a wheel made from an installed package: what a rerun compares before it installs."""
     found = installed_digests(["click"])["click"]
     made = wheel_of("click", found["version"], {"click"})
-    read = installing.read_wheel("click", made.file, io.BytesIO(made.content))
-    assert installing._digest(read) == found["digest"]
+    read = environment.read_wheel("click", made.file, io.BytesIO(made.content))
+    assert environment._digest(read) == found["digest"]
 
 
 def test_the_manifest_does_not_decide_what_is_ours(tmp_path: Path) -> None:

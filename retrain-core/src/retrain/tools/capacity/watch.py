@@ -64,7 +64,7 @@ class CapacityWatch(Watcher):
     def retrain_run_end(self, run: RunView) -> None:
         """Stop measuring; if one phase took most of the time, log what to try."""
         self._meter.end()
-        if self._meter.steps >= FEWEST_STEPS:
+        if self._meter.num_steps >= FEWEST_STEPS:
             from retrain.tools.capacity.advice import hint
 
             if text := hint(self._meter.shares, run.config):
@@ -148,23 +148,15 @@ class Meter:
         self._phase = START
         self._peaks: dict[str, int] = {}
         self._resident = resident_bytes()
-        self._last = 0
+        self._last = self.num_steps = 0
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._evaluations_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._totals_s: dict[str, float] = defaultdict(float)
         self._longest = {"prompt": 0, "completion": 0}
 
     @property
-    def steps(self) -> int:
-        """Steps measured, at most `RECENT_STEPS`."""
-        return len(self._times)
-
-    @property
     def shares(self) -> dict[str, float]:
-        """Share of the steps' time in `sample`, `score` (waiting for it) and `train`; empty before the first step.
-
-        The first step, which compiles and warms caches, is left out if there are others.
-        """
+        """Share of the steps' time in `sample`, `score` (waiting for it) and `train`; empty before the first step."""
         whole_s = self._totals_s["step"]
         return {phase: self._totals_s[phase] / whole_s for phase in PHASES} if whole_s > 0.0 else {}
 
@@ -183,9 +175,10 @@ class Meter:
 
     def step(self, seconds: float, phases_s: Mapping[str, float] | None = None) -> None:
         """Record a finished step and the seconds that it spent in each phase."""
-        if len(self._times) == 1:
+        if len(self._times) == 1:  # the first step compiles and warms caches: left out if there are others
             self._totals_s.clear()
         self._times.append(seconds)
+        self.num_steps += 1
         for name, taken_s in {"step": seconds, **(phases_s or {})}.items():
             self._totals_s[name] += taken_s
 
@@ -205,7 +198,6 @@ class Meter:
             "memory_at_start_bytes": self._resident,
         }
         if self._times:
-            # the first step compiles and warms caches: left out if there are others
             warm = list(self._times)[1:] or list(self._times)
             found |= {"median_step_time_s": statistics.median(warm), "steps": len(self._times)}
             found |= {"time_shares": self.shares} if any(self.shares.values()) else {}

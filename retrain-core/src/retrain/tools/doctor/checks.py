@@ -49,24 +49,16 @@ def _distribution(name: str, plugins: Plugins, *, needed: bool) -> Diagnosis:
 def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
     recorders = {part.name for part in selected if part.kind is Kind.RECORDER}
     launcher = config.table("campaign", CampaignTable).launcher if config and is_campaign(config) else ""
-    return [
-        *(
-            diagnose_extra(CORE, name, purpose=f"recorder {name!r}", needed=name in recorders)
-            for name in ("wandb", "tensorboard", "trackio", "mlflow")
-        ),
-        diagnose_extra(CORE, "ray", purpose="launcher 'ray'", needed=launcher == "ray"),
-    ]
+    wanted = {name: (f"recorder {name!r}", name in recorders) for name in ("wandb", "tensorboard", "trackio", "mlflow")}
+    wanted["ray"] = "launcher 'ray'", launcher == "ray"
+    return [diagnose_extra(CORE, name, purpose=purpose, needed=needed) for name, (purpose, needed) in wanted.items()]
 
 
 def _failure(failure: LoadFailure, *, needed: bool) -> Diagnosis:
     """A plugin that failed to load; without a configuration this is what makes the exit code 1."""
-    return Diagnosis(
-        name=f"plugin {failure.owner}",
-        status="failed",
-        detail=f"{failure.owner.source}: {failure.error}",
-        fix=f"repair, upgrade or uninstall {failure.owner.distribution}",
-        needed=needed,
-    )
+    detail = f"{failure.owner.source}: {failure.error}"
+    fix = f"repair, upgrade or uninstall {failure.owner.distribution}"
+    return Diagnosis(name=f"plugin {failure.owner}", status="failed", detail=detail, fix=fix, needed=needed)
 
 
 def _clashes(plugins: Plugins, selected: list[Selected]) -> list[Diagnosis]:
@@ -87,8 +79,11 @@ def _part(part: Selected) -> Diagnosis:
     name = f"{part.kind} {part.name}"
     if part.problem is None:
         return Diagnosis(name=name, status="ok", detail=part.source, needed=True)
-    detail = f"{part.problem.where}: {part.problem.what}"
-    return Diagnosis(name=name, status="missing", detail=detail, fix=part.problem.fix, needed=True)
+    return _missing(name, f"{part.problem.where}: {part.problem.what}", part.problem.fix)
+
+
+def _missing(name: str, detail: str, fix: str) -> Diagnosis:
+    return Diagnosis(name=name, status="missing", detail=detail, fix=fix, needed=True)
 
 
 # Python, and the folders that a run writes to.
@@ -119,19 +114,21 @@ def _run_folder(config: Config) -> Diagnosis:
         check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=place)
     except ConfigError as error:
         problem = error.problems[0]
-        detail = f"{place}: {problem.what}"
-        return Diagnosis(name="run folder", status="failed", detail=detail, fix=problem.fix, needed=True)
+        return replace(_missing("run folder", f"{place}: {problem.what}", problem.fix), status="failed")
     return _disk(Path(config.logging.log_dir).expanduser(), name="run folder", needed=True)
 
 
 def _disk(folder: Path, *, name: str, needed: bool = False) -> Diagnosis:
     existing = next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path("/"))
     free = shutil.disk_usage(existing).free
-    detail = f"{folder}: {free / 1e9:.1f} GB free"
-    if free < LOW_DISK_BYTES:
-        fix = "free some space: a full disk ends the run at a checkpoint"
-        return Diagnosis(name=name, status="warn", detail=detail, fix=fix, needed=needed)
-    return Diagnosis(name=name, status="ok", detail=detail, needed=needed)
+    is_low = free < LOW_DISK_BYTES
+    return Diagnosis(
+        name=name,
+        status="warn" if is_low else "ok",
+        detail=f"{folder}: {free / 1e9:.1f} GB free",
+        fix="free some space: a full disk ends the run at a checkpoint" if is_low else "",
+        needed=needed,
+    )
 
 
 # Whether the model, the servers and the keys that a run needs are within reach.
@@ -174,16 +171,16 @@ def _model(config: Config, plugins: Plugins) -> Diagnosis:
     try:
         located = plugins.locate_model(name)
     except RetrainError as error:
-        return _bad_model(error.problems[0].what, error.problems[0].fix)
+        return _missing("model", error.problems[0].what, error.problems[0].fix)
     folder = Path(located or name).expanduser()
     if located is not None or folder.is_dir():
         return _in_folder(folder, place)
     if name.startswith("builtin:"):
-        return _bad_model(
-            f"{place}: no plugin ships {name!r}", "retrain-local ships builtin:tiny: install it, or unblock it"
-        )
+        fix = "retrain-local ships builtin:tiny: install it, or unblock it"
+        return _missing("model", f"{place}: no plugin ships {name!r}", fix)
     if name.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(name):
-        return _bad_model(f"{place}: there is no folder {name!r}", "give a model folder, a hub id, or builtin:tiny")
+        fix = "give a model folder, a hub id, or builtin:tiny"
+        return _missing("model", f"{place}: there is no folder {name!r}", fix)
     return _on_the_hub(name, place)
 
 
@@ -193,9 +190,11 @@ def _in_folder(folder: Path, place: str) -> Diagnosis:
         names = {entry.name for entry in folder.iterdir()}
     except (OSError, ValueError) as error:
         reason = f"{folder / 'config.json'} cannot be read: {getattr(error, 'strerror', None) or error}"
-        return _bad_model(f"{place}: {reason}", "give a folder that save_pretrained() wrote and that you can read")
+        fix = "give a folder that save_pretrained() wrote and that you can read"
+        return _missing("model", f"{place}: {reason}", fix)
     if not names.intersection(TOKENIZER_FILES):
-        return _bad_model(f"{place}: {folder} holds no tokenizer", "save the tokenizer there: save_pretrained()")
+        fix = "save the tokenizer there: save_pretrained()"
+        return _missing("model", f"{place}: {folder} holds no tokenizer", fix)
     return Diagnosis(name="model", status="ok", detail=str(folder), needed=True)
 
 
@@ -203,27 +202,25 @@ def _on_the_hub(name: str, place: str) -> Diagnosis:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+    detail = f"{name} on the hub"
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except GatedRepoError:
-        return _bad_model(f"{place}: {name!r} is gated", "accept its terms on its page, then run `hf auth login`")
+        fix = "accept its terms on its page, then run `hf auth login`"
+        return _missing("model", f"{place}: {name!r} is gated", fix)
     except RepositoryNotFoundError:
-        return _bad_model(f"{place}: no model {name!r} on the hub", "correct it; private models need `hf auth login`")
+        fix = "correct it; private models need `hf auth login`"
+        return _missing("model", f"{place}: no model {name!r} on the hub", fix)
     except Exception as error:  # a network fault, whose type depends on the client library inside the hub package
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            detail = f"{name}: cached; the hub cannot be reached ({reason})"
-            return Diagnosis(name="model", status="ok", detail=detail, needed=True)
-        what = f"{place}: {name!r} is not in the cache, and the hub cannot be reached ({reason})"
-        return _bad_model(what, "check the connection, or give a local folder")
-    return Diagnosis(name="model", status="ok", detail=f"{name} on the hub", needed=True)
-
-
-def _bad_model(detail: str, fix: str) -> Diagnosis:
-    return Diagnosis(name="model", status="missing", detail=detail, fix=fix, needed=True)
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            what = f"{place}: {name!r} is not in the cache, and the hub cannot be reached ({reason})"
+            return _missing("model", what, "check the connection, or give a local folder")
+        detail = f"{name}: cached; the hub cannot be reached ({reason})"
+    return Diagnosis(name="model", status="ok", detail=detail, needed=True)
 
 
 def _wandb_key() -> Diagnosis:
     is_found, detail = wandb_key()
-    fix = "" if is_found else "`wandb login`, or WANDB_MODE=offline"
-    return Diagnosis(name="wandb key", status="ok" if is_found else "missing", detail=detail, fix=fix, needed=True)
+    found = _missing("wandb key", detail, "`wandb login`, or WANDB_MODE=offline")
+    return replace(found, status="ok", fix="") if is_found else found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit, urlunsplit
 
-from retrain.kernel.contracts.diagnosis import Diagnosis
+from retrain.kernel.contracts.diagnosis import Diagnosis, Status
 from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.installed import installed_version
 from retrain.run.packages import required_packages
@@ -15,30 +15,28 @@ SERVER_FAULTS = (500, 502, 503, 504)  # broken, or a gateway without a server; a
 
 def diagnose_extra(distribution: str, extra: str, *, purpose: str, needed: bool) -> Diagnosis:
     """Whether everything that an extra adds is installed: `retrain-sepa[semantic]`; imports nothing."""
-    packages = required_packages(distribution, extra)
+    packages, fix = required_packages(distribution, extra), install_line(distribution, extra)
     lacking = [package for package in packages if not package.is_met]
     name = f"{distribution}[{extra}]"
-    if not packages:
-        detail = f"{distribution} is not installed, or its version has no such extra; for {purpose}"
-        fix = install_line(distribution, extra).replace("pip install ", "pip install --upgrade ", 1)
-        return Diagnosis(name=name, status="missing", detail=detail, fix=fix, needed=needed)
-    if not lacking:
+    if packages and not lacking:
         return Diagnosis(name=name, status="ok", detail=", ".join(map(str, packages)), needed=needed)
     detail = f"{', '.join(map(str, lacking))}: not installed, for {purpose}"
-    return Diagnosis(name=name, status="missing", detail=detail, fix=install_line(distribution, extra), needed=needed)
+    if not packages:
+        detail = f"{distribution} is not installed, or its version has no such extra; for {purpose}"
+        fix = fix.replace("pip install ", "pip install --upgrade ", 1)
+    return Diagnosis(name=name, status="missing", detail=detail, fix=fix, needed=needed)
 
 
 def diagnose_distribution(distribution: str, *, purpose: str, needed: bool) -> Diagnosis:
     """Whether a distribution and all that it requires are installed; imports nothing."""
     version = installed_version(distribution)
-    fix = install_line(distribution)
-    if not version:
-        detail = f"not installed, for {purpose}"
-        return Diagnosis(name=distribution, status="missing", detail=detail, fix=fix, needed=needed)
-    if lacking := [package for package in required_packages(distribution) if not package.is_met]:
+    lacking = [package for package in required_packages(distribution) if not package.is_met] if version else []
+    status: Status = "failed" if lacking else "ok" if version else "missing"
+    detail = version or f"not installed, for {purpose}"
+    if lacking:
         detail = f"{version}, but lacks {', '.join(map(str, lacking))}"
-        return Diagnosis(name=distribution, status="failed", detail=detail, fix=fix, needed=needed)
-    return Diagnosis(name=distribution, status="ok", detail=version, needed=needed)
+    fix = "" if status == "ok" else install_line(distribution)
+    return Diagnosis(name=distribution, status=status, detail=detail, fix=fix, needed=needed)
 
 
 def diagnose_server(name: str, url: str, *, needed: bool) -> Diagnosis:
@@ -53,20 +51,20 @@ def diagnose_server(name: str, url: str, *, needed: bool) -> Diagnosis:
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # unbalanced brackets, an invalid port
         shown, is_url = url.rpartition("@")[2], False
+    status: Status = "failed"
     if not is_url:
-        fix = "write it as http://HOST:PORT"
-        return Diagnosis(name=name, status="failed", detail=f"{shown!r} is not a URL", fix=fix, needed=needed)
+        detail, fix = f"{shown!r} is not a URL", "write it as http://HOST:PORT"
+        return Diagnosis(name=name, status=status, detail=detail, fix=fix, needed=needed)
     try:
         with urllib.request.urlopen(shown, timeout=SERVER_TIMEOUT_S) as answer:
             code = answer.status
     except urllib.error.HTTPError as error:
         code = error.code
     except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        detail = f"{shown} does not answer: {reason or type(error).__name__}"
+        detail = f"{shown} does not answer: {getattr(error, 'reason', None) or error or type(error).__name__}"
         fix = "start the server, or correct the URL"
-        return Diagnosis(name=name, status="failed", detail=detail, fix=fix, needed=needed)
+        return Diagnosis(name=name, status=status, detail=detail, fix=fix, needed=needed)
     if code in SERVER_FAULTS:
         detail, fix = f"{shown} answers with HTTP status {code}", "look at the server's log"
-        return Diagnosis(name=name, status="failed", detail=detail, fix=fix, needed=needed)
+        return Diagnosis(name=name, status=status, detail=detail, fix=fix, needed=needed)
     return Diagnosis(name=name, status="ok", detail=f"{shown} answers", needed=needed)

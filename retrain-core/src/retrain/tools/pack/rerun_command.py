@@ -21,8 +21,7 @@ from retrain.text.process import is_interactive
 from retrain.text.terminal_text import printable
 from retrain.tools.pack.archive import is_importable, open_pack
 from retrain.tools.pack.contents import Contents, read_contents
-from retrain.tools.pack.environment import chosen_files, environ_of, forced, lay_out
-from retrain.tools.pack.installing import make_environment
+from retrain.tools.pack.environment import chosen_files, environ_of, forced, lay_out, make_environment
 from retrain.tools.pack.packages import digests_in
 from retrain.tools.pack.rerunning import Outcome, Rerun
 from retrain.tools.pack.verdict import verdict_lines
