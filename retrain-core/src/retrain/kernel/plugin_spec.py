@@ -52,7 +52,7 @@ class PluginSpec:
     """One registered part.
 
     `factory` is the object itself or `"module:attribute"`, imported only when the name is used;
-    `retrain.kernel.contracts` says per kind what it must be. `params` is the pydantic model of the part's parameters.
+    the hook that registers the kind says what it must be. `params` is the pydantic model of the part's parameters.
     `traits` is what others may read before the factory runs (a backend's `Capabilities`; of a command its
     group in `retrain --help`: train, look, compare, use, extend or tools), and `functions` what they may call.
     """

@@ -5,13 +5,11 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.errors import ConfigError
-from retrain.records.reading import read_object, table_of, tables_in
+from retrain.records.reading import read_if_any, table_of, tables_in
 from retrain.records.record_names import ADAPTERS, CAMPAIGN_FILE, RUN_FILE
 
 ENTRY = "paths"  # of `run.json`, and of a campaign's manifest
@@ -111,13 +109,6 @@ def records_of(file: Path | None, resumed: str) -> list[Record]:
     folders = [own, *(path.absolute().parent.parent for path in (own, file) if path)]
     found = []
     for folder in filter(None, folders):
-        manifests = (manifest_in(folder / name) for name in (RUN_FILE, CAMPAIGN_FILE))
+        manifests = (read_if_any(folder / name) for name in (RUN_FILE, CAMPAIGN_FILE))
         found += [Record(folder, manifest) for manifest in [next(filter(None, manifests), None)] if manifest]
     return found if any(record.manifest.get(ENTRY) for record in found) else []
-
-
-def manifest_in(file: Path) -> Mapping[str, Any]:
-    """The object in a manifest; empty where it cannot be read."""
-    with suppress(ConfigError):
-        return read_object(file)
-    return {}

@@ -36,6 +36,14 @@ def read_object(file: Path) -> Record:
         raise _unreadable(file, error) from error
 
 
+def read_if_any(file: Path) -> Record:
+    """The object in a JSON file; empty where there is none that can be read."""
+    try:
+        return read_object(file)
+    except ConfigError:
+        return {}
+
+
 def read_toml(file: Path) -> Record:
     """The tables of a TOML file; ConfigError with file and line when it cannot be read."""
     try:

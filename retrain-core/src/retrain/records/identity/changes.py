@@ -78,10 +78,9 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
         return []
     found: list[Change] = []
     for kind in (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.MODEL):
-        found += _section_changes(kind, before.get(kind), now.get(kind), before, now)
-    plugins_before, plugins_now = table_of(before, "plugins"), table_of(now, "plugins")
-    for name in sorted({*plugins_before, *plugins_now}):
-        found += _plugin_changes(name, plugins_before.get(name), plugins_now.get(name), before, now)
+        found += _section_changes(kind, before, now)
+    for name in sorted({*table_of(before, "plugins"), *table_of(now, "plugins")}):
+        found += _plugin_changes(name, before, now)
     packages_before, packages_now = table_of(before, "packages"), table_of(now, "packages")
     for name in sorted({*packages_before, *packages_now}):
         versions = [str(table.get(name) or "not used") for table in (packages_before, packages_now)]
@@ -105,15 +104,10 @@ def source_diff(
 
 
 def _section_changes(
-    kind: ChangeKind,
-    before: Any,
-    now: Any,
-    whole_before: Mapping[str, Any],
-    whole_now: Mapping[str, Any],
-    owner: str = "",
+    kind: ChangeKind, whole_before: Mapping[str, Any], whole_now: Mapping[str, Any], owner: str = ""
 ) -> list[Change]:
     """Differences of one kind of input, or of one plugin distribution: file by file, up to `MOST_FILES`."""
-    before, now = _as_table(before), _as_table(now)
+    before, now = (_section(whole, owner or kind) for whole in (whole_before, whole_now))
     if before.get("digest") == now.get("digest"):
         return []
     if "files" not in before or "files" not in now:
@@ -122,11 +116,11 @@ def _section_changes(
     differing = [
         name
         for name in sorted({*files_before, *files_now})
-        if _content(_as_table(files_before.get(name))) != _content(_as_table(files_now.get(name)))
+        if _content(table_of(files_before, name)) != _content(table_of(files_now, name))
     ]
     found = []
     for name in differing[:MOST_FILES]:
-        old, new = _as_table(files_before.get(name)), _as_table(files_now.get(name))
+        old, new = table_of(files_before, name), table_of(files_now, name)
         root = str((now if new else before).get("root", ""))
         file = _short(str((new or old).get("path") or os.path.join(root, name)))
         what, difference = CHANGED, {}
@@ -145,20 +139,19 @@ def _section_changes(
     return found
 
 
-def _plugin_changes(
-    name: str, before: Any, now: Any, whole_before: Mapping[str, Any], whole_now: Mapping[str, Any]
-) -> list[Change]:
+def _plugin_changes(name: str, whole_before: Mapping[str, Any], whole_now: Mapping[str, Any]) -> list[Change]:
     """Changes of a distribution.
 
     One of our own is told in one line and refuses nothing; nor does one that came or went, because the parts that a run
     uses are looked up by name.
     """
+    before, now = (table_of(whole, "plugins", name) for whole in (whole_before, whole_now))
     if not before or not now:
-        what = f"{_as_table(before or now).get('version', '')} is {'no longer' if before else 'newly'} loaded"
+        what = f"{(before or now).get('version', '')} is {'no longer' if before else 'newly'} loaded"
         return [Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=what.strip(), refuses=False)]
-    files = _section_changes(ChangeKind.PLUGIN, before, now, whole_before, whole_now, name)
-    is_ours = bool(_as_table(now).get("first_party"))
-    versions = [str(_as_table(side).get("version", "")) for side in (before, now)]
+    files = _section_changes(ChangeKind.PLUGIN, whole_before, whole_now, name)
+    is_ours = bool(now.get("first_party"))
+    versions = [str(side.get("version", "")) for side in (before, now)]
     if versions[0] == versions[1] and not (is_ours and files):
         return files
     what = CHANGED if versions[0] == versions[1] else f"was {versions[0]} and is now {versions[1]}"
@@ -186,8 +179,8 @@ def _text(identity: Mapping[str, Any], kind: str, name: str) -> str:
     """Text of a file: its copy where the identity is a run's, else the file itself."""
     if FOLDER in identity:
         return text_of(Path(str(identity[FOLDER])) / copy_name(kind, name))
-    section = _as_table(identity.get(kind) or table_of(identity, "plugins").get(kind))
-    file = _as_table(table_of(section, "files").get(name))
+    section = _section(identity, kind)
+    file = table_of(section, "files", name)
     return text_of(str(file.get("path") or os.path.join(str(section.get("root", "")), name))) if file else ""
 
 
@@ -235,9 +228,9 @@ def _shown(line: str) -> str:
 
 def _short(path: str) -> str:
     """A path below the current folder relative to it."""
-    full = Path(path)
-    return str(full.relative_to(Path.cwd())) if full.is_absolute() and full.is_relative_to(Path.cwd()) else path
+    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
-def _as_table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _section(identity: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The part of an identity about a kind of input, or about a plugin distribution."""
+    return table_of(identity, kind) or table_of(identity, "plugins", kind)

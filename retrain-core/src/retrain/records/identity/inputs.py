@@ -18,6 +18,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.registry import Plugins
 from retrain.records.places import place_entry
+from retrain.records.reading import table_of
 
 CODE, DATA, PATH = "code", "data", "path"
 DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
@@ -119,11 +120,11 @@ def _declared(
         keys = tuple(options.split("."))
         yield from (((*keys, name), sort) for name, sort in _sorts_of_part(kind, config.value(path, ""), plugins))
     yield from ((("reward", "shadow_params", name), sort) for name, sort in sorts.get("reward", {}).items())
-    for each, given in as_mapping(value_at(values, ("eval", "sets"))).items():
+    for each, given in table_of(values, "eval", "sets").items():
         set_keys = ("eval", "sets", str(each))
         yield from (((*set_keys, name), sort) for name, sort in sorts.get("data", {}).items())
         yield from (((*set_keys, "reward", name), sort) for name, sort in sorts.get("reward", {}).items())
-        source = str(as_mapping(given).get("source", config.data.source))
+        source = str(given.get("source", config.data.source))
         yield from (
             ((*set_keys, "options", name), sort) for name, sort in _sorts_of_part(Kind.DATA_SOURCE, source, plugins)
         )
@@ -166,11 +167,6 @@ def value_at(value: Any, keys: Keys) -> Any:
         else:
             return None
     return value
-
-
-def as_mapping(value: Any) -> Mapping[str, Any]:
-    """The value if it is a mapping, otherwise an empty one."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def places_entry(config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, run: Path) -> dict[str, Any]:

@@ -46,14 +46,13 @@ from retrain.records.identity.inputs import (
     PATH,
     Keys,
     NamedInput,
-    as_mapping,
     local_place,
     named_inputs,
     value_at,
     words_of,
 )
-from retrain.records.places import Place, Record, is_there, manifest_in, recorded_folder, recorded_places
-from retrain.records.reading import table_of
+from retrain.records.places import Place, Record, is_there, recorded_folder, recorded_places
+from retrain.records.reading import read_if_any, table_of
 from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
 from retrain.text.terminal_text import printable
 
@@ -66,20 +65,21 @@ def with_places(identity: Mapping[str, Any], manifest: Mapping[str, Any], run: P
     known, found = recorded_places(manifest, run), dict(identity)
     models = [place for place in known if place.keys == OWN_MODEL]
     for kind in (CODE, DATA, "model"):
-        files = as_mapping(as_mapping(identity.get(kind)).get("files"))
+        files = table_of(identity, kind, "files")
         placed = {}
-        for name, file in files.items():
+        for name in files:
+            file = table_of(files, name)
             own = [place for place in known if place.keys != OWN_MODEL and name.startswith(_names(place))]
             belongs = next(iter(own or (models if kind == "model" else [])), None)
             written = name if kind != "model" else ""
-            places = [str(as_mapping(file).get("path") or name)]
+            places = [str(file.get("path") or name)]
             if belongs:
                 rest = name if belongs.keys == OWN_MODEL else name.removeprefix(fixed_part(belongs.written)).lstrip("/")
                 written = os.path.join(belongs.written, name) if belongs.keys == OWN_MODEL else name
                 places = [os.path.join(fixed_part(each), rest).rstrip("/") for each in belongs.candidates] + places
-            placed[name] = {**as_mapping(file), "written": written, "places": places}
+            placed[name] = {**file, "written": written, "places": places}
         if files:
-            found[kind] = {**as_mapping(identity.get(kind)), "files": placed}
+            found[kind] = {**table_of(identity, kind), "files": placed}
     return found
 
 
@@ -106,7 +106,7 @@ def _identities(records: Sequence[Record]) -> Iterator[Mapping[str, Any]]:
             yield stored_identity(record.folder, record.manifest)
             continue
         for run in sorted((record.folder / "runs").glob(f"*/{RUN_FILE}")):
-            yield stored_identity(run.parent, manifest_in(run))
+            yield stored_identity(run.parent, read_if_any(run))
 
 
 class _Follower:
@@ -281,11 +281,10 @@ class _Follower:
     def _code(self, folders: Sequence[str]) -> dict[str, str]:
         """Hashes of the run's modules that lay in the folder where it was started, by name."""
         for identity in _identities(self._records):
-            own = {
-                str(name): str(as_mapping(file).get("hash", ""))
-                for name, file in table_of(identity, CODE, "files").items()
-                if any(as_mapping(file).get("path") == os.path.join(folder, str(name)) for folder in folders)
-            }
+            files = table_of(identity, CODE, "files")
+            paths = {name: table_of(files, name).get("path") for name in files}
+            inside = [name for name in files if paths[name] in [os.path.join(each, name) for each in folders]]
+            own = {name: str(table_of(files, name).get("hash", "")) for name in inside}
             if own:
                 return own
         return {}
@@ -326,7 +325,7 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 def _files_of(place: Place, files: Mapping[str, Any], others: Sequence[str]) -> dict[str, str]:
     """The hashes of those files of an identity that belong to a place, by their name below it."""
-    hashes = {str(name): str(as_mapping(file).get("hash", "")) for name, file in files.items()}
+    hashes = {name: str(table_of(files, name).get("hash", "")) for name in files}
     if place.keys == OWN_MODEL:
         return {name: digest for name, digest in hashes.items() if not name.startswith(tuple(others))}
     written = code_name(place.written) if place.sort == CODE else place.written

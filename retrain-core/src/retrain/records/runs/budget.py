@@ -68,26 +68,18 @@ def value_at(
     if metric.summary is Summary.AUC:
         return _mean_height(spent.spent_R, values_R, budget)
     trained_S = values_R[within_R & (spent.curves.steps_R >= 0)]
-    window = _window(trained_S.size, last)
+    recorded = trained_S[np.isfinite(trained_S)]
+    window = max(1, round(trained_S.size * WINDOW_FRAC) if last is None else min(last, trained_S.size))
     if metric.is_eval:
-        recorded, window = trained_S[np.isfinite(trained_S)], 1
-    elif metric.summary is Summary.FINAL:
-        recorded = trained_S[-window:]
-        recorded = recorded[np.isfinite(recorded)]
-        window = recorded.size
-    else:
-        recorded = trained_S[np.isfinite(trained_S)]
-        window = min(window, recorded.size)
+        window = 1
+    elif metric.summary is Summary.FINAL:  # of the last steps, those that have a number
+        recorded = trained_S[-window:][np.isfinite(trained_S[-window:])]
     if not recorded.size:
         return None
     if metric.summary is Summary.FINAL:
         return float(recorded[-window:].mean())
-    means = np.lib.stride_tricks.sliding_window_view(recorded, window).mean(axis=1)
+    means = np.lib.stride_tricks.sliding_window_view(recorded, min(window, recorded.size)).mean(axis=1)
     return float(means.max() if direction is Direction.HIGHER else means.min())
-
-
-def _window(steps: int, last: int | None) -> int:
-    return max(1, round(steps * WINDOW_FRAC) if last is None else min(last, steps))
 
 
 def _mean_height(spent_R: Floats, values_R: Floats, budget: float) -> float | None:

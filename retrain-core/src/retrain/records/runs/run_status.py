@@ -12,7 +12,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records import lock
-from retrain.records.reading import Record, number, read_object, text, time_of
+from retrain.records.reading import Record, number, read_if_any, text, time_of
 from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
 from retrain.records.run import Run, accepted_changes
 from retrain.records.runs.metric import eval_sets
@@ -182,10 +182,7 @@ def iso_time(seconds: float) -> str | None:
 
 def _heartbeat(folder: Path, pid: int | None) -> Record:
     """The last heartbeat of this process, or nothing: a run that writes none is as live as any other."""
-    try:
-        beat = read_object(folder / HEARTBEAT)
-    except ConfigError:
-        return {}
+    beat = read_if_any(folder / HEARTBEAT)
     return beat if beat.get("pid") == pid else {}
 
 

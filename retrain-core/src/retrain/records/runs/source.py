@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.reading import Record, integers_in, read_object, tables_in, text, time_of
+from retrain.records.reading import Record, integers_in, read_if_any, read_object, table_of, tables_in, text, time_of
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import Run, compared_settings, is_run
 from retrain.records.runs.campaign_status import read_campaign
@@ -123,24 +123,20 @@ def _added_seeds(manifest: Record) -> tuple[int, ...]:
 
 
 def _declared(folder: Path) -> dict[str, dict[str, Any]]:
-    try:
-        conditions = read_object(folder / CAMPAIGN_CONTENT).get("conditions")
-    except ConfigError:  # of an early version, or damaged: the runs are held against each other
-        return {}
-    found = conditions if isinstance(conditions, dict) else {}
+    found = table_of(read_if_any(folder / CAMPAIGN_CONTENT), "conditions")  # else the runs are held against each other
     return {label: values for label, values in found.items() if isinstance(values, dict)}
 
 
 def _runs(names: Mapping[Path, str], folders: Sequence[Path]) -> Source:
     records = {folder: Run(folder).record for folder in folders}
-    label_of = _labels(records)
+    labels = _labels(records)
     candidates = []
     for folder, record in records.items():
         status, seed = status_of_run(folder), record.get("seed")
         candidates.append(
             Candidate(
                 name=names[folder],
-                condition=label_of(folder),
+                condition=labels[folder],
                 seed=seed if type(seed) is int else None,
                 folder=folder,
                 state=status.state,
@@ -161,7 +157,7 @@ def _began(run: Candidate) -> tuple[bool, float, int, str, str]:
     return run.started is None, time_s, run.seed if run.seed is not None else -1, run.condition, str(run.folder)
 
 
-def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:
+def _labels(records: Mapping[Path, Record]) -> dict[Path, str]:
     """Labels of individual runs: the condition, and the settings in which runs of that condition differ."""
     settings = {folder: dict(compared_settings(record)) for folder, record in records.items()}
     names = {folder: text(record.get("condition")) or "(no condition)" for folder, record in records.items()}
@@ -170,10 +166,8 @@ def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:
         alike = [settings[folder] for folder in records if names[folder] == name]
         keys = sorted({key for each in alike for key in each})
         differing[name] = [key for key in keys if any(each.get(key) != alike[0].get(key) for each in alike)]
-
-    def label(folder: Path) -> str:
-        name = names[folder]
+    labels = {}
+    for folder, name in names.items():
         parts = [f"{key}={settings[folder].get(key, 'absent')}" for key in differing[name]]
-        return f"{name}~{','.join(parts)}" if parts else name
-
-    return label
+        labels[folder] = f"{name}~{','.join(parts)}" if parts else name
+    return labels
