@@ -20,7 +20,7 @@ ARRANGEMENTS = {
 }
 # Kills the process when the prompts of a step are chosen, or when the step is about to be trained.
 KILLED = """
-from retrain.run.steps.sampling_order import SamplingOrder
+from retrain.run.steps.learned_order import LearnedOrder
 from retrain_local.training.trainer import Trainer
 
 def at(owner, name, is_time):
@@ -31,16 +31,16 @@ def at(owner, name, is_time):
         return original(*args, **more)
     setattr(owner, name, call)
 
-at(SamplingOrder, "draw", lambda _, cursor, count, step: {half!r} == "drawing" and step == {step})
+at(LearnedOrder, "draw", lambda _, cursor, count, step: {half!r} == "drawing" and step == {step})
 at(Trainer, "accumulate", lambda _, batch: {half!r} == "training" and batch.step == {step})
 """
 # Asks the process to stop while step 3 is trained, once the prompts of step 4 are chosen.
 STOPPED = """
 import time
-from retrain.run.steps.sampling_order import SamplingOrder
+from retrain.run.steps.learned_order import LearnedOrder
 from retrain_local.training.trainer import Trainer
 
-drawn, draw, accumulate = set(), SamplingOrder.draw, Trainer.accumulate
+drawn, draw, accumulate = set(), LearnedOrder.draw, Trainer.accumulate
 def tell(self, cursor, count, step):
     prompts = draw(self, cursor, count, step)
     drawn.add(step)
@@ -52,7 +52,7 @@ def stop(self, batch):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.5)
     return accumulate(self, batch)
-SamplingOrder.draw, Trainer.accumulate = tell, stop
+LearnedOrder.draw, Trainer.accumulate = tell, stop
 """
 MORE = [
     ("in-turn", "training", 3),

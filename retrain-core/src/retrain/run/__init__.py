@@ -31,7 +31,7 @@ def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
 @hookimpl
 def retrain_describe_metrics() -> Iterable[MetricSpec]:
     """The fields about the prompts that a sampler chose."""
-    from retrain.run.steps.sampling_order import METRICS
+    from retrain.run.steps.learned_order import METRICS
 
     return METRICS
 

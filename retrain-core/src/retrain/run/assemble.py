@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.credit.algorithm import build_algorithm
 from retrain.credit.configured_loss import check_clips, check_loss
@@ -30,7 +30,7 @@ from retrain.run.backend import build_backend, import_backend
 from retrain.run.check import check_names, check_options, check_schedule
 from retrain.run.interrupts import Interrupts
 from retrain.run.selected import CREDIT
-from retrain.run.steps.sampling_order import sampling_order
+from retrain.run.steps.sampling_order import NamedSampler, PassOrder
 from retrain.run.steps.staleness import (
     AUTO,
     KeepsVersions,
@@ -42,9 +42,13 @@ from retrain.run.steps.staleness import (
 )
 from retrain.run.steps.updates import Updates
 from retrain.tasks.child.process_copy import in_copy
+from retrain.tasks.prompts import PromptPool
 from retrain.tasks.scoring.trial import refuse_broken_rewards
 from retrain.tasks.tasks import Tasks, closed_on_error, load_tasks
 from retrain.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from retrain.run.steps.learned_order import LearnedOrder
 
 LOG = logging.getLogger("retrain")
 TRIAL_S = 5.0  # for a trial of milliseconds: a part may load a library first
@@ -188,7 +192,7 @@ def assemble(
     with closed_on_error(tasks.verifier):
         if check_tasks:
             check_tasks(tasks)
-        order = sampling_order(tasks.pool, context)
+        order = _prompt_order(tasks.pool, context)
         select = _sampling(config, seeds, tasks)
         refuse_broken_rewards(tasks.verifier, tasks.prompts, config)
         import_backend(config, plugins)  # the slowest import
@@ -225,8 +229,26 @@ def assemble(
         warm_up=warm_up,
         evaluation=evaluation,
     )
-    watching = filter(has_hooks, shapers)
-    return Assembled(parts=parts, watchers=(*watchers, *watching, order))
+    return Assembled(parts=parts, watchers=(*watchers, *filter(has_hooks, (*shapers, order))))
+
+
+def _prompt_order(pool: PromptPool, context: PluginContext) -> PassOrder | LearnedOrder:
+    """The prompts of a run, in the order of its `[data] sampler`."""
+    key, data = "data.sampler", context.config.data
+    examples = tuple(prompt.example for prompt in pool.train)
+
+    def build() -> NamedSampler:
+        sampler = build_part(
+            Kind.SAMPLER, data.sampler, key, context, data.sampler_params, "data.sampler_params", [examples]
+        )
+        return NamedSampler(data.sampler, context.config.place(key), sampler)
+
+    sampler = build()
+    if sampler.in_passes:
+        return PassOrder(pool, sampler)
+    from retrain.run.steps.learned_order import LearnedOrder  # only a sampler that learns needs it
+
+    return LearnedOrder(pool, build)
 
 
 def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.observe.health.contract import HealthTable
 from retrain.observe.health.monitors import DefaultMonitor
-from retrain.observe.health.table import HealthTable
 
 GOOD: dict[str, Any] = {
     "max_token_hit_rate": 0.1,

@@ -20,8 +20,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import StopRequested
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.observe.watchdog.table import DeadlinesTable
-from retrain.observe.watchdog.watchdog import DeadlineError, Watchdog, watch_run
+from retrain.observe.watchdog.watchdog import DeadlineError, DeadlinesTable, Watchdog, watch_run
 from retrain.records.record_names import HEARTBEAT, STACKS
 from retrain.run.interrupts import Interrupts
 from retrain.run.session import watching
@@ -31,7 +30,7 @@ GRACE_S = 60.0
 DEAF = """
 import signal, sys, time
 from pathlib import Path
-from retrain.observe.watchdog.table import DeadlinesTable
+from retrain.observe.watchdog.watchdog import DeadlinesTable
 from retrain.run.interrupts import Interrupts
 from retrain.observe.watchdog.watchdog import Watchdog
 from retrain.kernel.plugins.discover import load_plugins

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The table of monitors, policy and thresholds."""
     traits = TableTraits(flag_prefix="health_")
-    factory = "retrain.observe.health.table:HealthTable"
+    factory = "retrain.observe.health.contract:HealthTable"
     register(
         PluginSpec(name="health", summary="Warnings about runs that learn nothing.", factory=factory, traits=traits)
     )

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.observe.health.contract import Finding
-from retrain.observe.health.table import HealthTable
+from retrain.observe.health.contract import Finding, HealthTable
 from retrain.records.record_names import GENERATIONS
 
 Metrics = Mapping[str, Any]

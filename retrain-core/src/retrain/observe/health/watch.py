@@ -11,8 +11,7 @@ from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
-from retrain.observe.health.contract import Finding, HealthMonitor
-from retrain.observe.health.table import HealthTable
+from retrain.observe.health.contract import Finding, HealthMonitor, HealthTable
 from retrain.run.fault_guard import FaultGuard
 from retrain.text.terminal_text import printable
 

@@ -21,7 +21,7 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
     """The table of deadlines."""
     summary = "How long each phase may take; 0 = no limit."
     traits = TableTraits(flag_prefix="deadline_")
-    factory = "retrain.observe.watchdog.table:DeadlinesTable"
+    factory = "retrain.observe.watchdog.watchdog:DeadlinesTable"
     register(PluginSpec(name="deadlines", summary=summary, factory=factory, traits=traits))
 
 

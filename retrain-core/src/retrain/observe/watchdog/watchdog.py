@@ -1,4 +1,4 @@
-"""Heartbeats, and deadlines of phases: a run that hangs reports where, saves what it can, and ends."""
+"""`[deadlines]`: heartbeats, and limits of phases: a run that hangs reports where, saves what it can, and ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.config.keys import Table, key
 from retrain.kernel.contracts.views import Watcher
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
-from retrain.observe.watchdog.table import DeadlinesTable
 from retrain.records.record_names import HEARTBEAT, STACKS
 from retrain.text.progress import progress_of
 
@@ -37,6 +37,19 @@ KEY_OF_PHASE = {
 }
 
 
+class DeadlinesTable(Table):
+    """How long each phase may take; 0 = no limit."""
+
+    sampling_s: float = key(0.0, "Seconds that sampling a step may take.", ge=0.0, free_on_resume=True)
+    scoring_s: float = key(0.0, "Seconds that scoring a step may take.", ge=0.0, free_on_resume=True)
+    training_s: float = key(0.0, "Seconds that an optimizer step may take.", ge=0.0, free_on_resume=True)
+    eval_s: float = key(0.0, "Seconds that an evaluation may take.", ge=0.0, free_on_resume=True)
+    checkpoint_s: float = key(0.0, "Seconds that writing a checkpoint may take.", ge=0.0, free_on_resume=True)
+    heartbeat_s: float = key(
+        10.0, "Seconds between two writes of heartbeat.json; 0 = never.", ge=0.0, free_on_resume=True
+    )
+
+
 class DeadlineError(RetrainError, RuntimeError):
     """A phase of the run took longer than `[deadlines]` allows."""
 
@@ -46,7 +59,7 @@ class DeadlineError(RetrainError, RuntimeError):
 def watch_run(context: PluginContext) -> Watchdog | None:
     """A watchdog, unless `[deadlines]` disables both heartbeat and deadlines."""
     deadlines = context.config.table("deadlines", DeadlinesTable)
-    limits = (getattr(deadlines, key) for key in KEY_OF_PHASE.values())
+    limits = (getattr(deadlines, name) for name in KEY_OF_PHASE.values())
     if not (deadlines.heartbeat_s or any(limits)):
         return None
     return Watchdog(deadlines, context.fail_run, partial(progress_of, context))
@@ -110,17 +123,17 @@ class Watchdog(Watcher):
 
     def _check(self) -> None:
         step, phase, since = self._current
-        key = KEY_OF_PHASE.get(phase, "")
-        limit_s = getattr(self._deadlines, key) if key else 0.0
+        name = KEY_OF_PHASE.get(phase, "")
+        limit_s = getattr(self._deadlines, name) if name else 0.0
         if not limit_s or self._has_expired or time.monotonic() - since <= limit_s:
             return
         self._has_expired = True  # from here on the run is stopping, which has its own time limit
-        stacks = self._dump(f"step {step}, {phase}: longer than [deadlines] {key} = {limit_s:g}")
+        stacks = self._dump(f"step {step}, {phase}: longer than [deadlines] {name} = {limit_s:g}")
         problem = Problem(
             where=f"step {step}, {phase}",
-            what=f"the phase took longer than [deadlines] {key} = {limit_s:g} seconds",
+            what=f"the phase took longer than [deadlines] {name} = {limit_s:g} seconds",
             why=f"{stacks} shows what every thread was doing then",
-            fix=f"repair what hangs or raise [deadlines] {key}, and continue with `retrain --resume {self._folder}`",
+            fix=f"repair what hangs or raise [deadlines] {name}, and continue with `retrain --resume {self._folder}`",
         )
         self._fail_run(DeadlineError(problem))
 
