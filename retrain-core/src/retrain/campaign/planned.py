@@ -123,7 +123,7 @@ def config_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def _wandb(run: PlannedRun, config: Config) -> dict[str, str]:
     if "wandb_tags" not in type(config.logging).model_fields:  # without the trackers
         return {}
-    from retrain.kernel.config.plugin_tables import TrackerKeys
+    from retrain.observe.trackers.table import TrackerKeys
 
     label = run.condition.label.replace(",", ";")[:TAG_CHARS]  # a comma would end the tag
     logging = config.table("logging", TrackerKeys)

@@ -102,7 +102,11 @@ class Client:
         The first failure cancels the rest. `check_stop` is called at every poll.
         """
         done: queue.SimpleQueue[tuple[int, T | BaseException]] = queue.SimpleQueue()
-        task = self.call(self._started(calls, done))
+
+        async def started() -> asyncio.Task[None]:
+            return asyncio.create_task(self._send_all(calls, done))
+
+        task = self.call(started())
         left = len(calls)
         try:
             while left:
@@ -125,7 +129,17 @@ class Client:
 
     def outcomes(self, calls: Sequence[Call[T]]) -> list[T | BackendError]:
         """The result of each call, or why there is none."""
-        return self.call(self._outcomes(calls))
+
+        async def outcome(call: Call[T]) -> T | BackendError:
+            try:
+                return await self.send(call)
+            except BackendError as error:
+                return error
+
+        async def gathered() -> list[T | BackendError]:
+            return list(await asyncio.gather(*map(outcome, calls)))
+
+        return self.call(gathered())
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop of the client, and return what it returns."""
@@ -283,20 +297,6 @@ class Client:
         if response.status_code in (401, 403):
             fix = "set [inference] api_key_env to the environment variable that holds the server's key"
         return RefusedError(Problem(where=server.name, what=what, fix=fix), response.status_code)
-
-    async def _outcomes(self, calls: Sequence[Call[T]]) -> list[T | BackendError]:
-        async def outcome(call: Call[T]) -> T | BackendError:
-            try:
-                return await self.send(call)
-            except BackendError as error:
-                return error
-
-        return list(await asyncio.gather(*(outcome(call) for call in calls)))
-
-    async def _started(
-        self, calls: Sequence[Call[T]], done: queue.SimpleQueue[tuple[int, T | BaseException]]
-    ) -> asyncio.Task[None]:
-        return asyncio.create_task(self._send_all(calls, done))
 
     async def _send_all(self, calls: Sequence[Call[T]], done: queue.SimpleQueue[tuple[int, T | BaseException]]) -> None:
         async def send_one(index: int, call: Call[T]) -> None:

@@ -109,28 +109,22 @@ class ServerEngine:
     ) -> list[list[Sample]]:
         """One list per request, one sample per seed; BackendError when a server fails despite retries."""
         self._require_current()
-        with self._adapters.using() as current:
-            return self._sample(requests, params, deliver, current)
-
-    def _sample(
-        self,
-        requests: Sequence[SampleRequest],
-        params: SamplingParams,
-        deliver: Deliver | None,
-        current: PolicyVersion,
-    ) -> list[list[Sample]]:
         slots = [(group, index) for group, request in enumerate(requests) for index in range(len(request.seeds_G))]
-        calls = [self._call(requests[group], index, group, params, current) for group, index in slots]
-        samples: list[list[Sample | None]] = [[None] * len(request.seeds_G) for request in requests]
-        for batch in self._caller.client.run(calls, self._context.check_stop):
-            finished = [(slots[number], completion) for number, completion in batch]
-            rows = [(np.asarray(requests[group].prompt_T, dtype=np.int64), found) for (group, _), found in finished]
-            made = self._behaviour.samples(rows, params.temperature, current.version)
-            for ((group, index), _), sample in zip(finished, made, strict=True):
-                samples[group][index] = sample
-                if deliver is not None:
-                    deliver(group, index, sample)
-        return [[sample for sample in group if sample is not None] for group in samples]
+        samples: dict[tuple[int, int], Sample] = {}
+        with self._adapters.using() as current:
+            calls = [self._call(requests[group], index, group, params, current) for group, index in slots]
+            for batch in self._caller.client.run(calls, self._context.check_stop):
+                finished = [slots[number] for number, _ in batch]
+                prompts = [np.asarray(requests[group].prompt_T, dtype=np.int64) for group, _ in finished]
+                rows = [(prompt_T, found) for prompt_T, (_, found) in zip(prompts, batch, strict=True)]
+                made = self._behaviour.samples(rows, params.temperature, current.version)
+                for slot, sample in zip(finished, made, strict=True):
+                    samples[slot] = sample
+                    if deliver is not None:
+                        deliver(*slot, sample)
+        return [
+            [samples[group, index] for index in range(len(request.seeds_G))] for group, request in enumerate(requests)
+        ]
 
     def publish(self) -> None:
         """Bring the servers to the policy's version; BackendError when none can be shown to have it.
@@ -190,9 +184,7 @@ class ServerEngine:
     def _require_model(self, server: Server, gap: LogprobGap | None) -> None:
         model, policy = self._caller.served[server.url], self._adapters.comparison.policy
         if gap is None and not handshake.is_named(model, policy):
-            what = (
-                f"the server has {model.name!r}, not {policy.model_path!r}, and no trainer is here to compare it with"
-            )
+            what = f"the server has {model.name!r}, not {policy.model_path!r}, and there is no trainer to compare with"
             raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {policy.model_path}"))
         if gap is not None and not gap.mean <= self._table.max_gap:  # NaN too
             raise self._gap_too_large(server.name, model.name, gap)

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from retrain.engines.client import BadAnswerError, Call, Client
-from retrain.engines.dialect import HttpRequest, ServedModel
-from retrain.engines.handshake import PROBE_TEXT
+from retrain.engines.dialect import Dialect, HttpRequest
+from retrain.engines.handshake import PROBE_TEXT, models_call
 from retrain.engines.table import Settings
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
@@ -31,17 +31,8 @@ class GivenToken:
     text: str | None = None
 
 
-class TeachingDialect(Protocol):
+class TeachingDialect(Dialect, Protocol):
     """A `Dialect` of servers that give log-probabilities of given tokens, at temperature 1."""
-
-    name: str
-    default_url: str
-
-    def models(self) -> HttpRequest:
-        """See `Dialect.models`."""
-
-    def parse_models(self, answer: Any) -> list[ServedModel]:
-        """See `Dialect.parse_models`."""
 
     def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
         """The request for the log-probability of each of two tokens or more after those before it."""
@@ -99,16 +90,13 @@ class ServerTeacher:
         """ConfigError unless a text has the same tokens under the same ids on every server."""
         ids = list(context.tokenizer(PROBE_TEXT, add_special_tokens=False)["input_ids"])[:PROBE_TOKENS]
         calls = [self._call(ids, "the first probe", server) for server in self._client.pool.servers]
-        for given in self._client.results(calls):
-            for number, entry in zip(ids[1:], given, strict=True):
-                if not _is_same(context.tokenizer, int(number), entry.text):
-                    own = context.tokenizer.decode([number])
-                    what = f"the teacher {self._model!r} has another tokenizer than {context.config.model.model!r}"
-                    why = f"token {number} is {entry.text!r} there and {own!r} here; it is shown token ids"
-                    fix = "use a teacher of the same family"
-                    raise ConfigError(
-                        Problem(where=context.config.place("teacher.engine"), what=what, why=why, fix=fix)
-                    )
+        pairs = [pair for given in self._client.results(calls) for pair in zip(ids[1:], given, strict=True)]
+        for number, entry in pairs:
+            if not _is_same(context.tokenizer, int(number), entry.text):
+                own, where = context.tokenizer.decode([number]), context.config.place("teacher.engine")
+                what = f"the teacher {self._model!r} has another tokenizer than {context.config.model.model!r}"
+                why = f"token {number} is {entry.text!r} there and {own!r} here; it is shown token ids"
+                raise ConfigError(Problem(where=where, what=what, why=why, fix="use a teacher of the same family"))
 
     def _call(self, tokens: list[int], label: str, server: Any = None) -> Call[list[GivenToken]]:
         path, body = self._dialect.given_tokens(tokens, self._model)
@@ -143,11 +131,7 @@ def _models(dialect: TeachingDialect, client: Client, config: Config) -> str:
     """The server's name of the teacher: `[teacher] model`, or the one model that every server has."""
     if wanted := config.teacher.model:
         return wanted
-    path, body = dialect.models()
-    calls = [
-        Call(path=path, body=body, read=dialect.parse_models, server=server, label="the list of models", once=True)
-        for server in client.pool.servers
-    ]
+    calls = [models_call(dialect, server) for server in client.pool.servers]
     names = {model.name for models in client.results(calls) for model in models}
     if len(names) == 1:
         return names.pop()

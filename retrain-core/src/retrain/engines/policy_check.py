@@ -13,6 +13,8 @@ import numpy as np
 
 from retrain.credit.logprob_gap import LogprobGap, LogprobRow
 from retrain.engines.caller import Caller
+from retrain.engines.client import Call
+from retrain.engines.dialect import Completion
 from retrain.engines.handshake import PROBE_TOKENS, TOP
 from retrain.engines.policy import Policy
 from retrain.engines.pool import Server
@@ -81,21 +83,7 @@ class Comparison:
         With `once` a request that fails is not sent again.
         """
         pairs = [(server, prompt_T, seed) for server in servers for seed, prompt_T in enumerate(prompts)]
-        calls = [
-            self.caller.completion(
-                prompt_T,
-                seed=seed,
-                max_tokens=PROBE_TOKENS,
-                temperature=self.temperature,
-                adapter=server.names.get(version.key, version.key),
-                cache_salt=version.cache_salt,
-                server=server,
-                label="the probe of the policy",
-            )
-            for server, prompt_T, seed in pairs
-        ]
-        if once:
-            calls = [replace(call, once=True, timeout_s=PROBE_S) for call in calls]
+        calls = [self._probe(*pair, version, max_tokens=PROBE_TOKENS, once=once) for pair in pairs]
         completions = self.caller.client.results(calls)
         rows = [LogprobRow.of(pair[1], found.tokens_T) for pair, found in zip(pairs, completions, strict=True)]
         trained = self.policy.logprobs(rows, self.probe_temperature)
@@ -137,22 +125,7 @@ class Comparison:
 
     async def shown(self, server: Server, version: PolicyVersion, *, once: bool = False) -> Shown:
         """What a server shows of a version, in the loop of the client."""
-        calls = [
-            self.caller.completion(
-                prompt_T,
-                seed=1,
-                max_tokens=2,
-                temperature=self.temperature,
-                adapter=server.names.get(version.key, version.key),
-                cache_salt=version.cache_salt,
-                server=server,
-                top=TOP,
-                label="the probe of the policy",
-            )
-            for prompt_T in self.probes
-        ]
-        if once:
-            calls = [replace(call, once=True, timeout_s=PROBE_S) for call in calls]
+        calls = [self._probe(server, each, 1, version, max_tokens=2, top=TOP, once=once) for each in self.probes]
         return [found.tops for found in await asyncio.gather(*map(self.caller.client.send, calls))]
 
     async def require_shown(self, server: Server, version: PolicyVersion) -> None:
@@ -169,6 +142,30 @@ class Comparison:
         if not gap.mean <= self.limit:  # NaN too
             numbers = f"{gap.mean:.2g} nats from those of a server that has it (mean of {gap.num_tokens})"
             raise self._other_policy(server, version, numbers)
+
+    def _probe(
+        self,
+        server: Server,
+        prompt_T: Tokens,
+        seed: int,
+        version: PolicyVersion,
+        *,
+        max_tokens: int,
+        top: int = 0,
+        once: bool = False,
+    ) -> Call[Completion]:
+        call = self.caller.completion(
+            prompt_T,
+            seed=seed,
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            adapter=server.names.get(version.key, version.key),
+            cache_salt=version.cache_salt,
+            server=server,
+            top=top,
+            label="the probe of the policy",
+        )
+        return replace(call, once=True, timeout_s=PROBE_S) if once else call
 
     def _other_policy(self, server: Server, version: PolicyVersion, numbers: str) -> OtherPolicyError:
         what = f"the server does not sample from policy version {version.version}: its log-probabilities are {numbers}"

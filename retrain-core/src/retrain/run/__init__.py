@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from retrain.kernel.errors import Problem
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Shaper
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.errors import Problem
 
 OVERLONG = {"mask": "left out of the loss", "drop": "left out of the loss and of the baseline"}
 
@@ -39,23 +39,16 @@ def retrain_describe_metrics() -> Iterable[MetricSpec]:
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
     """A control that the configuration does not allow, or a soft zone that is longer than a completion."""
-    zone, limit = config.training.soft_overlong, config.training.max_tokens
-    problems = _of_control(config)
-    if zone <= limit:
-        return problems
-    from retrain.kernel.errors import Problem  # only a faulty configuration needs it
+    zone, limit, problems = config.training.soft_overlong, config.training.max_tokens, list[Problem]()
+    if config.training.control:
+        from retrain.run.steps.controls import control_problems  # only a control needs it
 
-    what = f"{zone} tokens, but a completion has at most max_tokens = {limit}"
-    fix = f"lower it, for example to {limit // 5}"
-    return [*problems, Problem(where=config.place("training.soft_overlong"), what=what, fix=fix)]
-
-
-def _of_control(config: Config) -> list[Problem]:
-    if not config.training.control:
-        return []
-    from retrain.run.steps.controls import control_problems  # only a control needs it
-
-    return control_problems(config)
+        problems += control_problems(config)
+    if zone > limit:
+        what = f"{zone} tokens, but a completion has at most max_tokens = {limit}"
+        fix = f"lower it, for example to {limit // 5}"
+        problems.append(Problem(where=config.place("training.soft_overlong"), what=what, fix=fix))
+    return problems
 
 
 @hookimpl
@@ -64,11 +57,9 @@ def retrain_explain(config: Config) -> dict[str, str]:
     overlong, refill = config.training.overlong, config.training.refill
     zone, size = config.training.soft_overlong, config.training.batch_size
     rows = {"truncated": OVERLONG[overlong]} if overlong != "keep" else {}
-    rows |= (
-        {"soft_overlong": f"the reward falls by up to 1 over the last {zone} of {config.training.max_tokens} tokens"}
-        if zone
-        else {}
-    )
+    if zone:
+        limit = config.training.max_tokens
+        rows["soft_overlong"] = f"the reward falls by up to 1 over the last {zone} of {limit} tokens"
     if config.training.max_staleness != -1:
         from retrain.run.steps.staleness import meaning
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -144,18 +144,14 @@ def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
     """
     if anyway or not plan.accepted:
         return
-    why, fix = NOT_THE_SAME, "take it back, or insist with --resume-anyway"
+    where, fix = f"[resume] {plan.run}", "take it back, or insist with --resume-anyway"
     found = [
-        Problem(where=f"[resume] {plan.run}", what=f"{each} ({each.place})", why=each.why or why, fix=fix)
+        Problem(where=where, what=f"{each} ({each.place})", why=each.why or NOT_THE_SAME, fix=fix)
         for each in plan.differences
     ]
-    found += [
-        Problem(where=f"[resume] {plan.run}", what=printable(str(change)), why=why, fix=fix) for change in plan.refused
-    ]
+    found += [Problem(where=where, what=printable(str(each)), why=NOT_THE_SAME, fix=fix) for each in plan.refused]
     why, fix = "it would be kept as part of the run", "restore the file, or accept it with --resume-anyway"
-    found += [
-        Problem(where=f"[resume] {plan.run}", what=printable(what), why=why, fix=fix) for what in plan.records.damaged
-    ]
+    found += [Problem(where=where, what=printable(what), why=why, fix=fix) for what in plan.records.damaged]
     raise ResumeError(*found)
 
 
@@ -197,26 +193,23 @@ def _keeps_seed(key: Key, config: Config) -> bool:
 PATHS = frozenset({"backend.devices", "backend.options"})
 
 
-@runtime_checkable
-class KnowsWhatIsKept(Protocol):
-    """The options of a backend that computes the same on other devices; the model of its `[backend.options]`."""
-
-    def kept_on_resume(self, devices: str) -> Mapping[str, Any]:
-        """What a resumed run must keep of `[backend] devices` and these options, as plain data."""
-
-
 def interchangeable(config: Config, manifest: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
-    """The keys whose recorded values may differ from those of `config`, according to its backend."""
+    """The keys whose recorded values may differ from those of `config`, according to its backend.
+
+    The model of its `[backend.options]` says it, where it has `kept_on_resume(devices)`: what a resumed run must keep
+    of `[backend] devices` and these options, as plain data.
+    """
     before = table_of(manifest, "config", "backend")
     entries = plugins.find(Kind.BACKEND, config.backend.backend)
     model = entries[0].spec.load_params() if len(entries) == 1 else None
     if model is None or before.get("backend") != config.backend.backend:
         return frozenset()
-    try:
-        then, now = (model(**options) for options in (before.get("options", {}), backend_options(config, plugins)))
-    except (ValidationError, TypeError):  # other options than this version knows: the comparison of keys names them
+    if not hasattr(model, "kept_on_resume"):
         return frozenset()
-    if not isinstance(then, KnowsWhatIsKept) or not isinstance(now, KnowsWhatIsKept):
+    try:
+        both = (before.get("options", {}), backend_options(config, plugins))
+        then, now = cast("tuple[Any, Any]", tuple(model(**options) for options in both))
+    except (ValidationError, TypeError):  # other options than this version knows: the comparison of keys names them
         return frozenset()
     is_same = then.kept_on_resume(before.get("devices", "")) == now.kept_on_resume(config.backend.devices)
     return PATHS if is_same else frozenset()

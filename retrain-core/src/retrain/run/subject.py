@@ -186,16 +186,12 @@ def _adapter_document(folder: Path) -> dict[str, Any]:
 
 def _refuse_lost_path(name: str, folder: Path) -> None:
     """ConfigError for a path that does not exist: what looks like a hub id, or names a built-in model, may be one."""
-    is_builtin = name.startswith("builtin:")
-    if folder.exists():
-        what, fix = "is a file", "give the folder of a run, an adapter or a model"
-    elif not is_builtin and not HUB_ID.fullmatch(name):
-        what, fix = "there is no such folder", "give the folder of a run, an adapter or a model, or the id of a model"
-    elif not is_builtin and "/" in name and Path(name).parent.is_dir():
-        what, fix = f"there is no such folder in {Path(name).parent}", "correct the name"
-    else:
-        return
-    raise ConfigError(Problem(where=printable(name), what=what, fix=fix))
+    is_in_a_folder = "/" in name and Path(name).parent.is_dir()
+    is_model = name.startswith("builtin:") or (HUB_ID.fullmatch(name) and not is_in_a_folder)
+    if folder.exists() or not is_model:
+        what = "is a file" if folder.exists() else "there is no such folder"
+        fix = "give the folder of a run, an adapter or a model, or the id of a model"
+        raise ConfigError(Problem(where=printable(name), what=what, fix=fix))
 
 
 def _unusable(name: str, folder: Path) -> ConfigError:

@@ -117,7 +117,8 @@ class LiveDisplay(Watcher):
             return Group(self._bar_row(phase, share_of(data), passing), _row(self._said, style="dim"))
         total, config = self._run.config.training.max_steps, self._run.config
         step = f"step {min(self._step + 1, total)}/{total}" if self._step >= 0 else f"SFT, {warm_up_left(self._step)}"
-        done = "  ".join(filter(None, (progress_text(data, has_time=False), self._detail())))
+        batch = self._batch if self._phase == "training" else ""
+        done = "  ".join(filter(None, (progress_text(data, has_time=False), batch)))
         rows: list[RenderableType] = [
             _row(f"{self._run.condition} on {config.model.model}", style="bold magenta"),
             self._bar_row(step, self._done / max(total, 1), self._time_left(total - self._done), is_run=True),
@@ -144,9 +145,6 @@ class LiveDisplay(Watcher):
         style = "bold green" if not is_run else "bold"
         grid.add_row(head if is_run else Text(label, style=style), bar, percent, Text(time_text, style="cyan"))
         return grid
-
-    def _detail(self) -> str:
-        return self._batch if self._phase == "training" else ""
 
     def _rate_row(self, label: str, rates: Sequence[float], style: str) -> Text:
         rate = f"{100 * rates[-1]:.1f}%" if rates else ABSENT

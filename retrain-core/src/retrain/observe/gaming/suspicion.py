@@ -135,9 +135,6 @@ class Suspicions:
         return sum(values) / len(values)
 
 
-# What a step looks like without a second verifier: lengths, entropy, n-grams, answers, credit on common tokens.
-
-
 NGRAM = 4  # tokens
 BUCKETS = 2**15  # n-grams are counted by hash; those that share a bucket only hide each other
 COMMON = 8  # token ids that are the format

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
@@ -32,14 +31,6 @@ def build(context: PluginContext) -> DefaultMonitor:
     return DefaultMonitor(table, max_tokens=config.training.max_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rule:
-    """A fault: `judge` examines one step."""
-
-    state: str
-    judge: Callable[[Metrics], Verdict]
-
-
 class DefaultMonitor:
     """Reports a finding from the `steps`-th step in a row with its fault until a step without it.
 
@@ -55,27 +46,26 @@ class DefaultMonitor:
         self._rows: dict[str, int] = {}  # fault -> steps in a row
         self._causes: dict[str, int] = {}  # field -> groups, over the row without a useful one
         self._starts: dict[str, list[float]] = {}
-        self._rules = (
-            _Rule(state="truncation", judge=self._truncation),
-            _Rule(state="no_useful_groups", judge=self._no_useful_groups),
-            _Rule(state="entropy_collapse", judge=self._entropy_collapse),
-            _Rule(state="entropy_explosion", judge=self._entropy_explosion),
-            _Rule(state="length_drift", judge=self._length_drift),
-            _Rule(state="ratio_drift", judge=self._ratio_drift),
-        )
+        self._judges: dict[str, Callable[[Metrics], Verdict]] = {
+            "truncation": self._truncation,
+            "no_useful_groups": self._no_useful_groups,
+            "entropy_collapse": self._entropy_collapse,
+            "entropy_explosion": self._entropy_explosion,
+            "length_drift": self._length_drift,
+            "ratio_drift": self._ratio_drift,
+        }
 
     def observe(self, metrics: Metrics) -> list[Finding]:
         """The faults that have lasted for at least `steps` steps."""
         self._learn_starts(metrics)
         findings = []
-        for rule in self._rules:
-            verdict = rule.judge(metrics)
+        for state, judge in self._judges.items():
+            verdict = judge(metrics)
             if verdict is None:
                 continue
-            self._rows[rule.state] = self._rows.get(rule.state, 0) + 1 if verdict else 0
-            if self._rows[rule.state] >= self._table.steps:
-                since = f"{self._rows[rule.state]} steps in a row: "
-                findings.append(Finding(state=rule.state, message=since + verdict))
+            steps = self._rows[state] = self._rows.get(state, 0) + 1 if verdict else 0
+            if steps >= self._table.steps:
+                findings.append(Finding(state=state, message=f"{steps} steps in a row: {verdict}"))
         return findings
 
     def state(self) -> dict[str, Any]:
@@ -123,8 +113,7 @@ class DefaultMonitor:
         value, start = self._since_start(metrics, "entropy")
         if value is None or start is None:
             return None
-        limit = self._table.entropy_explosion * start
-        if not limit or value <= limit:
+        if not 0.0 < self._table.entropy_explosion * start < value:
             return ""
         cause = f"the entropy rose from {start:.3g} to {value:.3g} nats per token: the policy is falling apart"
         return f"{cause}; fix: lower [training] lr and resume from a checkpoint before that"
@@ -151,24 +140,20 @@ class DefaultMonitor:
         return f"{cause}{largest}; fix: set [algorithm] tis_cap = 2.0, or use another [inference] engine"
 
     def _learn_starts(self, metrics: Metrics) -> None:
-        for name, value in (("entropy", _entropy(metrics)), ("length", metrics.get("mean_tokens"))):
-            values = self._starts.setdefault(name, [])
+        for name in ("entropy", "length"):
+            value, values = _measure(metrics, name), self._starts.setdefault(name, [])
             if value is not None and len(values) < self._table.steps:
                 values.append(float(value))
 
     def _since_start(self, metrics: Metrics, name: str) -> tuple[float | None, float | None]:
         """The value at this step, and that at the start: None while the start is still being measured."""
-        value = _entropy(metrics) if name == "entropy" else metrics.get("mean_tokens")
         values = self._starts[name]
-        return value, sum(values) / len(values) if len(values) >= self._table.steps else None
+        return _measure(metrics, name), sum(values) / len(values) if len(values) >= self._table.steps else None
 
 
-def _entropy(metrics: Metrics) -> float | None:
-    value: float | None = metrics.get("exec_entropy_mean", metrics.get("exec_surprisal_mean"))
-    return value
-
-
-# Monitor `gaming`: reports what the `gaming_*` fields of a line say, which `observe/gaming` measures.
+def _measure(metrics: Metrics, name: str) -> float | None:
+    fields = ("exec_entropy_mean", "exec_surprisal_mean") if name == "entropy" else ("mean_tokens",)
+    return next((metrics[field] for field in fields if field in metrics), None)
 
 
 MEANINGS = {
@@ -209,14 +194,15 @@ class GamingMonitor:
 
 
 def _alarm(metrics: Mapping[str, Any]) -> str:
-    share = metrics.get("gaming_unconfirmed")
-    told = "" if share is None else f"{share:.0%} of what it pays now; "
-    example = f"for example {metrics['gaming_example']}; " if metrics.get("gaming_example") else ""
-    tokens = f"the credit is on {metrics['gaming_tokens']}; " if metrics.get("gaming_tokens") else ""
-    cause = (
-        f"since step {metrics['gaming_since']} the reward pays more than before for what its shadow does not confirm"
-    )
-    return f"{cause}: {told}{example}{tokens}fix: read gaming.jsonl, and mend [reward] where it pays for these"
+    details = {
+        "gaming_unconfirmed": "{:.0%} of what it pays now",
+        "gaming_example": "for example {}",
+        "gaming_tokens": "the credit is on {}",
+    }
+    shown = [text.format(metrics[name]) for name, text in details.items() if metrics.get(name) not in (None, "")]
+    since = f"since step {metrics['gaming_since']}"
+    fix = "fix: read gaming.jsonl, and mend [reward] where it pays for these"
+    return f"{since} the reward pays more than before for what its shadow does not confirm: {'; '.join([*shown, fix])}"
 
 
 def _suspicion(metrics: Mapping[str, Any], names: list[str]) -> str:

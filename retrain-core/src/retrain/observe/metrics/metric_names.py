@@ -43,19 +43,9 @@ HEAD = (
     ("backend_preserves_token_advantages", "Whether each token is trained with its own credit.", "flag", REJECTED),
 )
 TRAINED = (
-    (
-        "loss",
-        "Loss of the step's updates, a mean over action tokens; null without one.",
-        "",
-        "",
-    ),
+    ("loss", "Loss of the step's updates, a mean over action tokens; null without one.", "", ""),
     ("reported_loss", "The number that the backend reported as its loss; null without one.", "", REJECTED),
-    (
-        "loss_is_placeholder",
-        "Whether that number is a placeholder for a loss not known in time.",
-        "flag",
-        REJECTED,
-    ),
+    ("loss_is_placeholder", "Whether that number is a placeholder for a loss not known in time.", "flag", REJECTED),
     ("trained_tokens", "Action tokens in the denominator of the loss, credit of zero included.", "tokens", REJECTED),
     ("updates", "Optimizer steps on these tokens, [training] minibatches x epochs; 0 without one.", "steps", REJECTED),
     ("lr", "Learning rate of the step.", "", f"{UNTRAINED}; when the backend does not report it"),

@@ -23,7 +23,7 @@ RECORDERS = {
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The keys of recorders, in the kernel's `[logging]`."""
-    factory = "retrain.kernel.config.plugin_tables:TrackerKeys"
+    factory = "retrain.observe.trackers.table:TrackerKeys"
     traits = TableTraits(extends=True)
     register(PluginSpec(name="logging", summary="Where trackers file the run.", factory=factory, traits=traits))
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.config.plugin_tables import TrackerKeys
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
 from retrain.observe.trackers.contract import Recorder
+from retrain.observe.trackers.table import TrackerKeys
 from retrain.run.fault_guard import FaultGuard
 from retrain.text.secrets import redacted
 

@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from retrain.kernel.config.keys import Table, key
 from retrain.kernel.declared import Kind
+
+_free = partial(key, free_on_resume=True)  # a resumed run may have another value
 
 
 class TrackerKeys(Table):
     """Where Weights & Biases, Trackio and MLflow file the run."""
 
-    project: str = key(
-        "retrain",
-        "Project of recorder trackio, experiment of mlflow.",
-        free_on_resume=True,
-        needs="recorder trackio or recorder mlflow",
+    project: str = _free(
+        "retrain", "Project of recorder trackio, experiment of mlflow.", needs="recorder trackio or recorder mlflow"
     )
-
-    wandb_project: str = key(
-        "",
-        "wandb project; setting it enables the recorder wandb.",
-        selects=(Kind.RECORDER, "wandb"),
-        free_on_resume=True,
+    wandb_project: str = _free(
+        "", "wandb project; setting it enables the recorder wandb.", selects=(Kind.RECORDER, "wandb")
     )
-    wandb_run_name: str = key(
+    wandb_run_name: str = _free(
         "",
         "wandb run name, used by trackio and mlflow, too; empty = advantage+transform.",
-        free_on_resume=True,
         needs="recorder wandb or recorder trackio or recorder mlflow",
     )
-    wandb_entity: str = key("", "wandb entity.", free_on_resume=True, needs="recorder wandb")
-    wandb_group: str = key(
-        "",
-        "wandb group; of trackio, too.",
-        free_on_resume=True,
-        needs="recorder wandb or recorder trackio",
-    )
-    wandb_tags: str = key(
-        "",
-        "wandb tags, comma-separated.",
-        free_on_resume=True,
-        needs="recorder wandb",
-    )
-    checkpoint_artifacts: bool = key(
-        False,
-        "wandb: keep each saved adapter as an artifact.",
-        free_on_resume=True,
-        needs="recorder wandb",
-    )
+    wandb_entity: str = _free("", "wandb entity.", needs="recorder wandb")
+    wandb_group: str = _free("", "wandb group; of trackio, too.", needs="recorder wandb or recorder trackio")
+    wandb_tags: str = _free("", "wandb tags, comma-separated.", needs="recorder wandb")
+    checkpoint_artifacts: bool = _free(False, "wandb: keep each saved adapter as an artifact.", needs="recorder wandb")

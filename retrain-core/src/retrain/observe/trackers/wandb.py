@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.config.plugin_tables import TrackerKeys
 from retrain.kernel.contracts.context import PluginContext
 from retrain.observe.trackers.names import PROVENANCE, named_config, named_metrics, require, run_name
+from retrain.observe.trackers.table import TrackerKeys
 from retrain.run.wandb_key import wandb_key
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable

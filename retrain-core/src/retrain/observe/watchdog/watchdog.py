@@ -37,17 +37,18 @@ KEY_OF_PHASE = {
 }
 
 
+_free = partial(key, free_on_resume=True)  # a resumed run may have another value
+
+
 class DeadlinesTable(Table):
     """How long each phase may take; 0 = no limit."""
 
-    sampling_s: float = key(0.0, "Seconds that sampling a step may take.", ge=0.0, free_on_resume=True)
-    scoring_s: float = key(0.0, "Seconds that scoring a step may take.", ge=0.0, free_on_resume=True)
-    training_s: float = key(0.0, "Seconds that an optimizer step may take.", ge=0.0, free_on_resume=True)
-    eval_s: float = key(0.0, "Seconds that an evaluation may take.", ge=0.0, free_on_resume=True)
-    checkpoint_s: float = key(0.0, "Seconds that writing a checkpoint may take.", ge=0.0, free_on_resume=True)
-    heartbeat_s: float = key(
-        10.0, "Seconds between two writes of heartbeat.json; 0 = never.", ge=0.0, free_on_resume=True
-    )
+    sampling_s: float = _free(0.0, "Seconds that sampling a step may take.", ge=0.0)
+    scoring_s: float = _free(0.0, "Seconds that scoring a step may take.", ge=0.0)
+    training_s: float = _free(0.0, "Seconds that an optimizer step may take.", ge=0.0)
+    eval_s: float = _free(0.0, "Seconds that an evaluation may take.", ge=0.0)
+    checkpoint_s: float = _free(0.0, "Seconds that writing a checkpoint may take.", ge=0.0)
+    heartbeat_s: float = _free(10.0, "Seconds between two writes of heartbeat.json; 0 = never.", ge=0.0)
 
 
 class DeadlineError(RetrainError, RuntimeError):

@@ -194,9 +194,6 @@ def _averaged(before: float, new: float, decay: float) -> float:
     return new if before == 0.0 else decay * before + (1.0 - decay) * new
 
 
-# The roofline of decoding: whether memory or arithmetic limits it, and the name of a run's regime.
-
-
 WARMUP = "warmup"
 UNKNOWN = "unknown"
 RETROGRADE = "retrograde"
@@ -222,10 +219,6 @@ class Roofline:
         """Intensity, that is concurrent completions, from which on arithmetic is the limit: peak / bandwidth."""
         return self.peak_gflops / self.peak_bw_gb_s
 
-    def attainable_gflops(self, intensity: float) -> float:
-        """min(peak, intensity x bandwidth)."""
-        return min(self.peak_gflops, intensity * self.peak_bw_gb_s)
-
     def bound(self, p: float) -> str:
         """`memory_bound` below the ridge, `compute_bound` from it on."""
         return MEMORY_BOUND if p < self.ridge else COMPUTE_BOUND
@@ -238,9 +231,6 @@ def regime(p: float, p_star: float, *, underused_below: float, roofline: Rooflin
     if roofline is not None:
         return roofline.bound(p)
     return UNDERUSED if p < underused_below else OPTIMAL
-
-
-# Fits the Universal Scalability Law to measured throughput.
 
 
 MIN_DISTINCT = 3  # three parameters: fewer different p do not determine the curve
@@ -302,9 +292,6 @@ def fit_usl(samples: Sequence[tuple[float, float]], *, relative: bool = False) -
     if not all(map(math.isfinite, (sigma, kappa, 1.0 / inverse_rate))):
         return None
     return Scaling(sigma=max(sigma, 0.0), kappa=max(kappa, 0.0), rate=1.0 / inverse_rate)
-
-
-# The measurements that the curve is fitted to: few, varied, and of completions as long as the current ones.
 
 
 MAX_SAMPLES = 100

@@ -22,7 +22,6 @@ from retrain.kernel.types import Completion, Group, Outcome, Score
 from retrain.records.run import Control, control_label
 
 KEY = "training.control"
-OF_A_TEACHER = {"teacher.model": "", "teacher.adapter": "", "teacher.engine": "pytorch"}  # its keys that switch it on
 RANDOM_RATE = 0.5  # chance that a completion of the control is rewarded, as in arXiv:2506.10947
 
 
@@ -33,42 +32,35 @@ MEANINGS = {
 }
 
 
-def control_of(config: Config) -> Control | None:
-    """The control that `[training] control` makes of a run; None for an ordinary run."""
-    name = config.value(KEY, "")
-    return Control(name) if name else None
-
-
 def control_problems(config: Config) -> list[Problem]:
     """A control of rewards where something else than the reward of whole answers teaches."""
-    control, where = control_of(config), config.place(KEY)
-    if control is None or control is Control.NO_UPDATE:
-        return []
+    control, teacher, provider = Control(config.training.control), config.teacher, config.environment.provider
     names = [*config.reward.weights] or [config.reward.type]
-    fix = 'use control = "no_update"'
-    if any(config.value(path, own) != own for path, own in OF_A_TEACHER.items()):
+    if control is Control.NO_UPDATE:
+        return []
+    if teacher.model or teacher.adapter or teacher.engine != "pytorch":
         what = f"{control} replaces the reward, and here a [teacher] teaches as well"
-        return [Problem(where=where, what=what, fix=fix)]
-    if "none" in names and not config.environment.provider:
-        return [Problem(where=where, what=f"{control} replaces the reward, and reward 'none' gives none", fix=fix)]
-    if control is Control.FORMAT_ONLY and (provider := config.environment.provider):
+    elif "none" in names and not provider:
+        what = f"{control} replaces the reward, and reward 'none' gives none"
+    elif control is Control.FORMAT_ONLY and provider:
         what = f"environment {provider!r} does not say which answers it can read, so form alone cannot be rewarded"
-        return [Problem(where=where, what=what, fix='use control = "random_reward", or "no_update"')]
-    return []
+    else:
+        return []
+    return [Problem(where=config.place(KEY), what=what, fix='use control = "no_update"')]
 
 
 def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Callable[[Sample], Sample]:
-    """How a step is sampled and scored under `[training] control`: unchanged in an ordinary run.
+    """How a step is sampled and scored under `[training] control`.
 
     Training then sees the control's scores wherever it looks: in credit, in the choice of informative groups, in its
     records. `verifier_correct_rate` keeps what the true verifier said. ConfigError when a reward cannot be controlled.
     """
-    control = control_of(config)
-    if control is None or control is Control.NO_UPDATE:
+    control = config.training.control
+    if control in ("", Control.NO_UPDATE):
         return lambda sample: sample
     weights: dict[str, float] = dict(config.reward.weights) or dict.fromkeys(verifier.names, 1.0)
     pays = (
-        _coins(seeds, tuple(weights)) if control is Control.RANDOM_REWARD else _forms(verifier, where=config.place(KEY))
+        _coins(seeds, tuple(weights)) if control == Control.RANDOM_REWARD else _forms(verifier, where=config.place(KEY))
     )
 
     def select(sample: Sample) -> Sample:
@@ -92,8 +84,8 @@ def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Cal
 
 def controlled_algorithm(algorithm: Algorithm, config: Config) -> Algorithm:
     """The algorithm under `[training] control`: its lines say so, and with `no_update` nothing is trained."""
-    control = control_of(config)
-    return algorithm if control is None else _Controlled(algorithm, control)
+    control = config.training.control
+    return _Controlled(algorithm, Control(control)) if control else algorithm
 
 
 def as_reader(reward: object, name: str) -> Callable[[str], bool]:
