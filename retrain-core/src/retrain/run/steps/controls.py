@@ -56,12 +56,10 @@ def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Cal
     records. `verifier_correct_rate` keeps what the true verifier said. ConfigError when a reward cannot be controlled.
     """
     control = config.training.control
-    if control in ("", Control.NO_UPDATE):
+    if control in ("", "no_update"):
         return lambda sample: sample
     weights: dict[str, float] = dict(config.reward.weights) or dict.fromkeys(verifier.names, 1.0)
-    pays = (
-        _coins(seeds, tuple(weights)) if control == Control.RANDOM_REWARD else _forms(verifier, where=config.place(KEY))
-    )
+    pays = _coins(seeds, tuple(weights)) if control == "random_reward" else _forms(verifier, where=config.place(KEY))
 
     def select(sample: Sample) -> Sample:
         def controlled(planned: Planned, clock: Clock) -> Sampled:
