@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from retrain.credit.checks import as_numbers, call_part, check_count, refusal
-from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, WrappedAlgorithm
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.plugins.build import build_part
@@ -16,18 +15,13 @@ CONDITION = "condition"
 UNUSED_LABELS = ("advantage_mode", "transform_mode", "uncertainty_kind")  # labels of the default algorithm
 
 
-class CustomAlgorithm:
+class CustomAlgorithm(WrappedAlgorithm):
     """A plugin's algorithm; CreditError, with its name and the completion, for credit of the wrong shape or value."""
 
     def __init__(self, name: str, algorithm: Algorithm, condition: str = "") -> None:
+        super().__init__(algorithm)
         self.name = name
-        self.algorithm = algorithm
         self._condition = {CONDITION: condition} if condition else {}
-
-    @property
-    def needs(self) -> Needs:
-        """What the plugin asks of the sampler."""
-        return self.algorithm.needs
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -47,14 +41,6 @@ class CustomAlgorithm:
     def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
         """Let the plugin learn from the step."""
         call_part(self.algorithm.observe, (step, groups, credit), f"step {step}: algorithm {self.name!r}", spread=True)
-
-    def state(self) -> Mapping[str, Any]:
-        """The plugin's state."""
-        return self.algorithm.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the plugin's state."""
-        self.algorithm.restore(state)
 
 
 def build_custom(name: str, context: PluginContext, condition: str = "") -> CustomAlgorithm:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrain.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty
-from retrain.credit.recipes import recipe_label
-from retrain.credit.specs import AdvantageSpec, AlgorithmSpec, CreditStage, TransformSpec, UncertaintySpec
+from retrain.credit.specs import (
+    AdvantageSpec,
+    AlgorithmSpec,
+    CreditStage,
+    Numbers,
+    TransformContext,
+    TransformOutput,
+    TransformSpec,
+    UncertaintySpec,
+)
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Needs
 from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
@@ -19,6 +27,7 @@ from retrain.kernel.types import Kind
 
 GTPO, HICRA, TOP_RHO = "gtpo", "hicra", "top_rho"
 CARRIERS = {GTPO: "gtpo", HICRA: "gtpo_hicra", TOP_RHO: "gtpo"}  # stage -> the transform that carries it
+Whole = Callable[[TransformContext], TransformOutput | Sequence[Numbers]]
 UNCERTAINTY_PARAMS = ("uncertainty_kind", "uncertainty_metric", "token_uncertainty")
 
 
@@ -60,6 +69,11 @@ class CreditFlow:
         return self.algorithm.name if self.algorithm else f"{self.advantage.name}+{self.transform.name}"
 
     @property
+    def whole(self) -> Whole | None:
+        """The function of an algorithm that replaces advantage, transform and stages, if there is one."""
+        return self.algorithm.compute_context if self.algorithm else None
+
+    @property
     def needs_planning(self) -> bool:
         """Whether planning masks must be made."""
         return self.transform.needs_planning or bool(self.algorithm and self.algorithm.needs_planning)
@@ -77,14 +91,14 @@ class CreditFlow:
     @property
     def needs_token_rewards(self) -> bool:
         """Whether rewards of single tokens must be given."""
-        if self.algorithm and self.algorithm.compute_context:
+        if self.algorithm and self.whole:
             return self.algorithm.needs_token_rewards
         return self.transform.needs_token_rewards or self.advantage.needs_token_rewards
 
     @property
     def needs_verdict(self) -> bool:
         """Whether only completions with a verdict are trained."""
-        return self.advantage.needs_verdict or bool(self.algorithm and self.algorithm.compute_context)
+        return self.advantage.needs_verdict or self.whole is not None
 
     @property
     def parts(self) -> frozenset[str]:
@@ -93,7 +107,7 @@ class CreditFlow:
         A whole function is given planning masks and the strengths of all stages, and may read them; of a plugin's own
         `Algorithm` it is unknown, so it counts as reading whatever does not belong to another part.
         """
-        is_whole = bool(self.algorithm and self.algorithm.compute_context)
+        is_whole = self.whole is not None
         takes_all = is_whole or self.transform.compute_context is not None
         found = {
             "advantage": not is_whole,
@@ -115,7 +129,12 @@ class CreditFlow:
 
 def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
     """The flow that `[algorithm]` names; every problem with names and parameters in one error."""
-    return replace(_build(config, plugins), recipe=recipe_label(config, plugins))
+    flow = _build(config, plugins)
+    if not config.algorithm.recipe:
+        return flow
+    from retrain.credit.recipes import recipe_label
+
+    return replace(flow, recipe=recipe_label(config, plugins))
 
 
 def _build(config: Config, plugins: Plugins) -> CreditFlow:
@@ -149,7 +168,7 @@ def _build(config: Config, plugins: Plugins) -> CreditFlow:
     transform = _transform(parts[1], problems)
     is_whole = bool(algorithm and algorithm.compute_context)
     stages = _stages(config, plugins, transform, problems, is_whole=is_whole)
-    if parts[0] and transform and transform.compute_context is not None and not is_whole:
+    if parts[0] and transform and transform.compute_context and not is_whole:
         problems += _by_token_problems(parts[0], transform, places["transform_mode"])
     if problems or None in parts or transform is None:
         raise ConfigError(*problems)
@@ -206,16 +225,9 @@ def _stages(
     for name in CARRIERS:
         path, user = wanted.get(name, ("", ""))
         try:
-            stage = (
-                find_stage(plugins, name, where=config.place(path), needed_by=user)
-                if user
-                else optional_stage(plugins, name)
-            )
+            stages[name] = find_stage(plugins, name, where=config.place(path), needed_by=user)
         except RetrainError as error:
-            problems.extend(error.problems)
-            continue
-        if stage is not None:
-            stages[name] = stage
+            problems.extend(error.problems if user else ())
     return stages
 
 
@@ -236,14 +248,6 @@ def find_stage(plugins: Plugins, name: str, *, where: str, needed_by: str) -> Cr
         fix = f"give its TransformSpec stages={{{name!r}: CreditStage(...)}}, or leave out {found.owner.distribution}"
         raise PluginError(Problem(where=where, what=what, fix=fix))
     return stage
-
-
-def optional_stage(plugins: Plugins, name: str) -> CreditStage | None:
-    """The stage `name` if exactly one distribution provides it."""
-    if len(plugins.find(Kind.TRANSFORM, CARRIERS[name])) != 1:
-        return None
-    found = resolve(plugins, Kind.TRANSFORM, CARRIERS[name], where=f"stage {name!r}")
-    return as_transform(found).stages.get(name)
 
 
 def _custom_flow(found: Found, needs: Needs, config: Config) -> CreditFlow:
@@ -272,8 +276,7 @@ def _custom_flow(found: Found, needs: Needs, config: Config) -> CreditFlow:
 
 def group_problem(config: Config, flow: CreditFlow) -> Problem | None:
     """The problem with groups of one, for an advantage that compares the completions of a group."""
-    is_used = not (flow.is_custom or (flow.algorithm and flow.algorithm.compute_context))
-    if config.training.group_size > 1 or not is_used or not flow.advantage.needs_group:
+    if config.training.group_size > 1 or flow.whole or not flow.advantage.needs_group:
         return None
     what = f"advantage {flow.advantage.name!r} compares the completions of a group, and group_size is 1"
     why = "every advantage would be 0, so nothing would be trained"

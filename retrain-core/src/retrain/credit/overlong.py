@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
+from retrain.kernel.contracts.algorithm import Credit, TokenCredit, WrappedAlgorithm
 from retrain.kernel.types import Completion, Group, Outcome, Score, StopReason
 
 
@@ -62,28 +61,15 @@ def _runs(completion: Completion) -> Iterable[np.ndarray]:
     return np.split(positions, np.flatnonzero((np.diff(positions) > 1) | is_start[1:]) + 1)
 
 
-class MaskedOverlong:
+class MaskedOverlong(WrappedAlgorithm):
     """An algorithm whose truncated completions are left out of the loss; their rewards stay in the baseline.
 
     `TrainRow.is_truncated`, which `train_rows` sets, says which rows are truncated.
     """
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
-
-    @property
-    def needs(self) -> Needs:
-        """What the algorithm needs."""
-        return self._algorithm.needs
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The algorithm's labels."""
-        return self._algorithm.labels
-
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
         """The algorithm's credit without truncated rows; `overlong_masked_count` completions lost theirs."""
-        credit = self._algorithm.assign(step, groups)
+        credit = self.algorithm.assign(step, groups)
         tokens_PG = tuple(
             tuple(map(_masked, group.completions, group.scores, tokens_G)) if credit.trains(number) else tokens_G
             for number, (group, tokens_G) in enumerate(zip(groups, credit.tokens_PG, strict=True))
@@ -97,18 +83,6 @@ class MaskedOverlong:
             masked_groups=tuple(row.group for row in credit.rows if row.is_truncated),
             metrics={**credit.metrics, "overlong_masked_count": sum(t.is_masked for each in tokens_PG for t in each)},
         )
-
-    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
-        """Let the algorithm learn from the step."""
-        self._algorithm.observe(step, groups, credit)
-
-    def state(self) -> Mapping[str, Any]:
-        """The algorithm's state."""
-        return self._algorithm.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the algorithm's state."""
-        self._algorithm.restore(state)
 
 
 def _masked(completion: Completion, score: Score, tokens: TokenCredit) -> TokenCredit:

@@ -94,7 +94,7 @@ def assign_credit(
     measured = [measure_uncertainty(group, flow) for group in groups]
     pooled = [_pool_group(group, u, flow, sepa_lambda) for group, u in zip(groups, measured, strict=True)]
     episode_PG: Sequence[Floats | Sequence[Floats]] = [group.rewards_G for group in groups]
-    if not (flow.algorithm and flow.algorithm.compute_context):
+    if not flow.whole:
         episode_PG = step_advantages(groups, flow, chosen)
         if flow.advantage.compute_step is not None:
             given = [bool(np.any(advs_G)) for advs_G in episode_PG]
@@ -255,12 +255,13 @@ def _credit_group(
     sepa_lambda: float,
 ) -> tuple[Arrays, Mapping[str, float]]:
     """Token advantages and extra metrics of one group; `episode_G` has a number, or an array, per completion."""
-    custom = flow.algorithm.compute_context if flow.algorithm else None
-    compute = custom or flow.transform.compute_context
+    compute = flow.whole or flow.transform.compute_context
     if compute is not None:
         advantages_G = as_numbers(episode_G, len(group.rewards_G), what=f"{group.name}: reward")
         context = _context(group, advantages_G, raw_G, flow, sepa_lambda)
-        return _run_context(compute, context, f"{group.name}: {'algorithm' if custom else 'transform'} {flow.name!r}")
+        return _run_context(
+            compute, context, f"{group.name}: {'algorithm' if flow.whole else 'transform'} {flow.name!r}"
+        )
     advs_G = tuple(
         _spread(a, u, np.asarray(p, dtype=np.bool_), flow, f"{group.name} completion {i}")
         for i, (a, u, p) in enumerate(zip(episode_G, pooled_G, group.planning_G, strict=True))
@@ -284,7 +285,7 @@ def _run_context(compute: object, context: TransformContext, what: str) -> tuple
 
 def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda: float) -> Arrays:
     pool = flow.transform.entropy_transform
-    if pool is None or (flow.algorithm and flow.algorithm.compute_context):
+    if pool is None or flow.whole:
         return raw_G
     pooled = []
     for i, (raw_T, planning) in enumerate(zip(raw_G, group.planning_G, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,41 +69,36 @@ def find_recipe(plugins: Plugins, name: str, *, where: str, search_paths: Sequen
     return Recipe(name=found.name, owner=str(found.owner), values=values)
 
 
-def recipe_layer(
-    plugins: Plugins, tables: Mapping[str, TableEntry]
-) -> Callable[[Values], tuple[list[Setting], list[Problem]]]:
-    """The `recipe` argument of `load_config`: the values of the recipe that is named, for keys that are not given.
+def recipe_values(
+    plugins: Plugins, tables: Mapping[str, TableEntry], given: Values
+) -> tuple[list[Setting], list[Problem]]:
+    """The values of the recipe that `given` names, for keys that are not given, and the problems with them.
 
     Entries of a free table are added to those given. The check of all names reports a name that no plugin provides.
     """
-
-    def layer(given: Values) -> tuple[list[Setting], list[Problem]]:
-        name = given.get("algorithm", {}).get("recipe")
-        paths = given.get("plugins", {}).get("search_paths", ["plugins"])
-        if not isinstance(name, str) or not name or not isinstance(paths, list):
-            return [], []
-        if problem_with(plugins, Kind.RECIPE, name, where="", search_paths=paths):
-            return [], []
-        try:
-            recipe = find_recipe(plugins, name, where="[algorithm] recipe", search_paths=paths)
-        except RetrainError as error:
-            return [], list(error.problems)
-        if recipe.is_replaced_by(given.get("algorithm", {}).get("algorithm_mode")):
-            return [], []
-        problems = _problems_of(recipe, tables)
-        refused = {problem.where for problem in problems}
-        origin, settings = Origin(layer=Layer.RECIPE, place=recipe.place), []
-        for path, value in recipe.values_beside(given).items():
-            table, _, key = path.partition(".")
-            own = given.get(table, {}).get(key)
-            if _where(recipe, path) in refused or (own is not None and not isinstance(own, Mapping)):
-                continue
-            if isinstance(value, Mapping):
-                value = {**value, **(own or {})}
-            settings.append(Setting(path=path, value=value, origin=origin))
-        return settings, problems
-
-    return layer
+    name, paths = given["algorithm"]["recipe"], given.get("plugins", {}).get("search_paths", ["plugins"])
+    if not isinstance(name, str) or not isinstance(paths, list):
+        return [], []
+    if problem_with(plugins, Kind.RECIPE, name, where="", search_paths=paths):
+        return [], []
+    try:
+        recipe = find_recipe(plugins, name, where="[algorithm] recipe", search_paths=paths)
+    except RetrainError as error:
+        return [], list(error.problems)
+    if recipe.is_replaced_by(given["algorithm"].get("algorithm_mode")):
+        return [], []
+    problems = _problems_of(recipe, tables)
+    refused = {problem.where for problem in problems}
+    origin, settings = Origin(layer=Layer.RECIPE, place=recipe.place), []
+    for path, value in recipe.values_beside(given).items():
+        table, _, key = path.partition(".")
+        own = given.get(table, {}).get(key)
+        if _where(recipe, path) in refused or (own is not None and not isinstance(own, Mapping)):
+            continue
+        settings.append(
+            Setting(path=path, value={**value, **(own or {})} if isinstance(value, Mapping) else value, origin=origin)
+        )
+    return settings, problems
 
 
 def _where(recipe: Recipe, path: str) -> str:
@@ -136,12 +131,10 @@ def told(recipe: Recipe) -> str:
 def configured_recipe(config: Config, plugins: Plugins) -> Recipe | None:
     """The recipe that a configuration names; None when it names none, or one that cannot be loaded."""
     name = config.algorithm.recipe
+    if not name:
+        return None
     try:
-        return (
-            find_recipe(plugins, name, where=config.place(KEY), search_paths=config.plugins.search_paths)
-            if name
-            else None
-        )
+        return find_recipe(plugins, name, where=config.place(KEY), search_paths=config.plugins.search_paths)
     except RetrainError:  # reported with the other names
         return None
 

@@ -85,7 +85,7 @@ def _place(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup]) -> s
         for group in groups:
             measure_uncertainty(group, flow)
         place = config.place(algorithm or "algorithm.advantage_mode")
-        if not (flow.algorithm and flow.algorithm.compute_context):
+        if not flow.whole:
             step_advantages(groups, flow, [True] * len(groups))
     except RetrainError:
         return place

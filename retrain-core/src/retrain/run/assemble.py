@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from retrain.credit.algorithm import build_algorithm
 from retrain.credit.configured_loss import check_clips, check_loss
 from retrain.credit.flow import CreditFlow, build_flow, group_problem
-from retrain.credit.recipes import mode_problems, with_owner
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm, Shaper
@@ -41,6 +40,7 @@ from retrain.run.steps.staleness import (
     too_many,
 )
 from retrain.run.steps.updates import Updates
+from retrain.run.tables import about_recipe
 from retrain.tasks.child.process_copy import in_copy
 from retrain.tasks.prompts import PromptPool
 from retrain.tasks.scoring.trial import refuse_broken_rewards
@@ -97,7 +97,11 @@ def check(
     Unless it `will_run`, libraries that only a run needs may be missing.
     """
     problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config, plugins)
-    problems += mode_problems(config, plugins) + _check_trained(config, plugins)
+    problems += _check_trained(config, plugins)
+    if config.algorithm.recipe:
+        from retrain.credit.recipes import mode_problems
+
+        problems += mode_problems(config, plugins)
     problems += check_loss(config, plugins)
     problems += check_schedule(config)
     problems += staleness_problems(config, declared_capabilities(config, plugins))
@@ -106,8 +110,8 @@ def check(
     try:
         flow = build_flow(config, plugins)
     except RetrainError as error:
-        return None, with_owner([*problems, *_with_notes(error.problems, config, plugins)], config, plugins)
-    return flow, with_owner(problems + _check_entropy(config, plugins, flow), config, plugins)
+        return None, about_recipe([*problems, *_with_notes(error.problems, config, plugins)], config, plugins)
+    return flow, about_recipe(problems + _check_entropy(config, plugins, flow), config, plugins)
 
 
 def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:

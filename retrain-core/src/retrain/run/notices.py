@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from retrain.credit.flow import CreditFlow
-from retrain.credit.recipes import find_recipe
 from retrain.kernel.config.keys import Key, keys_of
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
@@ -43,6 +42,8 @@ def unclipped(config: Config, plugins: Plugins, flow: CreditFlow) -> str:
     paths = config.plugins.search_paths
     if "." in advantage or problem_with(plugins, Kind.RECIPE, advantage, where="", search_paths=paths):
         return ""
+    from retrain.credit.recipes import find_recipe
+
     values = find_recipe(plugins, advantage, where="", search_paths=paths).values
     if values.get("algorithm.advantage_mode") != advantage or not _clips(plugins, str(values.get("algorithm.loss"))):
         return ""

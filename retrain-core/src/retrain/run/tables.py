@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, create_model
 
-from retrain.credit.recipes import recipe_layer, with_owner
 from retrain.kernel.config.keys import TableTraits
 from retrain.kernel.config.load import Setting, TableEntry, load_config
 from retrain.kernel.config.resolved import Config
@@ -62,7 +61,7 @@ def read_config(
         environ=environ,
         table_hint=partial(table_hint, plugins),
         settings=settings,
-        recipe=recipe_layer(plugins, tables),
+        recipe=partial(_recipe_values, plugins, tables),
     )
     known = config.foreign_tables if settings else ()  # the settings of a condition come after the campaign itself
     if records := records_of(file if isinstance(file, Path) else None, config.resume.from_):
@@ -71,7 +70,27 @@ def read_config(
         config, more = follow_record(config, tables, plugins, records)
         problems += more
     LEARNED.learn_config({name: table for name, table in config.as_dict().items() if name not in known})
-    return config, with_owner(problems, config, plugins)
+    return config, about_recipe(problems, config, plugins)
+
+
+def about_recipe(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
+    """The same problems; those about a value of the recipe say which plugin it comes from."""
+    if not config.algorithm.recipe:
+        return list(problems)
+    from retrain.credit.recipes import with_owner
+
+    return with_owner(problems, config, plugins)
+
+
+def _recipe_values(
+    plugins: Plugins, tables: Mapping[str, TableEntry], given: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Setting], list[Problem]]:
+    """The values of the recipe that `[algorithm] recipe` names, for keys that are not given."""
+    if not given.get("algorithm", {}).get("recipe"):
+        return [], []
+    from retrain.credit.recipes import recipe_values
+
+    return recipe_values(plugins, tables, given)
 
 
 def table_hint(plugins: Plugins, table: str) -> str:

@@ -60,6 +60,10 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     """What the keys forbid among themselves, and what the backend cannot apply."""
+    from retrain.kernel.config.plugin_tables import EntropyTable, KlTable
+
+    if (config.kl, config.entropy) == (KlTable(), EntropyTable()):
+        return []
     from retrain.credit.kl.check import problems_of
 
     return problems_of(config, plugins)

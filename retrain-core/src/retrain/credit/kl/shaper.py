@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,18 @@ def shaper_of(
     is_asked = table.log and not logs and "kl_reward" in offered and config.origin("kl.log") != DEFAULT_ORIGIN
     if not (table.coef or logs or is_asked):
         return []
-    given = {"logs": logs, "is_asked": is_asked, "by_token": by_token, "needs_verdict": needs_verdict}
-    return [KlShaper(table, backend, config.training.temperature, **given)]
+    return [
+        KlShaper(
+            table=table,
+            backend=backend,
+            temperature=config.training.temperature,
+            logs=logs or is_asked,
+            is_asked=is_asked,
+            by_token=by_token,
+            needs_verdict=needs_verdict,
+            coef=table.coef,
+        )
+    ]
 
 
 def steered(coef: float, kl: float, *, target: float, count: int, horizon: int) -> float:
@@ -46,6 +56,7 @@ def steered(coef: float, kl: float, *, target: float, count: int, horizon: int) 
     return coef * (1.0 + float(np.clip(kl / target - 1.0, -MAX_CHANGE, MAX_CHANGE)) * count / horizon)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class KlShaper:
     """A `Shaper` that measures every completion that may be trained, and a watcher that keeps the coefficient.
 
@@ -56,22 +67,18 @@ class KlShaper:
     coefficient moves once per finished step.
     """
 
-    def __init__(
-        self,
-        table: KlTable,
-        backend: Backend,
-        temperature: float,
-        *,
-        logs: bool = True,
-        is_asked: bool = False,
-        by_token: bool = False,
-        needs_verdict: bool = True,
-    ) -> None:
-        self._needs_verdict, self._is_asked = needs_verdict, is_asked
-        self._table, self._backend, self._temperature, self._logs = table, backend, temperature, logs or is_asked
-        self._by_token = by_token
-        self.coef = table.coef
-        self._next_coef = table.coef
+    table: KlTable
+    backend: Backend
+    temperature: float
+    logs: bool
+    is_asked: bool  # the log was asked for, of a backend that does not offer it by itself
+    by_token: bool
+    needs_verdict: bool
+    coef: float
+    _next_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._next_coef = self.coef
 
     def shape(self, step: int, groups: Sequence[Group]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
         """The groups with their KL, and its fields; no state changes: a step may be taken again."""
@@ -84,12 +91,14 @@ class KlShaper:
         found = dict(zip(map(id, judged), self._reference(judged), strict=True))
         logs_A = [difference(completion, found[id(completion)]) for completion in judged]
         fields = means(logs_A, "kl") | {"kl_coef": self.coef}
-        self._next_coef = self._steered(fields["kl_mean"], len(judged))
-        if self._table.where == "loss":
+        if self.table.target:
+            target, horizon = self.table.target, self.table.horizon
+            self._next_coef = steered(self.coef, fields["kl_mean"], target=target, count=len(judged), horizon=horizon)
+        if self.table.where == "loss":
             return tuple(self._carrying(group, found) for group in groups), fields
         penalties = {id(c): self.coef * float(k1(d_A).sum()) for c, d_A in zip(judged, logs_A, strict=True)}
         fields["kl_penalty_mean"] = float(np.mean(list(penalties.values())))
-        if self._by_token:
+        if self.by_token:
             rewards = {id(c): -self.coef * k1(d_A) for c, d_A in zip(judged, logs_A, strict=True)}
             return tuple(with_token_rewards(group, rewards) for group in groups), fields
         return tuple(_penalised(group, penalties) for group in groups), fields
@@ -101,7 +110,7 @@ class KlShaper:
             return {}
         self.coef = self._next_coef
         judged = self._measured(groups.groups)
-        if self.coef or report is None or not self._logs or not judged:
+        if self.coef or report is None or not self.logs or not judged:
             return {}
         some = judged[:: min(STRIDE, len(judged))]
         logs_A = map(difference, some, self._reference(some))
@@ -110,28 +119,22 @@ class KlShaper:
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:
         """The steered coefficient, and whether the log was asked for, which the settings of a run no longer tell."""
-        if self._table.target:
+        if self.table.target:
             return {STATE: {"coef": self.coef}}
-        return {STATE: {"log": True}} if self._is_asked and self._logs else {}
+        return {STATE: {"log": True}} if self.is_asked and self.logs else {}
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
         """Continue with them."""
-        if self._is_asked:
-            self._logs = STATE in state
-        if not self._table.target:
+        if self.is_asked:
+            self.logs = STATE in state
+        if not self.table.target:
             return
         try:
             self.coef = self._next_coef = float(state[STATE]["coef"])
         except (KeyError, TypeError, ValueError) as error:
             what = f"the checkpoint has no coefficient of [kl]: {type(error).__name__}: {error}"
             raise ResumeError(Problem(what=what, fix="resume from a checkpoint of this run")) from error
-
-    def _steered(self, kl: float, count: int) -> float:
-        table = self._table
-        if not table.target:
-            return self.coef
-        return steered(self.coef, kl, target=table.target, count=count, horizon=table.horizon)
 
     def _carrying(self, group: Group, found: Mapping[int, Floats]) -> Group:
         completions = (
@@ -144,16 +147,16 @@ class KlShaper:
         """Reference log-probabilities at the action tokens of each, 0 elsewhere."""
 
         def asked(rows: list[LogprobRow]) -> list[Floats]:
-            return self._backend.reference_logprobs(rows, self._temperature)
+            return self.backend.reference_logprobs(rows, self.temperature)
 
         return given_logprobs(completions, asked, where="[kl]", of="reference")
 
     def _measured(self, groups: Sequence[Group]) -> list[Completion]:
         """The completions to measure, in order: those with a verdict, or all of them where credit needs none."""
-        every = self.coef and self._table.where == "reward"
+        every = self.coef and self.table.where == "reward"
         chosen = (group for group in groups if every or not group.is_surplus)
         pairs = (pair for group in chosen for pair in zip(group.completions, group.scores, strict=True))
-        return [c for c, score in pairs if not self._needs_verdict or _value(score) is not None]
+        return [c for c, score in pairs if not self.needs_verdict or _value(score) is not None]
 
 
 def _value(score: Score) -> float | None:

@@ -7,11 +7,10 @@ earned by the form of an answer alone teaches the form. What a condition gains c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, WrappedAlgorithm
 from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.contracts.verifier import Verifier
 from retrain.kernel.errors import ConfigError, PluginError, Problem
@@ -145,29 +144,16 @@ def _true_rate(groups: Sequence[Group]) -> dict[str, float]:
     return {"verifier_correct_rate": sum(rights) / len(rights)} if rights else {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Controlled:
-    algorithm: Algorithm
-    control: Control
-
-    @property
-    def needs(self) -> Needs:
-        return self.algorithm.needs
+class _Controlled(WrappedAlgorithm):
+    def __init__(self, algorithm: Algorithm, control: Control) -> None:
+        super().__init__(algorithm)
+        self._control = control
 
     @property
     def labels(self) -> Mapping[str, str]:
         labels = self.algorithm.labels
-        return {**labels, "condition": control_label(labels["condition"], self.control)}
+        return {**labels, "condition": control_label(labels["condition"], self._control)}
 
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
         credit = self.algorithm.assign(step, groups)
-        return replace(credit, rows=()) if self.control is Control.NO_UPDATE else credit
-
-    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
-        self.algorithm.observe(step, groups, credit)
-
-    def state(self) -> Mapping[str, Any]:
-        return self.algorithm.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.algorithm.restore(state)
+        return replace(credit, rows=()) if self._control is Control.NO_UPDATE else credit
