@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,11 +17,10 @@ from retrain.inspect.diff import RunDiff, compare_runs
 from retrain.records.identity.changes import ADDED, CHANGED, REMOVED, ChangeKind
 from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.command_options import json_option
-from retrain.text.tables import rich_table
+from retrain.text.tables import rich_table, table_console
 from retrain.text.terminal_text import printable, sparkline
 from retrain.verdicts.ledger.interim import InterimLooks
 
-PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 _FOLDER = click.Path(path_type=Path)
 EPILOG = """\b
 Examples:
@@ -45,8 +43,7 @@ def command(a: Path, b: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(diff.as_data(), indent=2, allow_nan=False, default=str))
     else:
-        width = None if sys.stdout.isatty() else PIPED_WIDTH
-        Console(highlight=False, width=width).print(picture(diff))
+        table_console().print(picture(diff))
 
 
 MOST_FIELDS = 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +24,7 @@ from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.command_options import json_option
 from retrain.text.process import can_redraw
 from retrain.text.progress import phase_text, share_of
-from retrain.text.tables import rich_table
+from retrain.text.tables import rich_table, table_console
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.interim import InterimLooks
 
@@ -33,7 +32,6 @@ Look = Callable[[], Overview]
 FOLDER = Path("logs")
 INTERVAL_S = 5.0
 LEVEL = 0.8  # of a forecast's interval
-PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 EPILOG = """\b
 Examples:
   retrain status                  all below ./logs
@@ -141,8 +139,7 @@ def _print_resume(run: Path, config_file: Path | None, plugins: Plugins, *, as_j
 
 
 def _print(overview: Overview) -> None:
-    width = None if sys.stdout.isatty() else PIPED_WIDTH
-    console = Console(highlight=False, width=width)
+    console = table_console()
     console.print(picture(overview, console.width))
 
 

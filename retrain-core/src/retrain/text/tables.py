@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from retrain.text.terminal_text import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+
+PIPED_WIDTH = 10_000
+
+
+def table_console() -> Console:
+    """A console for tables, whose lines are not wrapped when the output is a file."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
 def rich_table(

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from retrain.inspect.signal.account import Account, CostPerPoint, Gain, try_account
@@ -28,11 +28,10 @@ from retrain.inspect.signal.summary import (
 )
 from retrain.text.amounts import ABSENT, percent
 from retrain.text.command_options import json_option, runs_argument
-from retrain.text.tables import rich_table
+from retrain.text.tables import rich_table, table_console
 from retrain.text.terminal_text import printable
 
 MOST = 5
-PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 EPILOG = """\b
 Examples:
   retrain signal logs/tiny
@@ -69,7 +68,7 @@ def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
         }
         click.echo(json.dumps(content, indent=2, allow_nan=False))
     else:
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+        console = table_console()
         is_single = len(accounts) == 1 and not absent
         console.print(run_picture(accounts[0], most) if is_single else overview(by_condition(accounts), absent))
     if not accounts:

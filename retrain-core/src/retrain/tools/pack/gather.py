@@ -48,15 +48,6 @@ PLACES = ("path", "root", "places", "written")  # where files lay on the machine
 MOST_LEAKS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the user asked of a pack: the size up to which a data file is packed, the margin of an equivalence test."""
-
-    most_bytes: int = 2**24
-    margin: float | None = None
-    hide_secrets: bool = False
-
-
 @dataclass(slots=True, kw_only=True)
 class Gathered:
     """The manifest of a pack and its members by name; `notes` are what the user should know."""
@@ -76,8 +67,11 @@ class Recorded:
     identity: Mapping[str, Any]
 
 
-def gather(folder: Path, options: Options) -> Gathered:
-    """The pack of a run or of a campaign; ConfigError says why there can be none, or which lines hold a secret."""
+def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets: bool) -> Gathered:
+    """The pack of a run or of a campaign; ConfigError says why there can be none, or which lines hold a secret.
+
+    `most_bytes` is the size up to which a data file is packed, `margin` that of an equivalence test, if any.
+    """
     is_campaign = (folder / CAMPAIGN_FILE).is_file() and not is_run(folder)
     runs = list(_campaign_runs(folder) if is_campaign else [_recorded("", folder)])
     _check_repeatable(runs)
@@ -85,14 +79,14 @@ def gather(folder: Path, options: Options) -> Gathered:
     inputs = collect_inputs(
         {str(run.folder): run.identity for run in runs},
         tables,
-        most_bytes=options.most_bytes,
-        hide_secrets=options.hide_secrets,
+        most_bytes=most_bytes,
+        hide_secrets=hide_secrets,
     )
     software = collect_software((run.identity for run in runs), (run.record for run in runs), texts_of(tables))
     members = {**inputs.members, **software.members, **_plugin_copies(runs)}
     members[CONFIG_FILE] = tomli_w.dumps(hide(with_moved(tables, inputs.moved))).encode()
     found = Gathered(manifest={}, members=members)
-    listed = [_run_entry(run, found, options) for run in runs]
+    listed = [_run_entry(run, found, margin) for run in runs]
     if is_campaign:
         for name in OF_A_CAMPAIGN:
             members[f"campaign/{name}"] = read_regular(folder / name)
@@ -113,7 +107,7 @@ def gather(folder: Path, options: Options) -> Gathered:
         "moved": inputs.moved,
         "hidden": inputs.hidden,
         "runs": listed,
-        "equivalence": options.margin,
+        "equivalence": margin,
         "verdict": verdict_of(folder) if is_campaign else None,
     }
     if HIDDEN in members[CONFIG_FILE].decode():
@@ -163,7 +157,7 @@ def _check_repeatable(runs: Sequence[Recorded]) -> None:
         raise ConfigError(*(problems or [none]))
 
 
-def _run_entry(run: Recorded, found: Gathered, options: Options) -> dict[str, Any]:
+def _run_entry(run: Recorded, found: Gathered, margin: float | None) -> dict[str, Any]:
     """Adds the records of a run to the members; what the manifest says of it."""
     place = f"runs/{run.name}" if run.name else "run"
     lines = list(RunLines(run.folder).new())
@@ -188,9 +182,9 @@ def _run_entry(run: Recorded, found: Gathered, options: Options) -> dict[str, An
     if (run.folder / EVALUATION).is_file():
         evaluations = read_regular(run.folder / EVALUATION)
         found.members[f"{place}/{EVALUATION}"] = evaluations
-        notes = [] if options.margin is None else _width_notes(evaluations, options.margin)
+        notes = [] if margin is None else _width_notes(evaluations, margin)
         found.notes += [note for note in notes if note not in found.notes]
-    elif options.margin is not None:
+    elif margin is not None:
         what, fix = "was not evaluated on held-out examples: nothing can be tested", "leave --equivalence out"
         raise ConfigError(Problem(where=str(run.folder), what=what, fix=fix))
     return entry

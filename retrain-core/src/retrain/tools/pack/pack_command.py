@@ -12,7 +12,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.text.command_options import html_option, json_option
 from retrain.text.terminal_text import printable, program
 from retrain.tools.pack.archive import write_pack
-from retrain.tools.pack.gather import Options, gather
+from retrain.tools.pack.gather import gather
 
 SUFFIX = ".rtpack"
 EPILOG = """\b
@@ -55,8 +55,7 @@ def command(
         if each.exists():
             fix = "give another name, or remove it"
             raise ConfigError(Problem(where=printable(str(each)), what="is there already", fix=fix))
-    options = Options(most_bytes=int(limit_mb * 2**20), margin=equivalence, hide_secrets=hide_secrets)
-    found = gather(folder, options)
+    found = gather(folder, most_bytes=int(limit_mb * 2**20), margin=equivalence, hide_secrets=hide_secrets)
     try:
         write_pack(file, found.manifest, found.members)
         if html:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,12 +14,12 @@ from retrain.kernel.errors import EXIT_DONE
 from retrain.records.runs.budget import Align
 from retrain.records.runs.metric import parse_metric
 from retrain.text.command_options import json_option, runs_argument
+from retrain.text.tables import table_console
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.interim import InterimLooks
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Study, options_of
 
-PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 EPILOG = """\b
 Examples:
   retrain compare logs/campaign_20260301_120000
@@ -153,7 +152,4 @@ def _print(study: Study, *, as_json: bool, as_markdown: bool) -> None:
     if as_markdown:
         click.echo(markdown(study))
         return
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else PIPED_WIDTH
-    Console(highlight=False, width=width).print(picture(study))
+    table_console().print(picture(study))
