@@ -17,15 +17,15 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Outcome
 from retrain.run.configure import load_checked, refuse_defaults
 from retrain.run.seed_sources import run_seeds
-from retrain.tasks.audit.report import AuditReport, Cause, where_found
+from retrain.tasks.audit.report import AuditReport, where_found
 from retrain.tasks.audit.verifier_audit import SHADOW, audit_tasks, shadow_of
 from retrain.tasks.tasks import load_tasks
 from retrain.text.amounts import duration
 from retrain.text.command_options import config_argument, json_option
+from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
-COLOURS = {"error": "red", "warning": "yellow"}
 EPILOG = """\b
 Examples:
   retrain audit                      the reward of ./retrain.toml
@@ -88,7 +88,10 @@ def command(
     if replay:
         if contamination or model_probe or examples:
             raise click.UsageError("--replay excludes --contamination, --model-probe and --examples")
-        ctx.exit(_replay(replay.expanduser(), arguments, ctx.obj, as_json=as_json))
+        results = replay_failures(replay.expanduser(), arguments, ctx.obj)
+        lines = [printable(result.line()) for result in results]
+        click.echo(json.dumps([asdict(result) for result in results], indent=2) if as_json else "\n".join(lines))
+        ctx.exit(EXIT_DONE if all(result.outcome == Outcome.SCORED for result in results) else EXIT_FAILED)
     config = load_checked(arguments, ctx.obj).config
     refuse_defaults(config, arguments)
     if contamination or model_probe:
@@ -109,7 +112,7 @@ def command(
             click.echo(json.dumps(report.as_data(), indent=2))
         else:
             click.echo("\n".join(map(printable, report_lines(report))))
-            click.secho("PASS" if report.ok else "FAIL", fg="green" if report.ok else "red", bold=True)
+            _show_verdict(report.ok)
         if not report.ok:
             ctx.exit(EXIT_FAILED)
         return
@@ -122,17 +125,6 @@ def command(
         _show(audited)
     if not audited.ok:
         ctx.exit(EXIT_FAILED)
-
-
-def _replay(path: Path, arguments: tuple[str, ...], plugins: Plugins, *, as_json: bool) -> int:
-    """Print the result of each text; returns the exit code."""
-    results = replay_failures(path, arguments, plugins)
-    if as_json:
-        click.echo(json.dumps([asdict(result) for result in results], indent=2))
-    else:
-        for result in results:
-            click.echo(printable(result.line()))
-    return EXIT_DONE if all(result.outcome == Outcome.SCORED for result in results) else EXIT_FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,23 +158,17 @@ def audit_config(config: Config, plugins: Plugins, examples: int | None = None) 
 
     ConfigError when there are fewer than `examples`.
     """
-    context = PluginContext(
-        config=config,
-        seeds=run_seeds(config),
-        plugins=plugins,
-        tokenizer=load_tokenizer(config, plugins),
-    )
-    settings = config.scoring
-    if examples:
-        settings = settings.model_copy(update={"audit_examples": examples})
+    tokenizer = load_tokenizer(config, plugins)
+    context = PluginContext(config=config, seeds=run_seeds(config), plugins=plugins, tokenizer=tokenizer)
+    settings = config.scoring.model_copy(update={"audit_examples": examples} if examples else {})
     tasks = load_tasks(context)
     try:
         if examples and examples > len(tasks.prompts):
             what = f"{examples} examples wanted, but the data source has {len(tasks.prompts)}"
             raise ConfigError(Problem(where="--examples", what=what, fix="lower it, or leave it out"))
-        report = audit_tasks(tasks, context.tokenizer, settings)
+        report = audit_tasks(tasks, tokenizer, settings)
         verifier = shadow_of(tasks)
-        shadow = audit_tasks(tasks, context.tokenizer, settings, verifier) if verifier else None
+        shadow = audit_tasks(tasks, tokenizer, settings, verifier) if verifier else None
     finally:
         tasks.verifier.close()
     return Audited(
@@ -202,23 +188,25 @@ def _show(audited: Audited) -> None:
     if audited.shadow:
         click.echo(f"\nShadow   : {printable(', '.join(audited.shadows))}")
         _show_report(audited.shadow, SHADOW)
-    click.secho("PASS" if audited.ok else "FAIL", fg="green" if audited.ok else "red", bold=True)
+    _show_verdict(audited.ok)
+
+
+def _show_verdict(is_fit: bool) -> None:
+    click.secho("PASS" if is_fit else "FAIL", fg="green" if is_fit else "red", bold=True)
 
 
 def _show_report(report: AuditReport, of: str = "Reward") -> None:
     click.echo(f"Examples : {report.examples}")
-    click.echo(f"Time     : {duration(report.seconds_mean)} a score, {duration(report.seconds_max)} at most")
-    click.echo("\n  texts        tried  correct  no verdict  failed")
-    for check, tally in report.checks.items():
-        click.echo(f"  {check:<11} {tally.tried:>6} {tally.correct:>8} {tally.no_verdict:>11} {tally.failed:>7}")
+    click.echo(f"Time     : {duration(report.seconds_mean)} a score, {duration(report.seconds_max)} at most\n")
+    rows = [(name, tally.tried, tally.correct, tally.no_verdict, tally.failed) for name, tally in report.checks.items()]
+    heads = ("texts", "tried", "correct", "no verdict", "failed")
+    for line in table_lines(heads, [tuple(map(str, row)) for row in rows]):
+        click.echo(f"  {line}")
     click.echo()
     for cause in report.causes:
-        _show_cause(cause, report.examples)
+        first = cause.first
+        label, colour = ("ERROR", "red") if first.severity == "error" else ("WARN", "yellow")
+        where = f"[{first.check}] {where_found(cause, report.examples)}"
+        click.secho(f"[{label}] {where}: {first.message}", fg=colour)
+        click.echo(f"    text: {first.text!r}\n    fix: {first.fix}")
     click.echo(report.line(of))
-
-
-def _show_cause(cause: Cause, examples: int) -> None:
-    first, label = cause.first, {"error": "ERROR", "warning": "WARN"}[cause.first.severity]
-    where = f"[{first.check}] {where_found(cause, examples)}"
-    click.secho(f"[{label}] {where}: {first.message}", fg=COLOURS[first.severity])
-    click.echo(f"    text: {first.text!r}\n    fix: {first.fix}")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import click
 from pydantic import BaseModel
-from rich.console import Console
-from rich.text import Text
 
 from retrain.credit.configured_loss import capability_fields
 from retrain.kernel.declared import Capabilities, Kind
-from retrain.kernel.plugin_spec import PluginSpec, Registered
+from retrain.kernel.plugin_spec import Registered
 from retrain.kernel.plugins.first_party import install_line, promised_names, provider
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.imports import part_file
@@ -42,13 +42,10 @@ def promised(plugins: Plugins) -> list[dict[str, Any]]:
     rows = []
     for name in promised_names(Kind.BACKEND):
         distribution = provider(Kind.BACKEND, name)
-        if distribution is None or plugins.find(Kind.BACKEND, name):
-            continue
-        if distribution in plugins.left_out:
-            hint = f"RETRAIN_PLUGINS or RETRAIN_BLOCK leaves {distribution} out: change that"
-        else:
-            hint = install_line(distribution)
-        rows.append({"name": name, "distribution": distribution, "hint": hint})
+        if distribution and not plugins.find(Kind.BACKEND, name):
+            left_out = f"RETRAIN_PLUGINS or RETRAIN_BLOCK leaves {distribution} out: change that"
+            hint = left_out if distribution in plugins.left_out else install_line(distribution)
+            rows.append({"name": name, "distribution": distribution, "hint": hint})
     return rows
 
 
@@ -58,6 +55,12 @@ def _row(entry: Registered, plugins: Plugins) -> dict[str, Any]:
     missing = [package for package in packages if not package.is_met]
     file = part_file(entry.spec)
     importable = bool(file) and not missing
+    options: dict[str, Any] = {}
+    try:
+        model = entry.spec.load_params()
+        options["option_schema"] = option_schema(model) if model else {}
+    except Exception as error:  # one broken plugin must not hide the others
+        options = {"option_schema": {}, "option_error": f"{type(error).__name__}: {error}"}
     return {
         "name": entry.spec.name,
         "summary": entry.spec.summary,
@@ -70,16 +73,8 @@ def _row(entry: Registered, plugins: Plugins) -> dict[str, Any]:
             "hint": "" if importable else install_line(entry.owner.distribution),
         },
         "capabilities": capability_fields(capabilities, entry.spec.name, plugins),
-        **_options(entry.spec),
+        **options,
     }
-
-
-def _options(spec: PluginSpec) -> dict[str, Any]:
-    try:
-        model = spec.load_params()
-    except Exception as error:  # one broken plugin must not hide the others
-        return {"option_schema": {}, "option_error": f"{type(error).__name__}: {error}"}
-    return {"option_schema": option_schema(model) if model else {}}
 
 
 def option_schema(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
@@ -105,46 +100,36 @@ def _forms(found: dict[str, Any]) -> list[dict[str, Any]]:
     return forms
 
 
-def print_backends(console: Console, content: dict[str, Any]) -> None:
+def backend_lines(content: dict[str, Any]) -> Iterator[str]:
     """Each backend with its capabilities and options, then those that are not installed."""
     for row in content["backends"]:
         owner = f"{row['distribution']} {row['version']}  {short_file(row['file'])}"
-        _line(console, Text.assemble((row["name"], "bold"), "  ", (owner, "dim")))
-        _line(console, Text(f"  {row['summary']}"))
+        yield f"{click.style(printable(row['name']), bold=True)}  {click.style(printable(owner), dim=True)}"
+        yield printable(f"  {row['summary']}")
         packages = row["dependency"]["packages"]
         missing = [package["name"] for package in packages if not package["is_met"]]
         installed = ", ".join(f"{package['name']} {package['installed']}" for package in packages if package["is_met"])
         if row["dependency"]["importable"]:
-            _line(console, Text(f"  installed     {installed or 'no requirements'}"))
+            yield printable(f"  installed     {installed or 'no requirements'}")
         else:
             what = f"lacks {', '.join(missing)}" if missing else "its module is missing"
-            _line(console, Text(f"  not usable    {what}: {row['dependency']['hint']}", style="red"))
+            yield click.style(printable(f"  not usable    {what}: {row['dependency']['hint']}"), fg="red")
         for name, value in row["capabilities"].items():
             shown = {"True": "yes", "False": "no"}.get(str(value), str(value))
             shown = (", ".join(value) or "none") if isinstance(value, list) else shown
-            _line(console, Text(f"  {name:<28}{shown}"))
-        _print_options(console, row)
+            yield printable(f"  {name:<28}{shown}")
+        if "option_error" in row:
+            yield click.style(printable(f"  [backend.options] cannot be read: {row['option_error']}"), fg="red")
+        else:
+            yield "  [backend.options]" if row["option_schema"] else "  no [backend.options]"
+        for name, option in row["option_schema"].items():
+            limits = [f"{RANGE[key]} {value}" for key, value in option["range"].items()]
+            choices = [f"one of {', '.join(map(json.dumps, option['choices']))}"] if option["choices"] else []
+            default = "required" if option["required"] else f"default {json.dumps(option['default'])}"
+            facts = ", ".join([option["type"], default, *choices, *limits])
+            yield printable(f"    {name}  {facts}  {option['description']}")
     for row in content["promised"]:
-        _line(console, Text.assemble((row["name"], "bold"), ("  not installed: ", "yellow"), row["hint"]))
-
-
-def _print_options(console: Console, row: dict[str, Any]) -> None:
-    if "option_error" in row:
-        _line(console, Text(f"  [backend.options] cannot be read: {row['option_error']}", style="red"))
-    elif not row["option_schema"]:
-        _line(console, Text("  no [backend.options]"))
-    else:
-        _line(console, Text("  [backend.options]"))
-    for name, option in row["option_schema"].items():
-        limits = [f"{RANGE[key]} {value}" for key, value in option["range"].items()]
-        choices = [f"one of {', '.join(map(json.dumps, option['choices']))}"] if option["choices"] else []
-        default = "required" if option["required"] else f"default {json.dumps(option['default'])}"
-        facts = ", ".join([option["type"], default, *choices, *limits])
-        _line(console, Text.assemble(f"    {name}  ", (facts, "cyan"), f"  {option['description']}"))
-
-
-def _line(console: Console, line: Text) -> None:
-    console.print(line if line.plain.isprintable() else Text(printable(line.plain)), soft_wrap=True)
+        yield printable(f"{row['name']}  not installed: {row['hint']}")
 
 
 def short_file(file: str) -> str:

@@ -56,7 +56,7 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, schema: bool, argu
         return
     if list_keys:
         rows = _key_rows(plugins)
-        click.echo(json.dumps(rows, indent=2) if as_json else _key_lines(rows))
+        click.echo(json.dumps(rows, indent=2) if as_json else "\n".join(map(_key_line, rows)))
         return
     claim, unnamed = claim_of(arguments, plugins), None
     if claim:
@@ -67,24 +67,20 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, schema: bool, argu
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
-    origins = content.pop("origins", {})
-    recipes = content.pop("recipes", {})
+    origins, recipes = content.pop("origins", {}), content.pop("recipes", {})
     warnings = content.pop("warnings", [])
     width = max(len(name) for name in content)
     for name, value in content.items():
         click.echo(f"{name:<{width}} : {_shown(value)}")
-    if origins:
-        click.echo("\nNon-default values and their origins:")
-        for path, row in origins.items():
-            click.echo(f"  {path:<{width}} = {toml_text(row['value'])}  ({row['origin']})")
-    for label, rows in recipes.items():
-        click.echo(f"\nValues that {label} takes from its recipe:")
+    sections = {"Non-default values and their origins": origins}
+    sections |= {f"Values that {label} takes from its recipe": rows for label, rows in recipes.items()}
+    for title, rows in sections.items():
+        if rows:
+            click.echo(f"\n{title}:")
         for path, row in rows.items():
             click.echo(f"  {path:<{width}} = {toml_text(row['value'])}  ({row['origin']})")
     if warnings:
-        click.echo("\nWarnings:")
-        for warning in warnings:
-            click.echo(f"  {warning}")
+        click.echo("\n  ".join(["\nWarnings:", *warnings]))
     if unnamed:
         click.echo(f"\n`retrain` refuses to run this: {unnamed}")
 
@@ -140,7 +136,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "seed": training.seed,
         "lora_rank": config.model.lora_rank,
         "lora_alpha": alpha,
-        "lora_scale": alpha / (rank**0.5 if config.value("lora.rslora", False) else rank) if rank else 0.0,
+        "lora_scale": alpha / (rank**0.5 if tables["lora"].get("rslora") else rank) if rank else 0.0,
         "data": config.data.source,
         "reward_type": config.reward.type,
         "eval_examples": config.eval.examples,
@@ -178,10 +174,9 @@ def _loss_row(config: Config, plugins: Plugins) -> dict[str, str]:
     """The loss with the keys about it that are set; nothing where the backend takes no loss from here."""
     if not applicable_losses(plugins, config.backend.backend):
         return {}
-    given = {name: config.value(f"algorithm.{name}", None) for name in LOSS_KEYS}
-    return {
-        "loss": ", ".join([config.algorithm.loss, *(f"{name} = {value}" for name, value in given.items() if value)])
-    }
+    values = config.as_dict()["algorithm"]
+    given = [f"{name} = {values[name]}" for name in LOSS_KEYS if values.get(name)]
+    return {"loss": ", ".join([config.algorithm.loss, *given])}
 
 
 def _departures(config: Config, plugins: Plugins) -> list[str]:
@@ -204,9 +199,6 @@ def _key_rows(plugins: Plugins) -> list[dict[str, Any]]:
     ]
 
 
-def _key_lines(rows: list[dict[str, Any]]) -> str:
-    lines = []
-    for row in rows:
-        note = f" (not yet: {row['pending']})" if row["pending"] else ""
-        lines.append(f"{row['key']:<34} {row['flag']:<30} {toml_text(row['default']):<20} {row['description']}{note}")
-    return "\n".join(lines)
+def _key_line(row: Mapping[str, Any]) -> str:
+    note = f" (not yet: {row['pending']})" if row["pending"] else ""
+    return f"{row['key']:<34} {row['flag']:<30} {toml_text(row['default']):<20} {row['description']}{note}"

@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import pkgutil
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from retrain.cli.backends import backends, print_backends, promised, short_file
+from retrain.cli.backends import backend_lines, backends, promised, short_file
 from retrain.kernel.declared import Kind
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.imports import module_file, part_file
@@ -25,10 +24,9 @@ from retrain.run.selected import selected_parts
 from retrain.run.tables import registered_tables
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide
-from retrain.text.terminal_text import printable
+from retrain.text.tables import table_lines
+from retrain.text.terminal_text import harmless_lines, printable
 
-FILES_FROM_COLUMNS = 110  # terminal width from which files are shown; `--json` and pipes always show them
-GAP = 2  # spaces between columns
 OK = "ok"
 KINDS = {kind.value.replace(" ", "-"): kind for kind in Kind}
 EPILOG = """\b
@@ -106,91 +104,63 @@ def _of_configuration(arguments: Sequence[str], plugins: Plugins, only: Kind | N
 
 
 def _show(content: dict[str, Any]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 4096  # a pipe gets full lines
-    with console.capture() as capture:
-        _print(console, content)
-    text = capture.get()
-    if not console.is_terminal:
-        text = "\n".join(line.rstrip() for line in text.split("\n"))
-    click.echo(text, nl=False)
+    for line in _lines(content):
+        click.echo(line)
 
 
-def _print(console: Console, content: dict[str, Any]) -> None:
-    named = [row for rows in content["kinds"].values() for row in rows]
-    columns = ("name", "distribution", "file")
-    widths = {key: max((len(_cell(row, key)) for row in named), default=0) + GAP for key in columns}
+def _lines(content: dict[str, Any]) -> Iterator[str]:
+    rows = [row for rows in content["kinds"].values() for row in rows]
     if "backends" in content:
-        print_backends(console, content)
-    for kind, rows in content["kinds"].items():
-        if rows and "backends" not in content:
-            console.print(Text(kind, style="bold"))
-            table = _grid(console, widths)
-            for row in rows:
-                table.add_row(*_cells(row, console))
-            console.print(table)
+        yield from backend_lines(content)
+    else:
+        table = _table([_cells(row) for row in rows])
+        for kind, rows in content["kinds"].items():
+            if rows:
+                yield click.style(kind, bold=True)
+                yield from islice(table, len(rows))
     if "config" in content:
-        _print_configuration(console, content)
+        yield from _configuration_lines(content)
     for problem in content.get("problems", ()):
-        console.print(Text("\n".join(map(printable, problem.split("\n"))), style="red"), soft_wrap=True)
+        yield click.style(harmless_lines(problem), fg="red")
     for failure in content["failures"]:
         line = f"failed to load: {failure['distribution']} ({failure['source']}): {failure['error']}"
-        console.print(Text(_line(line), style="red"), soft_wrap=True)
+        yield click.style(_line(line), fg="red")
     if content["left_out"]:
         names = ", ".join(content["left_out"])
-        console.print(Text(f"left out by RETRAIN_PLUGINS or RETRAIN_BLOCK: {names}", style="yellow"), soft_wrap=True)
+        yield click.style(f"left out by RETRAIN_PLUGINS or RETRAIN_BLOCK: {names}", fg="yellow")
 
 
-def _grid(console: Console, widths: dict[str, int]) -> Table:
-    table = Table.grid(padding=(0, GAP), pad_edge=True)
-    table.add_column(min_width=widths["name"], no_wrap=True)
-    table.add_column(min_width=widths["distribution"], no_wrap=True, style="cyan")
-    if _has_room(console):
-        table.add_column(min_width=widths["file"], no_wrap=True, style="dim")
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    return table
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Aligned lines, cut off at the edge of a terminal."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for line in table_lines([""] * len(rows[0]), rows, num_names=len(rows[0]))[1:] if rows else ():
+        shown = f"  {line}"
+        yield shown if len(shown) <= width else f"{shown[: width - 1]}…"
 
 
-def _has_room(console: Console) -> bool:
-    return console.width >= FILES_FROM_COLUMNS
+def _cells(row: dict[str, Any]) -> list[str]:
+    summary = f"CLASH: two owners  {row['summary']}" if row["clash"] else row["summary"]
+    return [
+        _line(cell)
+        for cell in (row["name"], f"{row['distribution']} {row['version']}", short_file(row["file"]), summary)
+    ]
 
 
-def _cells(row: dict[str, Any], console: Console) -> list[Text]:
-    summary = Text(_line(row["summary"]))
-    if row["clash"]:
-        summary = Text("CLASH: two owners  ", style="red") + summary
-    cells = [Text(_cell(row, "name")), Text(_cell(row, "distribution"))]
-    return [*cells, *([Text(_cell(row, "file"))] if _has_room(console) else []), summary]
-
-
-def _cell(row: dict[str, Any], key: str) -> str:
-    if key == "distribution":
-        return _line(f"{row['distribution']} {row['version']}")
-    return _line(short_file(row["file"]) if key == "file" else row[key])
-
-
-def _print_configuration(console: Console, content: dict[str, Any]) -> None:
-    console.print(Text(f"\nselected by {content['config']}", style="bold"))
-    table = Table.grid(padding=(0, GAP), pad_edge=True)
-    for _ in range(4):
-        table.add_column(no_wrap=True, overflow="ellipsis")
+def _configuration_lines(content: dict[str, Any]) -> Iterator[str]:
+    yield click.style(f"\nselected by {content['config']}", bold=True)
+    rows = []
     for part in content["selected"]:
-        source = Text(part["source"] or "not provided", style="cyan" if part["source"] else "red")
-        if part["problem"] and part["source"]:
-            source = Text("two owners", style="red")
-        file = Text(_line(short_file(part["file"])), style="dim")
-        table.add_row(Text(_line(part["key"])), Text(_line(part["name"])), source, file)
-    console.print(table)
+        source = "two owners" if part["problem"] and part["source"] else part["source"] or "not provided"
+        rows.append([_line(cell) for cell in (part["key"], part["name"], source, short_file(part["file"]))])
+    yield from _table(rows)
     paths = ", ".join(content["runtime"]["search_paths"])
     if not content["discovered"]:
-        console.print(Text(f"\nno modules in the search paths: {paths}", style="dim"), soft_wrap=True)
+        yield f"\nno modules in the search paths: {paths}"
         return
-    console.print(Text(f"\nmodules in the search paths: {paths}", style="bold"))
+    yield click.style(f"\nmodules in the search paths: {paths}", bold=True)
     for module in content["discovered"]:
-        style = "" if module["status"] == OK else "red"
-        line = f"{module['module']}  {short_file(module['file'])}  {module['status']}"
-        console.print(Text(f"  {printable(line)}", style=style), soft_wrap=True)
+        line = f"  {module['module']}  {short_file(module['file'])}  {module['status']}"
+        yield click.style(printable(line), fg=None if module["status"] == OK else "red")
 
 
 def _line(text: str) -> str:
