@@ -31,10 +31,10 @@ def made(*flags: str) -> Any:
         (("--environment-id=my_agent",), ["names no function"]),
         (("--environment-id=:play",), ["names no function"]),
         (("--environment-id=a:b:c",), ["names no function"]),
-        (('--environment-args={"comand": "x"}',), ["did you mean 'command'", "neither or both"]),
+        (('--environment-args={"comand": "x"}',), ["use 'command'", "neither or both"]),
         (('--environment-args={"command": "x", "concurrency": 0}',), ["concurrency"]),
         (('--environment-args={"command": "x", "concurrency": true}',), ["concurrency"]),
-        (('--environment-args={"command": ["x"]}',), ["neither or both"]),
+        (('--environment-args={"command": ["x"]}',), ["args.command", "string"]),
         (("--environment-id=a:b", "--environment-max-turns=0"), ["without a call"]),
     ],
 )

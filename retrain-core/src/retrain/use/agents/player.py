@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from difflib import get_close_matches
-from typing import Any
-
+from retrain.kernel.config.keys import Table, key
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.types import SamplingParams
 from retrain.tasks.scoring.service import ScoringService
-from retrain.use.agents.gateway import Gateway
 from retrain.use.agents.programs import CommandAgent, FunctionAgent, Program
-from retrain.use.agents.rollouts import AgentRollouts
+from retrain.use.agents.rollouts import AgentRollouts, Gateway
 from retrain.use.agents.stage import Stage
 
-ARGUMENTS = ("command", "concurrency")
-CONCURRENCY, MOST_CALLS = 16, 64
+MOST_CALLS = 64
+
+
+class AgentArgs(Table):
+    """`[environment] args` of an agent."""
+
+    command: str = key("", "The agent as a command, in place of a Python function in `id`.")
+    concurrency: int = key(16, "Episodes that are played at once.", ge=1)
 
 
 def make_agent(context: PluginContext) -> AgentPlayer:
     """The agent that `[environment]` names; ConfigError lists every fault."""
     config = context.config
-    args: Mapping[str, Any] = config.environment.args
-    entry, command = str(config.environment.id), args.get("command", "")
-    concurrency, most_calls = args.get("concurrency", CONCURRENCY), config.environment.max_turns
+    entry, most_calls = str(config.environment.id), config.environment.max_turns
     places = {name: config.place(f"environment.{name}") for name in ("id", "args", "max_turns")}
-    problems = [_unknown(name, places["args"]) for name in args if name not in ARGUMENTS]
-    if not isinstance(command, str) or bool(entry) == bool(command):
+    args, problems = validated_params(AgentArgs, config.environment.args, where=places["args"])
+    command = str(config.environment.args.get("command", ""))
+    if bool(entry) == bool(command):
         fix = 'set one: id = "my_agent:play", or args = { command = "python my_agent.py" }'
         what = "the agent is a Python function or a command, and neither or both are given"
         problems.append(Problem(where=places["id"], what=what, fix=fix))
     elif entry and not all(part for part in (entry.count(":") == 1, *entry.split(":"))):
         problems.append(Problem(where=places["id"], what=f"{entry!r} names no function", fix='write "module:function"'))
-    if type(concurrency) is not int or concurrency < 1:
-        what = f"concurrency must be a whole number of at least 1, not {concurrency!r}"
-        problems.append(Problem(where=places["args"], what=what, fix=f"leave it out for {CONCURRENCY}"))
     if most_calls == 0:
         fix = f"use 1 or more, or -1 for {MOST_CALLS}"
         problems.append(Problem(where=places["max_turns"], what="an agent without a call cannot learn", fix=fix))
     if problems:
         raise ConfigError(*problems)
+    assert isinstance(args, AgentArgs)
     program: Program = FunctionAgent(entry=entry, where=places["id"])
     if command:
         program = CommandAgent(command=command, where=places["args"])
     stage = Stage(
         program,
         name="agent",
-        concurrency=concurrency,
+        concurrency=args.concurrency,
         timeout_s=config.environment.timeout_s,
         memory_gb=config.scoring.memory_gb,
     )
@@ -97,9 +97,3 @@ class AgentPlayer:
         if self._gateway is not None:
             self._gateway.close()
             self._gateway = None
-
-
-def _unknown(name: str, where: str) -> Problem:
-    near = get_close_matches(name, ARGUMENTS, n=1)
-    fix = f"did you mean {near[0]!r}?" if near else f"use {' or '.join(ARGUMENTS)}"
-    return Problem(where=where, what=f"unknown argument {name!r}", fix=fix)

@@ -19,11 +19,33 @@ from retrain.tasks.scoring.batch import ScoringBatch
 from retrain.tasks.scoring.build import judges
 from retrain.tasks.scoring.service import ScoringService
 from retrain.use.agents.episode import Episode, Rules
-from retrain.use.agents.gateway import Gateway
 from retrain.use.agents.stage import Stage
 from retrain.use.serving.batcher import Batcher
+from retrain.use.serving.http import ApiServer
 
 GATHER_S = 0.05  # for the calls of several agents to come together, where none can join later
+
+
+class Gateway(ApiServer):
+    """An OpenAI-compatible endpoint on loopback, where the key says whose call it is.
+
+    It serves until `close`, and answers only the episodes that are `admitted`.
+    """
+
+    def __init__(self) -> None:
+        self._episodes: dict[str, Episode] = {}
+        refusal = "this key is of no episode that is being played"
+        super().__init__("127.0.0.1", 0, lambda key: self._episodes.get(key), refusal=refusal)
+        self.start()
+
+    @contextmanager
+    def admitted(self, episodes: Sequence[Episode]) -> Iterator[None]:
+        """Within the block the keys of these episodes are known."""
+        self._episodes = {episode.token: episode for episode in episodes}
+        try:
+            yield
+        finally:
+            self._episodes = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +88,10 @@ class _AgentBatch:
         self._groups: list[list[Episode]] = []
         self._completions: list[Completion] = []
 
+    @property
+    def _episodes(self) -> list[Episode]:
+        return [episode for group in self._groups for episode in group]
+
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         owner, params = self._owner, self._owner.params
         batcher = Batcher(owner.backend, entropy=params.entropy, gather_s=GATHER_S, is_run=True)
@@ -81,13 +107,13 @@ class _AgentBatch:
             [Episode(prompt=p, number=i, rules=rules, limit=owner.context_length, **shared) for i in range(group_size)]
             for p in prompts
         ]
-        self._play([episode for group in self._groups for episode in group], batcher)
+        self._play(self._episodes, batcher)
         groups = [tuple(episode.completion() for episode in group) for group in self._groups]
         self._completions = [completion for group in groups for completion in group]
         return groups
 
     def scores(self) -> list[tuple[Score, ...]]:
-        episodes = [episode for group in self._groups for episode in group]
+        episodes = self._episodes
         self._check_budget([episode.score for episode in episodes if episode.score], len(episodes))
         waiting = [episode for episode in episodes if episode.score is None]
         for episode in waiting:
@@ -97,7 +123,7 @@ class _AgentBatch:
         return [tuple(episode.score or Score.no_verdict("not scored") for episode in group) for group in self._groups]
 
     def metrics(self) -> Mapping[str, float]:
-        episodes = [episode for group in self._groups for episode in group]
+        episodes = self._episodes
         total = max(len(episodes), 1)
         return {
             "turns_mean": sum(len(episode.calls) for episode in episodes) / total,

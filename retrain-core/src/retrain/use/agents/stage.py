@@ -20,7 +20,7 @@ class Stage:
     """The processes of a run's agents; they outlive a batch, and each plays one episode at a time."""
 
     def __init__(self, program: Program, *, name: str, concurrency: int, timeout_s: float, memory_gb: float) -> None:
-        self._program, self._name, self._timeout_s, self._memory_gb = program, name, timeout_s, memory_gb
+        self._timeout_s = timeout_s
         self._children = [_Actor(program, name, memory_gb) for _ in range(concurrency)]
 
     def start(self) -> None:
