@@ -40,16 +40,14 @@ class Found:
 
 def resolve(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()) -> Found:
     """The object that `name` denotes, imported now; PluginError says why there is none. `where` names the key."""
-    entries = plugins.find(kind, name)
-    if entries:
-        return _from_registry(entries, kind, name, where)
-    if _is_dotted(name):
-        if two_files := ambiguity(f"{kind} {name!r}", _split(name)[0], where=where, search_paths=search_paths):
-            raise PluginError(two_files)
-        found = _from_dotted_path(name, kind, where, search_paths)
-        if found is not None:
-            return found
-    raise PluginError(missing(plugins, kind, name, where=where, search_paths=search_paths))
+    if problem := problem_with(plugins, kind, name, where=where, search_paths=search_paths):
+        raise PluginError(problem)
+    if entries := plugins.find(kind, name):
+        return _loaded(entries[0], name, where)
+    found = _from_dotted_path(name, kind, where, search_paths)
+    if found is None:
+        raise PluginError(missing(plugins, kind, name, where=where, search_paths=search_paths))
+    return found
 
 
 def problem_with(
@@ -57,14 +55,16 @@ def problem_with(
 ) -> Problem | None:
     """The problem that `resolve` would raise, found without importing the part itself; None when it looks fine."""
     entries = plugins.find(kind, name)
-    if not entries and _is_dotted(name):
-        two_files = ambiguity(f"{kind} {name!r}", _split(name)[0], where=where, search_paths=search_paths)
-        if two_files is not None:
-            return two_files
-    if len(entries) == 1 or (not entries and _is_dotted(name) and module_of(name, search_paths)):
-        return None
+    if len(entries) > 1:
+        owners = " and ".join(f"{entry.owner} ({entry.owner.source})" for entry in entries)
+        fix = f"uninstall one, or leave one out with RETRAIN_BLOCK={entries[-1].owner.distribution}"
+        return Problem(where=where, what=f"{kind} {name!r} is provided twice: by {owners}", fix=fix)
     if entries:
-        return _clash(entries, kind, name, where)
+        return None
+    if _is_dotted(name):
+        two_files = ambiguity(f"{kind} {name!r}", _split(name)[0], where=where, search_paths=search_paths)
+        if two_files or module_of(name, search_paths):
+            return two_files
     return missing(plugins, kind, name, where=where, search_paths=search_paths)
 
 
@@ -121,23 +121,15 @@ def _fix(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:
     return install_line(distribution)
 
 
-def _from_registry(entries: list[Registered], kind: Kind, name: str, where: str) -> Found:
-    if len(entries) > 1:
-        raise PluginError(_clash(entries, kind, name, where))
-    spec, owner = entries[0].spec, entries[0].owner
+def _loaded(entry: Registered, name: str, where: str) -> Found:
+    spec, owner = entry.spec, entry.owner
     try:
         target, params = spec.load(), spec.load_params()
     except Exception as error:
-        what = f"{kind} {name!r} of {owner} failed to load: {type(error).__name__}: {error}"
+        what = f"{entry.kind} {name!r} of {owner} failed to load: {type(error).__name__}: {error}"
         why, fix = f"it was announced as {spec.factory!r}", f"repair or reinstall {owner.distribution}"
         raise PluginError(Problem(where=where, what=what, why=why, fix=fix)) from error
     return Found(name=spec.name, target=target, owner=owner, params=params, traits=spec.traits)
-
-
-def _clash(entries: list[Registered], kind: Kind, name: str, where: str) -> Problem:
-    owners = " and ".join(f"{entry.owner} ({entry.owner.source})" for entry in entries)
-    fix = f"uninstall one, or leave one out with RETRAIN_BLOCK={entries[-1].owner.distribution}"
-    return Problem(where=where, what=f"{kind} {name!r} is provided twice: by {owners}", fix=fix)
 
 
 def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[str]) -> Found | None:
@@ -149,7 +141,9 @@ def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[
             absent = error.name if isinstance(error, ModuleNotFoundError) else None
             if absent is not None and f"{candidate}.".startswith(f"{absent}."):
                 continue  # it is the candidate that is missing, not a module that the candidate imports
-            raise PluginError(_import_failed(name, kind, where, candidate, error)) from error
+            what = f"{kind} {name!r}: importing {candidate} failed with {type(error).__name__}: {error}"
+            fix = f"make `python -c 'import {candidate}'` work in this folder"
+            raise PluginError(Problem(where=where, what=what, fix=fix)) from error
         if not hasattr(module, attribute):
             near = get_close_matches(attribute, [n for n in vars(module) if not n.startswith("_")], n=1)
             hint = f"did you mean {near[0]!r}?" if near else ""
@@ -158,14 +152,9 @@ def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[
         owner = Owner(distribution=getattr(module, "__file__", None) or candidate, source=candidate)
         target = getattr(module, attribute)
         if isinstance(target, PluginSpec):  # as a registration hook would get it, with parameters and traits
-            return _from_registry([Registered(kind=kind, spec=target, owner=owner)], kind, name, where)
+            return _loaded(Registered(kind=kind, spec=target, owner=owner), name, where)
         return Found(name=name, target=target, owner=owner)
     return None
-
-
-def _import_failed(name: str, kind: Kind, where: str, module: str, error: Exception) -> Problem:
-    what = f"{kind} {name!r}: importing {module} failed with {type(error).__name__}: {error}"
-    return Problem(where=where, what=what, fix=f"make `python -c 'import {module}'` work in this folder")
 
 
 def _is_dotted(name: str) -> bool:
