@@ -77,9 +77,6 @@ class QuickTokenizer:
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.real().__reduce_ex__(protocol)
 
-    def __bool__(self) -> bool:
-        return True
-
     def __len__(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True) if self._loaded is None else len(self._loaded)
 

@@ -63,7 +63,11 @@ def readable_runs(
             reason = f"the same condition and seed as {first}"
         left_out.append(LeftOut(name=each.name, condition=each.condition, seed=each.seed, reason=reason))
     if not runs:
-        raise _nothing(source, left_out)
+        counts = Counter(each.reason for each in left_out)
+        why = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common(5)) or "there are no runs"
+        where = str(source.campaign) if source.campaign else ", ".join(each.name for each in source.candidates[:3])
+        fix = "wait until runs are done, or compare unfinished ones: --at STEPS"
+        raise ConfigError(Problem(where=where, what="no run can be compared", why=why, fix=fix))
     return runs, left_out
 
 
@@ -99,14 +103,6 @@ def _spent(candidate: Candidate, fields: set[str], *, align: Align, at: float | 
     return spent, ""
 
 
-def _nothing(source: Source, left_out: Sequence[LeftOut]) -> ConfigError:
-    counts = Counter(each.reason for each in left_out)
-    why = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common(5)) or "there are no runs"
-    where = str(source.campaign) if source.campaign else ", ".join(each.name for each in source.candidates[:3])
-    fix = "wait until runs are done, or compare unfinished ones: --at STEPS"
-    return ConfigError(Problem(where=where, what="no run can be compared", why=why, fix=fix))
-
-
 def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: str) -> Metric:
     """The requested metric (ConfigError if no run has it), else held-out if every run has it, else `correct_rate`.
 
@@ -117,11 +113,8 @@ def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: 
     if not any(each.has(requested.field) for each in curves):
         known = sorted({name for each in curves for name in each.values})
         near = get_close_matches(requested.field, known, n=1)
-        fix = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"a field with numbers in metrics.jsonl, such as {', '.join(known)}"
-        )
+        fix = f"a field with numbers in metrics.jsonl, such as {', '.join(known)}"
+        fix = f"did you mean {near[0]!r}?" if near else fix
         raise ConfigError(Problem(where=where, what=f"no run has {requested.field!r}", fix=fix))
     return requested
 

@@ -99,13 +99,15 @@ def _campaign(folder: Path) -> Source:
                 has_ended=run.has_ended,
             )
         )
+    grown = tables_in(manifest.get("grown"))
+    declared = table_of(read_if_any(folder / CAMPAIGN_CONTENT), "conditions")  # without them runs are held together
     return Source(
         campaign=folder,
         conditions=status.conditions,
         candidates=tuple(candidates),
         plan=read_plan(manifest),
-        declared=_declared(folder),
-        added_seeds=_added_seeds(manifest),
+        declared={label: values for label, values in declared.items() if isinstance(values, dict)},
+        added_seeds=tuple(dict.fromkeys(seed for each in grown for seed in integers_in(each.get("seeds")))),
         not_needed=sum(not run.is_needed for run in status.runs),
     )
 
@@ -115,16 +117,6 @@ def _other_seed(listed: int | None, record: Mapping[str, Any]) -> str:
     if not record or record.get("seed") == listed:
         return ""
     return f"manifest.json says seed {listed}, run.json seed {record.get('seed')}"
-
-
-def _added_seeds(manifest: Record) -> tuple[int, ...]:
-    grown = tables_in(manifest.get("grown"))
-    return tuple(dict.fromkeys(seed for each in grown for seed in integers_in(each.get("seeds"))))
-
-
-def _declared(folder: Path) -> dict[str, dict[str, Any]]:
-    found = table_of(read_if_any(folder / CAMPAIGN_CONTENT), "conditions")  # else the runs are held against each other
-    return {label: values for label, values in found.items() if isinstance(values, dict)}
 
 
 def _runs(names: Mapping[Path, str], folders: Sequence[Path]) -> Source:

@@ -37,7 +37,9 @@ def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> 
         against = reference if run is first else first
         found += [(run.name, text) for text in _of_the_plan(run, declared or {})]
         texts = [] if declared else [*_of_the_keys(run, against)]
-        texts += [*_of_the_inputs(run, against), *_of_the_machine(run, against)]
+        other = against.name if run.condition == against.condition else against.condition
+        facts = (*_of_the_inputs(run, against), *_of_the_machine(run, against))
+        texts += [f"{fact} (against {other})" for fact in facts]
         who = run.condition if run.condition != against.condition else run.name
         found += [(who, text) for text in texts]
         found += [(run.name, text) for text in accepted_changes(run.record)]
@@ -71,15 +73,15 @@ def _of_the_inputs(run: Candidate, against: Candidate) -> Iterator[str]:
     before, now = against.record.get("identity"), run.record.get("identity")
     if not isinstance(before, dict) or not isinstance(now, dict) or not changes_between(before, now):
         return  # the digests agree: no file need be read
-    changes = changes_between(_stored(against), _stored(run))
+    changes = changes_between(*(Run(each.folder).identity if each.folder else {} for each in (against, run)))
     if run.condition != against.condition:
         changes = [each for each in changes if each.kind not in OF_A_PART or each.what not in (ADDED, REMOVED)]
     for owner, group in groupby(changes, key=lambda change: change.owner):
         of_owner = list(group)
         if owner and len(of_owner) > MOST_FILES:
-            yield f"{len(of_owner)} files of {owner} changed, such as {of_owner[0].where}{_than(run, against)}"
+            yield f"{len(of_owner)} files of {owner} changed, such as {of_owner[0].where}"
             continue
-        yield from (f"{each}{_than(run, against)}" for each in of_owner)
+        yield from map(str, of_owner)
 
 
 def _of_the_machine(run: Candidate, against: Candidate) -> Iterator[str]:
@@ -87,11 +89,11 @@ def _of_the_machine(run: Candidate, against: Candidate) -> Iterator[str]:
     ours, theirs = (table_of(each.record, "libraries") for each in (run, against))
     for name in sorted(ours.keys() & theirs.keys()):  # versions of retrain record different libraries
         if ours[name] != theirs[name]:
-            yield f"{name} {ours[name]}, not {theirs[name]}{_than(run, against)}"
+            yield f"{name} {ours[name]}, not {theirs[name]}"
     used = [str(table_of(each.record, "devices").get("used", "")) for each in (run, against)]
     kinds = ["CPU" if each.startswith("cpu") else "GPU" for each in used]
     if all(used) and kinds[0] != kinds[1]:
-        yield f"trained on a {kinds[0]}, not on a {kinds[1]}{_than(run, against)}"
+        yield f"trained on a {kinds[0]}, not on a {kinds[1]}"
 
 
 def _sentences(found: Sequence[Finding], compared: Sequence[Candidate]) -> Iterator[str]:
@@ -123,14 +125,6 @@ def _shows(label: str, path: str) -> bool:
     """Whether a label `adv+transform~key=value` names a key, by its path or by its flag."""
     table, _, name = path.partition(".")
     return bool(re.search(rf"[~,](?:{re.escape(path)}|(?:{table}_)?{re.escape(name)})[=.]", label))
-
-
-def _stored(run: Candidate) -> Mapping[str, Any]:
-    return Run(run.folder).identity if run.folder else {}
-
-
-def _than(run: Candidate, against: Candidate) -> str:
-    return f" (against {against.name if run.condition == against.condition else against.condition})"
 
 
 SPLIT = ("eval.seed", "eval.examples")  # these draw the held-out examples from the data
