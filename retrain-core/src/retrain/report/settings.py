@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from retrain.records.identity.changes import Change, changes_between
+from retrain.records.identity.changes import changes_between
 from retrain.records.identity.copies import input_digests
 from retrain.records.reading import Record, table_of
 from retrain.records.run import FREE_KEYS, FREE_TABLES, Run
@@ -128,11 +128,8 @@ def _input_rows(groups: list[list[ReportRun]]) -> Iterator[tuple[Piece, ...]]:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
         for change in changes_between(first, _inputs_of(group[0])):
             lines = [f"{change.line}: {each}" for each in (change.before, change.now)] if change.line else []
-            yield f"{change.kind}: {change.what}", _place(change), Code(lines), shown
-
-
-def _place(change: Change) -> str:
-    return f"{change.name} of {change.owner}" if change.owner and change.owner != change.name else change.name
+            place = f"{change.name} of {change.owner}" if change.owner not in ("", change.name) else change.name
+            yield f"{change.kind}: {change.what}", place, Code(lines), shown
 
 
 def _inputs_of(run: ReportRun) -> Mapping[str, Any]:

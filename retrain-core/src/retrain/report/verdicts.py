@@ -130,7 +130,7 @@ def forest(study: Study) -> dict[str, Any] | None:
     names = [f"{each.condition} − {each.baseline}" if several else each.condition for each in known]
     return {
         "kind": "forest",
-        "unit": _axis(study.metric),
+        "unit": f"difference in {'percentage points' if study.metric.is_rate else plain(study.metric, 40)}",
         "labels": [plain(name, NAME_CHARS) for name in names],
         "values": [scale * (each.difference or 0.0) for each in known],
         "low": [_end(each.interval[0], scale) for each in known if each.interval],
@@ -221,7 +221,3 @@ def _sides(comparison: Comparison) -> list[tuple[int, float, float]]:
 
 def _end(limit: float, scale: float) -> float | None:
     return scale * limit if math.isfinite(limit) else None
-
-
-def _axis(metric: Metric) -> str:
-    return "difference in percentage points" if metric.is_rate else f"difference in {plain(metric, 40)}"

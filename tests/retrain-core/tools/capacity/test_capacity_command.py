@@ -147,7 +147,7 @@ def test_a_model_that_is_not_there_is_told(model: str, capacity: Callable[..., s
 
 
 def test_a_campaigns_time_comes_from_its_past_runs(plugins: Plugins, tmp_path: Path) -> None:
-    from retrain.tools.capacity.history import Past
+    from retrain.tools.capacity.forecast import Past
     from retrain.tools.capacity.show import text
 
     config = load_checked([*BASE, "--max-tokens", "16", "--max-steps", "100"], plugins).config

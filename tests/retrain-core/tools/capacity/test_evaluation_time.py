@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain.run.configure import evaluations
-from retrain.tools.capacity.history import Past, run_time
+from retrain.tools.capacity.forecast import Past, run_time
 
 MEASURED = Past(runs=1, median_step_time_s=10.0, eval_completion_s=4.0 / 32)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from retrain.kernel.config.resolved import Config
-from retrain.tools.capacity.history import Past, past_runs
+from retrain.tools.capacity.forecast import Past, past_runs
 
 HERE = {"machine": platform.machine(), "cores": os.cpu_count()}
 MEASURED = {"median_step_time_s": 2.0, "peak_memory_bytes": 1000, "memory_at_start_bytes": 400}

@@ -65,10 +65,6 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _reward(token: Data) -> str:
-    return "none" if token["reward"] is None else f"{token['reward']:.4g}"
-
-
 def _told_turns(condition: Data) -> Sequence[str]:
     if not (condition["prompts"] or condition["tokens"]):
         return []
@@ -78,8 +74,8 @@ def _told_turns(condition: Data) -> Sequence[str]:
         f"  prompt {each['example_id']} (group {each['group']}): {each['part'] / turned:.0%} of the turn"
         for each in condition["prompts"]
     ]
-    return told + [
-        f"  token {each['token']!r} ({each['group']}.{each['index']}:{each['position']}, reward {_reward(each)}): "
-        f"weight {each['before']:+.3g} -> {each['after']:+.3g}"
-        for each in condition["tokens"]
-    ]
+    for each in condition["tokens"]:
+        reward = "none" if each["reward"] is None else f"{each['reward']:.4g}"
+        where = f"{each['group']}.{each['index']}:{each['position']}, reward {reward}"
+        told.append(f"  token {each['token']!r} ({where}): weight {each['before']:+.3g} -> {each['after']:+.3g}")
+    return told

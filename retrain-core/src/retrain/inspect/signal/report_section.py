@@ -8,7 +8,7 @@ from retrain.inspect.signal.account import Account, try_account
 from retrain.inspect.signal.command import describe
 from retrain.inspect.signal.drawn import CAUSES
 from retrain.inspect.signal.prompts import Checked
-from retrain.inspect.signal.summary import Pool, pooled, share
+from retrain.inspect.signal.summary import pooled, share
 from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.records.record_names import GENERATIONS
@@ -35,11 +35,8 @@ def report_section(run: RunView) -> ReportSection | None:
         return None
     pool = pooled(account.condition, [account])
     plots = [_causes(account), *_forecast(pool.checked), *_credit(account)]
-    return ReportSection(name="signal", text=_text(pool, account), plots=plots, files=(file,))
-
-
-def _text(pool: Pool, account: Account) -> str:
-    return ". ".join([*describe(pool), *(f"Not counted: {note}" for note in account.notes)]) + "."
+    text = ". ".join([*describe(pool), *(f"Not counted: {note}" for note in account.notes)]) + "."
+    return ReportSection(name="signal", text=text, plots=plots, files=(file,))
 
 
 def _causes(account: Account) -> ReportPlot:

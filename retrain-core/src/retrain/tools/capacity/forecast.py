@@ -1,10 +1,15 @@
-"""Everything that `retrain capacity` says about a configuration, as plain data."""
+"""What a configuration needs: memory by its sizes, time by earlier runs of the same work on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import platform
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,8 +18,21 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, Workload
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.tools.capacity.history import Past, RunTime, past_runs, run_time
-from retrain.tools.capacity.workload import ASSUMED_PROMPT_TOKENS, SAFETY, memory_limit, workload_of
+from retrain.records.reading import number, table_of
+from retrain.records.record_names import RUN_FILE
+from retrain.records.run import Run
+from retrain.run.configure import evaluations
+from retrain.text.amounts import counted, duration
+from retrain.tools.capacity.workload import (
+    ASSUMED_PROMPT_TOKENS,
+    SAFETY,
+    Schedule,
+    device_kind,
+    eval_completions_of,
+    memory_limit,
+    schedule_of,
+    workload_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +142,198 @@ def _runtime(past: Past, model: MemoryModel, work: Workload, limit: int | None) 
     resident = model.estimate(work, 0, limit).phases[0].resident
     loaded = sum(resident.get(name, 0) for name in ("weights", "sampler", "adapter"))
     return max(0, past.memory_at_start_bytes - loaded)
+
+
+# Time and memory of earlier runs with the same model and settings on this machine.
+
+
+MAX_DEPTH = 4  # logs/campaign/runs/NAME/run.json
+MAX_RUNS = 2000
+# What memory and time depend on: a past run that agrees in these did the same work.
+SAME_WORK = (
+    ("model", "model"),
+    ("model", "lora_rank"),
+    ("backend", "backend"),
+    ("backend", "devices"),
+    ("backend", "options"),
+    ("training", "batch_size"),
+    ("training", "group_size"),
+    ("training", "max_tokens"),
+    ("training", "minibatches"),
+    ("training", "epochs"),
+    ("training", "refill"),
+    ("inference", "engine"),
+    ("inference", "dtype"),
+    ("inference", "kv_cache_dtype"),
+    ("model", "dtype"),
+)
+SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # what the memory of an idle process depends on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """Medians over past runs, None if unknown; `runs` counts those with the same work on this machine."""
+
+    runs: int = 0
+    median_step_time_s: float | None = None
+    peak_memory_bytes: int | None = None
+    memory_at_start_bytes: int | None = None
+    prompt_tokens: int | None = None
+    eval_completion_s: float | None = None
+
+
+def past_runs(config: Config, folder: Path | None = None) -> Past:
+    """Read the `run.json` files below a folder, that of the run's logs, for runs of this configuration.
+
+    Damaged ones are skipped.
+    """
+    same_work: list[Mapping[str, Any]] = []
+    same_process: list[Mapping[str, Any]] = []
+    now, folder = config.as_dict(), folder or Path(config.logging.log_dir).expanduser().parent
+    for manifest in islice(_manifests(folder), MAX_RUNS):
+        measured = table_of(manifest, "capacity", "measured")
+        if not measured or not _is_here(manifest):
+            continue
+        if _agree(manifest, now, SAME_PROCESS):
+            same_process.append(measured)
+            if _agree(manifest, now, SAME_WORK):
+                same_work.append(measured)
+    each_s = [{"s": eval_completion_s(measured, now)} for measured in same_work]  # they agree on the size of a step
+    return Past(
+        runs=len(same_work),
+        median_step_time_s=_median(same_work, "median_step_time_s"),
+        peak_memory_bytes=_whole(_median(same_work, "peak_memory_bytes")),
+        memory_at_start_bytes=_whole(_median(same_process, "memory_at_start_bytes")),
+        prompt_tokens=_whole(_median(same_process, "longest_prompt_tokens")),
+        eval_completion_s=_median(each_s, "s"),
+    )
+
+
+def eval_completion_s(measured: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:
+    """Seconds for one completion of an evaluation: measured, or the time that a step took to sample one."""
+    if (measured_s := _positive(measured.get("eval_completion_time_s"))) is not None:
+        return measured_s
+    share = _positive(table_of(measured, "time_shares").get("sample"))
+    step_s = _positive(measured.get("median_step_time_s"))
+    if share is None or step_s is None:
+        return None
+    completions: int = config["training"]["batch_size"] * config["training"]["group_size"]
+    return share * step_s / completions
+
+
+def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The `run.json` of runs and of campaigns' runs; links are not followed, and the folders of a run not entered."""
+    for place, folders, files in os.walk(folder):
+        run = Path(place)
+        if RUN_FILE in files or len(run.relative_to(folder).parts) == MAX_DEPTH:
+            folders.clear()
+        folders.sort()
+        if RUN_FILE in files:
+            with suppress(ConfigError):
+                yield Run(run).manifest
+
+
+def _is_here(manifest: Mapping[str, Any]) -> bool:
+    hardware, wanted = table_of(manifest, "hardware"), {"machine": platform.machine(), "cores": os.cpu_count()}
+    return all(hardware.get(name) == value for name, value in wanted.items())
+
+
+def _agree(manifest: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[tuple[str, str], ...]) -> bool:
+    before = table_of(manifest, "config")
+    return all(_value(before, table, name) == _value(now, table, name) for table, name in keys)
+
+
+def _value(config: Mapping[str, Any], table: str, name: str) -> Any:
+    """A value of a configuration; a GPU that this machine lacks is the CPU that a run takes instead."""
+    value = table_of(config, table).get(name)
+    if name != "devices" or not isinstance(value, str):
+        return value
+    return [each if device_kind(each) == "cuda" else "cpu" for each in map(str.strip, value.split(","))]
+
+
+def _median(found: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [value for record in found if (value := _positive(record.get(name))) is not None]
+    return statistics.median(values) if values else None
+
+
+def _positive(value: object) -> float | None:
+    found = number(value)
+    return found if found is not None and 0 < found < 1e18 else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+# The time of a run's training and of its evaluations, apart.
+
+
+ASSUMED_SHARE = 0.5  # of the time of a step is sampling, until a run has measured it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTime:
+    """Work and time that are left of a run, or of all runs of a campaign.
+
+    Seconds are None until a past run or a pilot has measured them. `warning` names the keys to change where the
+    evaluations take longer than the training; otherwise it is empty.
+    """
+
+    schedule: Schedule
+    training: str
+    evaluation: str
+    training_s: float | None
+    evaluation_s: float | None
+    warning: str
+
+    @property
+    def total_s(self) -> float | None:
+        """Seconds of training and evaluations together, as far as both are known."""
+        return None if self.training_s is None else self.training_s + (self.evaluation_s or 0.0)
+
+    def rows(self) -> dict[str, str]:
+        """Rows for `retrain explain`; empty for a run that evaluates nothing, or of unknown time."""
+        if not self.evaluation_s:
+            return {}
+        return {
+            "training_time": f"{duration(self.training_s)} ({self.training})",
+            "evaluation_time": f"{duration(self.evaluation_s)} ({self.evaluation})",
+        }
+
+
+def run_time(config: Config, past: Past, *, steps_done: int = 0) -> RunTime:
+    """Count the steps and evaluations after the first `steps_done` steps, and estimate the time of both."""
+    schedule, completions = schedule_of(config), eval_completions_of(config)
+    steps = max(schedule.max_steps - steps_done, 0)
+    number = evaluations(schedule.max_steps, config.eval.every, steps_done) if completions else 0
+    step_size = config.training.batch_size * config.training.group_size
+    step_s, each_s = past.median_step_time_s, past.eval_completion_s if completions else 0.0
+    share = partial(_share, config, each_s * step_size / step_s if each_s is not None and step_s else ASSUMED_SHARE)
+    runs = f"{schedule.runs} runs x " if schedule.runs > 1 else ""
+    longer = f"the evaluations take longer than the training, about {share():.1f} times its time"
+    return RunTime(
+        schedule=schedule,
+        training=f"{runs}{counted(steps, 'step')}",
+        evaluation=f"{runs}{counted(number, 'evaluation')} of {counted(completions, 'completion')}" if number else "",
+        training_s=None if step_s is None else schedule.seconds(steps * step_s),
+        evaluation_s=None if each_s is None else schedule.seconds(number * completions * each_s),
+        warning=f"{longer}: {_fix(config, share)}" if share() > 1.0 else "",
+    )
+
+
+def _fix(config: Config, share: partial[float]) -> str:
+    from retrain.tools.capacity.advice import shorter_evaluations  # few configurations need it
+
+    return shorter_evaluations(config, share)
+
+
+def _share(config: Config, of_step: float, **changes: int) -> float:
+    """Time of all evaluations divided by the time of all steps.
+
+    `of_step` is the time to evaluate as many completions as a step samples, divided by the time of a step.
+    """
+    evaluation = config.eval.model_copy(update=changes)
+    completions = eval_completions_of(replace(config, tables={**config.tables, "eval": evaluation}))
+    steps, training = schedule_of(config).max_steps, config.training
+    work = steps * training.batch_size * training.group_size
+    return evaluations(steps, evaluation.every) * completions * of_step / work

@@ -17,7 +17,7 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.records.run import Run
 from retrain.run.configure import load_checked
 from retrain.tools import capacity
-from retrain.tools.capacity.history import Past, eval_completion_s
+from retrain.tools.capacity.forecast import Past, eval_completion_s
 
 TAIL_LINES = 12
 # A pilot leaves nothing behind: no records, no checkpoint, nothing sent. Every step has the same size.

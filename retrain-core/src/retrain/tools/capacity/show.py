@@ -10,8 +10,7 @@ from retrain.kernel.contracts.memory import MemoryPhase
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.registry import Plugins
 from retrain.text.amounts import duration, size
-from retrain.tools.capacity.forecast import Forecast, forecast
-from retrain.tools.capacity.history import Past, RunTime, run_time
+from retrain.tools.capacity.forecast import Forecast, Past, RunTime, forecast, run_time
 
 
 def text(forecast: Forecast, *, has_time: bool = True) -> str:

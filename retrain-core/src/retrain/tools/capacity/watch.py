@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from retrain.kernel.contracts.views import Watcher
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.hooks import hookimpl
-from retrain.tools.capacity.forecast import forecast
-from retrain.tools.capacity.history import past_runs, run_time
+from retrain.tools.capacity.forecast import forecast, past_runs, run_time
 from retrain.tools.capacity.workload import eval_completions_of
 
 if TYPE_CHECKING:

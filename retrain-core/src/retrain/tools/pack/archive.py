@@ -55,7 +55,10 @@ def write_pack(file: Path, manifest: Mapping[str, Any], members: Mapping[str, by
     """Write a pack; `manifest` gets the size and hash of every member. ValueError for a name that is not safe."""
     if unsafe := next((name for name in members if not is_safe(name)), None):
         raise ValueError(f"{unsafe!r} cannot be the name of a member")
-    listed = {name: _measured(content) for name, content in sorted(members.items())}
+    listed = {
+        name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in sorted(members.items())
+    }
     text = json.dumps({**manifest, "files": listed}, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     write_bytes(file, zipped({MANIFEST: text.encode(), **dict(sorted(members.items()))}))
 
@@ -69,10 +72,6 @@ def zipped(members: Mapping[str, bytes]) -> bytes:
             info.compress_type, info.create_system, info.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
             archive.writestr(info, content)
     return buffer.getvalue()
-
-
-def _measured(content: bytes) -> dict[str, Any]:
-    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -272,7 +272,10 @@ def collect_software(
     for identity in identities:
         plugins |= identity.get("plugins") or {}
         others |= set(identity.get("packages") or {})
-    modules = {name: _modules(plugin) for name, plugin in plugins.items()}
+    modules = {  # the top-level ones, by the files that the run recorded
+        name: {file.partition("/")[0].removesuffix(".py") for file in plugin.get("files") or {}}
+        for name, plugin in plugins.items()
+    }
     problems = [*_changed_plugins(plugins, modules)]
     selected = list(words)
     found, roots = Software(), {name: list[str]() for name in others}
@@ -300,11 +303,6 @@ def collect_software(
         raise ConfigError(*dict.fromkeys(problems))
     found.packages = installed_digests(versions)
     return found
-
-
-def _modules(plugin: Mapping[str, Any]) -> set[str]:
-    """The top-level modules of a distribution, by the files that the run recorded of it."""
-    return {name.partition("/")[0].removesuffix(".py") for name in plugin.get("files") or {}}
 
 
 def _changed_plugins(plugins: Mapping[str, Mapping[str, Any]], modules: dict[str, set[str]]) -> Iterator[Problem]:

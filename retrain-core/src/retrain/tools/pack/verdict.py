@@ -31,16 +31,12 @@ def verdict_of(campaign: Path) -> dict[str, Any]:
             "verdict": str(each.verdict),
             "cause": str(each.cause),
             "difference": each.difference,
-            "interval": [_finite(limit) for limit in each.interval] if each.interval else None,
+            "interval": [limit if math.isfinite(limit) else None for limit in each.interval] if each.interval else None,
             "seeds": list(each.seeds),
         }
         for each in study.comparisons
     ]
     return {"metric": str(study.metric), "standing": study.standing, "comparisons": comparisons}
-
-
-def _finite(limit: float) -> float | None:
-    return limit if math.isfinite(limit) else None
 
 
 def verdict_lines(verdict: dict[str, Any]) -> list[str]:
