@@ -99,8 +99,8 @@ def trained(groups: list[Group], credit: Any) -> list[bool]:
 @pytest.mark.parametrize(
     ("output", "fault"),
     [
-        ([[1.0, 0.0]], "advantage 'a' returned 1 entries, expected 2, one per group"),
-        (3.0, "advantage 'a' returned float, expected 2, one per group"),
+        ([[1.0, 0.0]], "advantage 'a' output has 1 entries, expected 2, one per group"),
+        (3.0, "advantage 'a' output is float, expected 2, one per group"),
         ([[1.0, 0.0], [1.0]], "group 1: advantage 'a' has length 1, expected 2"),
         ([[1.0, 0.0], [1.0, float("nan")]], "group 1: advantage 'a' is nan at position 1: it must be finite"),
         (ValueError("no"), "advantage 'a' raised ValueError: no"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -110,20 +111,21 @@ def test_a_comparing_reward_on_tasks_without_references_is_refused_before_scorin
 
 
 @pytest.mark.parametrize(
-    ("example", "message"),
+    "example",
     [
-        ({"id": "a"}, "a dict, not an Example"),
-        (task(5), "whose id is not text: 5"),  # type: ignore[arg-type]
-        (task(""), "whose id is not text: ''"),
-        (task("a", 7), "whose reference is not text: 7"),  # type: ignore[arg-type]
-        (task("a", prompt=7), "neither text nor a chat: 7"),
-        (task("a", prompt=[]), "neither text nor a chat"),
-        (task("a", prompt=["x"]), "neither text nor a chat"),
-        (task("a", prompt=[{"role": "user"}]), "lack role or content"),
+        {"id": "a"},
+        task(5),  # type: ignore[arg-type]
+        task(""),
+        task("a", 7),  # type: ignore[arg-type]
+        task("a", prompt=7),
+        task("a", prompt=[]),
+        task("a", prompt=["x"]),
+        task("a", prompt=[{"role": "user"}]),
     ],
 )
-def test_what_is_no_example_is_the_plugins_fault(example: Any, message: str) -> None:
-    with pytest.raises(PluginError, match=f"example 1 of data source 'math' is .*{message}"):
+def test_what_is_no_example_is_the_plugins_fault(example: Any) -> None:
+    shown = re.escape(repr(example)[:50])
+    with pytest.raises(PluginError, match=f"example 1 of data source 'math' is not an Example: {shown}"):
         usable(data(task("first"), example), config())
 
 

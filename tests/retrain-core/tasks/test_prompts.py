@@ -110,12 +110,6 @@ def test_another_seed_of_the_split_holds_out_others() -> None:
     assert len(found) == 5
 
 
-def test_a_task_given_twice_counts_once() -> None:
-    train, held_out = split_examples(examples("a", "b") + examples("a", "b"), config(), Seeds(0))
-    assert [e.id for e in train] == ["e0", "e1"]
-    assert held_out == ()
-
-
 def test_chats_are_compared_by_their_content() -> None:
     chat = [{"role": "user", "content": "same"}]
     tasks = [Example(id=f"e{i}", prompt=list(chat), reference="") for i in range(2)]

@@ -82,7 +82,7 @@ class CreditAlgorithm:
         ]
         result = assign_credit(credit_groups, self.flow, sepa_lambda=sepa_lambda, trained=informative_P)
         result = _without_surplus(result, statuses_P)
-        planning_A = concatenated((mask for planning_G in planning_P for mask in planning_G), np.bool_)
+        planning_A = _joined((mask for planning_G in planning_P for mask in planning_G), np.bool_)
         return Credit(
             statuses_P=statuses_P,
             tokens_PG=tuple(
@@ -163,7 +163,7 @@ class CreditAlgorithm:
     def _metrics(
         self, judged: Sequence[Completion], planning_A: Mask, result: CreditResult, sepa_lambda: float
     ) -> Mapping[str, Any]:
-        pooled_A = concatenated((u for pooled_G in result.pooled for u in pooled_G), np.float64)
+        pooled_A = _joined(u for pooled_G in result.pooled for u in pooled_G)
         kind = self.flow.uncertainty.name
         fields = {"sepa_lambda": sepa_lambda, **token_metrics(judged, planning_A, pooled_A, uncertainty=kind)}
         if self.controller:
@@ -176,13 +176,13 @@ class CreditAlgorithm:
         """What the controller learns from the step, before pooling; None without a controller."""
         if self.controller is None:
             return None
-        uncertainty_A = concatenated((u for u_G in result.uncertainties for u in u_G), np.float64)
+        executing_A = _joined(u for u_G in result.uncertainties for u in u_G)[~planning_A]
         unselected = [group for group in groups if not group.round]  # no later round was drawn because of these scores
         total = sum(len(group.completions) for group in unselected)
         return ControllerView(
             step=step,
             correct_rate=sum(num_correct(group) for group in unselected) / total,
-            execution_variance=execution_variance(uncertainty_A, planning_A),
+            execution_variance=float(executing_A.var()) if executing_A.size else None,
         )
 
 
@@ -290,25 +290,17 @@ def token_metrics(
     `surprisal` is -log p of the sampled tokens, `entropy` that of the sampling distribution; `post_*` is the configured
     uncertainty after pooling. A field is absent when there is no such token.
     """
-    logprobs_A = concatenated((c.logprobs_T[c.action_T] for c in completions), np.float64)
+    logprobs_A = _joined(c.logprobs_T[c.action_T] for c in completions)
     fields = _split("surprisal", -logprobs_A, planning_A)
     entropies = [c.entropies_T[c.action_T] for c in completions if c.entropies_T is not None]
     if len(entropies) == len(completions):
-        fields |= _split("entropy", concatenated(entropies, np.float64), planning_A)
+        fields |= _split("entropy", _joined(entropies), planning_A)
     kind = "surprisal" if uncertainty == "surprisal" else "uncertainty"
     return fields | {f"post_{name}": value for name, value in _split(kind, pooled_A, planning_A).items()}
 
 
-def execution_variance(uncertainty_A: Floats, planning_A: Mask) -> float | None:
-    """Variance of the configured uncertainty over the step's execution tokens, before pooling; None without any."""
-    values = uncertainty_A[~planning_A]
-    return float(values.var()) if values.size else None
-
-
-def concatenated(arrays: Iterable[np.ndarray[Any, Any]], dtype: type) -> np.ndarray[Any, Any]:
-    """All arrays as one, of length 0 when there is none."""
-    given = list(arrays)
-    return np.concatenate(given).astype(dtype, copy=False) if given else np.zeros(0, dtype)
+def _joined(arrays: Iterable[np.ndarray[Any, Any]], dtype: type = np.float64) -> np.ndarray[Any, Any]:
+    return np.concatenate([np.zeros(0, dtype), *arrays])
 
 
 def _split(name: str, values_A: Floats, planning_A: Mask) -> dict[str, float]:

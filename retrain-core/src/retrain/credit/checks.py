@@ -37,12 +37,11 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
     return array
 
 
-def check_count(values: Sequence[Any], count: int, *, what: str) -> None:
-    """CreditError unless there is one entry per completion."""
-    if not hasattr(values, "__len__"):
-        raise refusal(f"{what} is {type(values).__name__}, expected {count} entries, one per completion")
-    if len(values) != count:
-        raise refusal(f"{what} has {len(values)} entries, expected {count}, one per completion")
+def check_count(values: Sequence[Any], count: int, *, what: str, each: str = "completion") -> None:
+    """CreditError unless there is one entry per completion, or per group."""
+    got = f"has {len(values)} entries" if hasattr(values, "__len__") else f"is {type(values).__name__}"
+    if not hasattr(values, "__len__") or len(values) != count:
+        raise refusal(f"{what} {got}, expected {count}, one per {each}")
 
 
 def call_part(function: Any, argument: Any, what: str, *, spread: bool = False) -> Any:

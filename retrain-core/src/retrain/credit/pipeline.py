@@ -237,9 +237,7 @@ def _from_step(groups: Sequence[CreditGroup], flow: CreditFlow) -> list[Floats]:
     )
     what = f"advantage {flow.advantage.name!r}"
     advs_PG = call_part(flow.advantage.compute_step, context, what)
-    if not hasattr(advs_PG, "__len__") or len(advs_PG) != len(groups):
-        got = f"{len(advs_PG)} entries" if hasattr(advs_PG, "__len__") else type(advs_PG).__name__
-        raise refusal(f"{what} returned {got}, expected {len(groups)}, one per group")
+    check_count(advs_PG, len(groups), what=f"{what} output", each="group")
     return [
         as_numbers(advs_G, len(group.rewards_G), what=f"{group.name}: {what}")
         for group, advs_G in zip(groups, advs_PG, strict=True)

@@ -117,9 +117,11 @@ def _unique(examples: Sequence[Example], source: str) -> tuple[list[Example], in
     unique: dict[str, Example] = {}
     repeated = 0
     for number, example in enumerate(examples):
-        if fault := _fault(example):
-            what = f"example {number} of data source {source!r} is {fault}"
-            raise PluginError(Problem(where="[data] source", what=what, fix="repair the plugin that brings it"))
+        if not _is_example(example):
+            what = f"example {number} of data source {source!r} is not an Example: {_shown(repr(example))}"
+            why = "its id and reference are text, its prompt is text or messages with role and content"
+            fix = "repair the plugin that brings it"
+            raise PluginError(Problem(where="[data] source", what=what, why=why, fix=fix))
         first = unique.setdefault(example.id, example)
         if first is example:
             continue
@@ -132,22 +134,13 @@ def _unique(examples: Sequence[Example], source: str) -> tuple[list[Example], in
     return list(unique.values()), repeated
 
 
-def _fault(example: object) -> str:
-    """What is wrong with an object that should be an example, as "is ..."; empty when nothing is."""
-    if not isinstance(example, Example):
-        return f"a {type(example).__name__}, not an Example"
-    if not isinstance(example.id, str) or not example.id:
-        return f"one whose id is not text: {_shown(repr(example.id))}"
-    if not isinstance(example.reference, str):
-        return f"one whose reference is not text: {_shown(repr(example.reference))}"
-    prompt = example.prompt
-    if isinstance(prompt, str):
-        return ""
-    if not isinstance(prompt, Sequence) or not prompt or not all(isinstance(m, Mapping) for m in prompt):
-        return f"one whose prompt is neither text nor a chat: {_shown(repr(prompt))}"
-    if not all("role" in message and "content" in message for message in prompt):
-        return f"a chat whose messages lack role or content: {_shown(repr(prompt))}"
-    return ""
+def _is_example(value: object) -> bool:
+    if not isinstance(value, Example) or not isinstance(value.id, str) or not isinstance(value.reference, str):
+        return False
+    chat = value.prompt
+    is_chat = isinstance(chat, Sequence) and bool(chat) and all(isinstance(message, Mapping) for message in chat)
+    is_prompt = isinstance(chat, str) or (is_chat and all({"role", "content"} <= {*message} for message in chat))
+    return bool(value.id) and is_prompt
 
 
 def _content(example: Example) -> tuple[object, ...]:
@@ -167,21 +160,20 @@ def split_examples(
     examples are those with the smallest keyed hash of their id, so the split depends on `[eval] seed` and the ids
     alone, not on their order or the run's seed. `max_examples` then keeps a seeded sample of the training side.
     """
-    unique = {example.id: example for example in examples}
-    if not unique:
+    if not examples:
         raise ConfigError(
             Problem(where=config.place("data.source"), what="the data source gave no examples", fix="check its options")
         )
     wanted = config.eval.examples
-    if wanted >= len(unique):
-        what = f"{wanted} held-out examples wanted, but the data source has {len(unique)}"
+    if wanted >= len(examples):
+        what = f"{wanted} held-out examples wanted, but the data source has {len(examples)}"
         raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix="lower it, or use more data"))
     split = Seeds(config.eval.seed)
-    ranked = sorted(unique.values(), key=lambda example: split.derive("held-out", example.id)) if wanted else []
+    ranked = sorted(examples, key=lambda example: split.derive("held-out", example.id)) if wanted else []
     held_out = tuple(ranked[:wanted])
     held_ids = {example.id for example in held_out}
     held_texts = {prompt_text(example) for example in held_out} if by_text else set()
-    train = [e for e in unique.values() if e.id not in held_ids and prompt_text(e) not in held_texts]
+    train = [e for e in examples if e.id not in held_ids and prompt_text(e) not in held_texts]
     if not train:
         what = "no training example is left beside the held-out ones"
         raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix="lower it, or use more data"))

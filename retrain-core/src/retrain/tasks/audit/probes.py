@@ -52,19 +52,17 @@ def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str], plausible: 
     yield probe(check="empty", text="", message="an empty answer is correct", fix=fix)
     word, fix = repeated(example.reference), "compare the answer, not the length or the form of the text"
     yield probe(check="repeated", text=word, message="one word, repeated, is correct", fix=fix)
-    reference, message = example.reference.strip(), "repeating the prompt is correct"
+    reference = example.reference.strip()
     for text in echoes:
-        told, fix = message, "let the reward read the final answer only"
+        message, fix = "repeating the prompt is correct", "let the reward read the final answer only"
         if reference and reference in text:
-            told += ": it holds its own answer where the reward looks for one"
+            message += ": it holds its own answer where the reward looks for one"
             fix = f"take the answer out of the prompt, or {fix}"
-        yield probe(check="echo", text=text, message=told, fix=fix)
+        yield probe(check="echo", text=text, message=message, fix=fix)
     yield from _misplaced(example, gold)
     yield from _disguised(example, gold, echoes[0] if echoes else "", plausible)
-    message, fix = (
-        "a text without an answer is correct",
-        "do not read a verdict, a truth value or an empty box as an answer",
-    )
+    message = "a text without an answer is correct"
+    fix = "do not read a verdict, a truth value or an empty box as an answer"
     for text in HACKS:
         if not says_the_same(text, example.reference):
             yield probe(check="hack", text=text, message=message, fix=fix)

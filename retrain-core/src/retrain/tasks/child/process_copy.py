@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
-import select
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
-
-LOG = logging.getLogger("retrain")
-CHUNK_BYTES = 65536
 
 
 def in_copy(work: Callable[[], Any], *, timeout_s: float) -> Any | None:
@@ -24,29 +21,29 @@ def in_copy(work: Callable[[], Any], *, timeout_s: float) -> Any | None:
     State and random generators of this process stay as they are; output and breakpoints of `work` are dropped. Files
     and servers are shared with it, as always. Where processes cannot be copied, nothing runs, and None is returned.
     """
-    if not hasattr(os, "fork"):
+    if "fork" not in multiprocessing.get_all_start_methods():
         return None
-    reading, writing = os.pipe()
+    forking = multiprocessing.get_context("fork")
+    reading, writing = forking.Pipe(duplex=False)
+    copy = forking.Process(target=_answer, args=(work, writing, timeout_s))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of NumPy; the copy uses none of them
-        pid = os.fork()
-    if pid == 0:
-        _answer(work, writing, timeout_s)
-    os.close(writing)
+        copy.start()
+    assert copy.pid
+    writing.close()
     try:
-        content = _received(reading, timeout_s)
-        return json.loads(content) if content else None
-    except ValueError:  # it died in the middle of its answer
+        return json.loads(reading.recv_bytes()) if reading.poll(timeout_s) else None
+    except (EOFError, OSError, ValueError):  # it died before or in the middle of its answer
         return None
     finally:
-        os.close(reading)
+        reading.close()
         for end in (os.killpg, os.kill):  # with what it has started, if it came to that
             with suppress(ProcessLookupError, PermissionError):
-                end(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+                end(copy.pid, signal.SIGKILL)
+        copy.join()
 
 
-def _answer(work: Callable[[], Any], writing: int, timeout_s: float) -> None:
+def _answer(work: Callable[[], Any], writing: Connection, timeout_s: float) -> None:
     """The copy's side; never returns."""
     try:
         os.setsid()
@@ -58,17 +55,6 @@ def _answer(work: Callable[[], Any], writing: int, timeout_s: float) -> None:
         sys.stdin = sys.stdout = sys.stderr = nothing
         sys.breakpointhook = lambda *_, **__: None
         logging.disable()
-        with os.fdopen(writing, "wb") as answer:
-            answer.write(json.dumps(work()).encode())
+        writing.send_bytes(json.dumps(work()).encode())
     finally:
         os._exit(0)  # no `atexit`, no buffers of the original
-
-
-def _received(reading: int, timeout_s: float) -> bytes:
-    content, deadline = b"", time.monotonic() + timeout_s
-    while (left := deadline - time.monotonic()) > 0 and select.select([reading], [], [], left)[0]:
-        chunk = os.read(reading, CHUNK_BYTES)
-        if not chunk:
-            return content
-        content += chunk
-    return b""
