@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,6 @@ from retrain_prime_rl.wire import (
     MicroBatch,
     ScalarBatch,
     ScalarSample,
-    decode_micro_batches,
-    decode_scalar_batch,
     encode,
 )
 from tests.prime_rl_stack.wire_check import FIELDS
@@ -24,6 +23,9 @@ from tests.prime_rl_stack.wire_check import FIELDS
 FIXTURES = Path(__file__).parent / "fixtures"
 RANKS = [(FIXTURES / f"rank_{rank}.bin").read_bytes() for rank in (0, 1)]
 ROWS = json.loads((FIXTURES / "expected.json").read_text(encoding="utf-8"))["rows"]
+
+decode_micro_batches = partial(msgspec.msgpack.decode, type=list[MicroBatch])
+decode_scalar_batch = partial(msgspec.msgpack.decode, type=ScalarBatch)
 
 
 def train_rows(numbers: list[int]) -> tuple[TrainRow, ...]:

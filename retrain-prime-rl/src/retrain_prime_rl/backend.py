@@ -41,6 +41,7 @@ from retrain_prime_rl.transport import ROLLOUTS, Transport
 
 LOG = logging.getLogger("retrain")
 STATE = "prime_rl_backend_state.json"
+UNKNOWN = ("grad_norm", "ratio_mean", "ratio_max", "gap_mean", "gap_p99", "gap_max", "k3", "ess_frac", "clip_fraction")
 Encode = Callable[[TrainBatch, int], Sequence[bytes]]  # the rows of a step as payloads, one per file or rank
 
 
@@ -120,18 +121,8 @@ class PrimeRlBackend:
             "prime_rl_policy_lag": lag,
             "prime_rl_stale_steps": self._stale_steps,
         }
-        unknown: dict[str, Any] = dict.fromkeys(
-            ("grad_norm", "ratio_mean", "ratio_max", "gap_mean", "gap_p99", "gap_max")
-        )
-        return TrainReport(
-            **unknown,
-            loss=0.0,
-            num_tokens=batch.num_actions,
-            k3=None,
-            ess_frac=None,
-            clip_fraction=None,
-            loss_is_placeholder=True,
-        )
+        unknown: dict[str, Any] = dict.fromkeys(UNKNOWN)
+        return TrainReport(**unknown, loss=0.0, num_tokens=batch.num_actions, loss_is_placeholder=True)
 
     def publish(self) -> int:
         """Load the newest received weights into the inference server; returns the number of steps in them."""
@@ -194,12 +185,8 @@ class PrimeRlBackend:
     def close(self) -> None:
         """Release sockets and connections; say what the trainer waits for, which nothing tells it to stop doing."""
         if self._sent and not self._is_closed:
-            step = self._options.counts_from + self._sent
-            LOG.info(
-                "PRIME-RL's trainer was sent %d steps and waits for step %d: stop it if no run goes on.",
-                self._sent,
-                step,
-            )
+            what = "PRIME-RL's trainer was sent %d steps and waits for step %d: stop it if no run goes on."
+            LOG.info(what, self._sent, self._options.counts_from + self._sent)
         self._is_closed = True
         self._engine.close()
         self._transport.close()

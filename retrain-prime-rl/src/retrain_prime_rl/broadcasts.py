@@ -110,24 +110,19 @@ def put_back_fix(step: int) -> str:
 
 
 def _fault(folder: Path, *, is_adapter: bool) -> str:
-    """Why weights marked as complete cannot be used; empty when nothing is wrong."""
+    """Why weights marked as complete cannot be used; empty when nothing is wrong. Tensors are not read."""
     try:
-        if is_adapter:
-            if not isinstance(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")), dict):
-                return f"{ADAPTER_CONFIG} is not a JSON object"
-            return _size_fault(folder / ADAPTER_WEIGHTS)
-        files = sorted(folder.glob("*.safetensors"))
-        faults = [fault for file in files if (fault := _size_fault(file))]
-        return faults[0] if faults else "" if files else "it holds no safetensors file"
+        if is_adapter and not isinstance(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")), dict):
+            return f"{ADAPTER_CONFIG} is not a JSON object"
+        files = [folder / ADAPTER_WEIGHTS] if is_adapter else sorted(folder.glob("*.safetensors"))
+        for file in files:
+            header, start = safetensors_header(file)
+            wanted = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            if wanted != (size := file.stat().st_size):
+                return f"{file.name} has {size} bytes and should have {wanted}"
+        return "" if files else "it holds no safetensors file"
     except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-
-
-def _size_fault(file: Path) -> str:
-    """How the size of a safetensors file differs from its header; empty if it does not. Tensors are not read."""
-    header, start = safetensors_header(file)
-    wanted, found = start + max((entry["data_offsets"][1] for entry in header.values()), default=0), file.stat().st_size
-    return "" if wanted == found else f"{file.name} has {found} bytes and should have {wanted}"
 
 
 def safetensors_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:

@@ -14,7 +14,7 @@ from retrain_prime_rl.broadcasts import answer_offers
 from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.packing import Layout, pack, scalar_batch
 from retrain_prime_rl.plugin import CAPABILITIES
-from retrain_prime_rl.policy import RemotePolicy, model_path, stop_ids
+from retrain_prime_rl.policy import RemotePolicy, stop_ids
 from retrain_prime_rl.transport import SCALAR_FILE, FileTransport, Transport, rank_files
 from retrain_prime_rl.wire import encode
 from retrain_prime_rl.zmq_transport import Publisher, Pusher
@@ -31,7 +31,8 @@ def create_backend(context: PluginContext) -> PrimeRlBackend:
     steps.refuse_other_trainer(output_dir, options.wire)
     first, resumes = options.counts_from, bool(context.config.resume.from_)
     sent = steps.find_sent(output_dir, names, first=first, first_step=options.first_step, resumes=resumes)
-    path = model_path(context)
+    name = context.config.model.model
+    path = context.plugins.locate_model(name) or name  # the folder of a model shipped by a plugin, else as configured
     policy = RemotePolicy(model_path=path, stop_ids=stop_ids(path, context.tokenizer), context_limit=options.seq_len)
     where, search_paths = context.config.place("inference.engine"), context.config.plugins.search_paths
     found = resolve(context.plugins, Kind.INFERENCE_ENGINE, checks.ENGINE, where=where, search_paths=search_paths)

@@ -92,5 +92,4 @@ def _trainer(options: Mapping[str, Any]) -> str:
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """Timing and staleness of each step."""
     return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=ABSENT) for name, meaning, unit in METRICS]

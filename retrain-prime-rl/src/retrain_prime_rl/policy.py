@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.api import ActionRow, BackendError, Floats, PluginContext, Problem
+from retrain.api import ActionRow, BackendError, Floats, Problem
 from retrain_prime_rl.broadcasts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Broadcast, safetensors_header
 
 
@@ -50,12 +50,6 @@ class RemotePolicy:
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats] | None:
         """None: the training model is in the trainer's process."""
         return None
-
-
-def model_path(context: PluginContext) -> str:
-    """The base model as a server loads it: the folder of a model shipped by a plugin, else as configured."""
-    name = context.config.model.model
-    return context.plugins.locate_model(name) or name
 
 
 def stop_ids(path: str, tokenizer: Any) -> frozenset[int]:

@@ -19,7 +19,6 @@ class Transport:
     """Carries steps to the trainer, each once and in order. Payload r is for data rank r; the older wire has one."""
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
-        """Send a step; after a BackendError either no rank or every rank has it."""
         raise NotImplementedError
 
     def serve_ranks(self) -> None:
@@ -48,7 +47,6 @@ class FileTransport(Transport):
         self._names = tuple(names)
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
-        """Write and rename; the files are synced to disk on return."""
         target, draft = self._rollouts / f"step_{step}", self._rollouts / f".step_{step}.tmp"
         try:
             shutil.rmtree(draft, ignore_errors=True)  # left by a process killed while writing

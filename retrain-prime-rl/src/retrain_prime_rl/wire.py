@@ -60,15 +60,4 @@ class ScalarBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
 
 
 def encode(message: list[MicroBatch] | ScalarBatch) -> bytes:
-    """Serialise a message."""
     return msgspec.msgpack.encode(message)
-
-
-def decode_micro_batches(payload: bytes) -> list[MicroBatch]:
-    """What a data rank receives; msgspec.DecodeError on anything else."""
-    return msgspec.msgpack.decode(payload, type=list[MicroBatch])
-
-
-def decode_scalar_batch(payload: bytes) -> ScalarBatch:
-    """What a trainer of the older wire receives; msgspec.DecodeError on anything else."""
-    return msgspec.msgpack.decode(payload, type=ScalarBatch)

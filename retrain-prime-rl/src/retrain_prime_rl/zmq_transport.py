@@ -92,7 +92,6 @@ class Publisher(Transport):
                 rank.needs_resend = False
 
     def close(self) -> None:
-        """Flush queued messages briefly, then release the ports."""
         if not self._context.closed:
             self._batches.close(linger=LINGER_MS)
             self._ready.close(linger=0)
@@ -193,7 +192,6 @@ class Pusher(Transport):
                 time.sleep(POLL_MS / 1000)
 
     def close(self) -> None:
-        """Flush queued messages briefly, then release the socket."""
         if not self._context.closed:
             self._socket.close(linger=LINGER_MS)
             self._context.term()

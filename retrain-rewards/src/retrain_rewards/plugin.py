@@ -65,7 +65,6 @@ METRICS = (
 
 @hookimpl
 def retrain_register_config_tables(register: Register) -> None:
-    """`[reward]` and `[environment]`."""
     tables = (
         ("reward", "How completions are scored.", "RewardTable"),
         ("environment", "Tasks from an environment.", "EnvironmentTable"),
@@ -79,7 +78,6 @@ def retrain_register_config_tables(register: Register) -> None:
 
 @hookimpl
 def retrain_register_rewards(register: Register) -> None:
-    """`match`, `math`, `code`, `judge`, `custom`, `none`."""
     for name, summary, factory in REWARDS:
         traits = {"instruction": ASK_FOR_PROGRAM} if name == "code" else None
         register(PluginSpec(name=name, summary=summary, factory=f"retrain_rewards.verifiers.{factory}", traits=traits))
@@ -87,7 +85,6 @@ def retrain_register_rewards(register: Register) -> None:
 
 @hookimpl
 def retrain_register_data_sources(register: Register) -> None:
-    """`math`, `files`, `hub`, the presets, `reasoning_gym`, `arithmetic`."""
     folder = "retrain_rewards.sources"
     for name, summary, factory, options in SOURCES:
         register(PluginSpec(name=name, summary=summary, factory=f"{folder}.{factory}", params=f"{folder}.{options}"))
@@ -95,7 +92,6 @@ def retrain_register_data_sources(register: Register) -> None:
 
 @hookimpl
 def retrain_register_environments(register: Register) -> None:
-    """`verifiers`, `mcp`, `openenv`."""
     for name, summary, folder in ENVIRONMENTS:
         factory = f"retrain_rewards.environments.{folder}.environment:make_{name}"
         traits = {"plays_data": True} if name == "mcp" else None
@@ -104,14 +100,12 @@ def retrain_register_environments(register: Register) -> None:
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """The fields of the reward `judge`."""
     absent = "without the reward judge"
     return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit in METRICS]
 
 
 @hookimpl
 def retrain_diagnose(config: Config | None) -> list[Diagnosis]:
-    """Extras, the judge, and files with tasks."""
     from retrain_rewards.doctor import diagnose
 
     return diagnose(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
@@ -18,71 +19,48 @@ def reward_names(config: Config) -> tuple[str, ...]:
     return tuple(config.reward.weights or (config.reward.type,))
 
 
+_code_key = partial(key, needs="reward code")
+_judge_key = partial(key, needs="reward judge")
+_pace_key = partial(_judge_key, free_on_resume=True)  # how and how fast the judge is reached
+
+
 class RewardTable(retrain.api.RewardTable):
     """How completions are scored, unless the data source brings its own verifier."""
 
     type: str = key(
         "match", "Reward: match, math, code, judge, custom, none (a teacher teaches) or a plugin.", names=Kind.REWARD
     )
-    answer: Literal["box", "last_number"] = key(
-        "box", "What of a completion is its answer (match).", needs="reward match"
-    )
+    answer: Literal["box", "last_number"] = key("box", "The answer in a completion (match).", needs="reward match")
     unfinished: Literal["refuse", "accept"] = key(
         "refuse", "What still has to be computed, where the reference is a finished value (math).", needs="reward math"
     )
     strict: bool = key(
         True, "false = equality to math-verify is enough, which can be gamed (math).", needs="reward math"
     )
-    tests: str = key("tests", "Column that holds the tests of an example (code).", min_length=1, needs="reward code")
-    program: Literal["block", "text"] = key(
-        "block",
-        "What of a completion is its program: the last fenced block, or the whole text (code).",
-        needs="reward code",
+    tests: str = _code_key("tests", "Column that holds the tests of an example (code).", min_length=1)
+    program: Literal["block", "text"] = _code_key(
+        "block", "What of a completion is its program: the last fenced block, or the whole text (code)."
     )
-    partial: bool = key(
-        False, "The share of the tests that pass, instead of 1 for all and 0 for less (code).", needs="reward code"
+    partial: bool = _code_key(False, "The share of the tests that pass, instead of 1 for all and 0 for less (code).")
+    test_timeout_s: float = _code_key(2.0, "Seconds that the program may take for one test (code).", gt=0.0)
+    test_tolerance: float = _code_key(
+        0.0, "Difference allowed of a float, relative to the larger of 1 and the expected one (code).", ge=0.0, lt=1.0
     )
-    test_timeout_s: float = key(
-        2.0, "Seconds that the program may take for one test (code).", gt=0.0, needs="reward code"
-    )
-    test_tolerance: float = key(
-        0.0,
-        "Difference allowed of a float, relative to the larger of 1 and the expected one (code).",
-        ge=0.0,
-        lt=1.0,
-        needs="reward code",
-    )
-    numpy: bool = key(False, "Let programs and tests import the numpy of this environment (code).", needs="reward code")
-    test_memory_mb: int = key(1024, "Memory of the program, in MiB (code).", ge=64, needs="reward code")
-    unsafe: bool = key(False, "Run programs even where no sandbox works, with your rights (code).", needs="reward code")
-    judge_model: str = key("", "Model that judges (judge).", needs="reward judge")
-    judge_base_url: str = key("", "API of the judge, up to /v1; empty = OpenAI.", needs="reward judge")
-    judge_api_key_env: str = key(
-        "OPENAI_API_KEY", "Environment variable that holds the judge's key.", free_on_resume=True, needs="reward judge"
-    )
-    judge_prompt: str = key(
-        "", "Rubric with {question}, {reference}, {answer}; empty = a strict one.", needs="reward judge"
-    )
-    judge_max_tokens: int = key(1024, "Tokens of the judge's reply at most.", ge=1, needs="reward judge")
-    judge_temperature: float = key(
-        0.0, "Its sampling temperature; -1 = not sent.", ge=-1.0, le=2.0, needs="reward judge"
-    )
-    judge_concurrency: int = key(8, "Calls at the same time.", ge=1, free_on_resume=True, needs="reward judge")
-    judge_requests_per_minute: int = key(
-        0, "Calls per minute; 0 = unlimited.", ge=0, free_on_resume=True, needs="reward judge"
-    )
-    judge_tokens_per_minute: int = key(
-        0, "Tokens per minute, both ways; 0 = unlimited.", ge=0, free_on_resume=True, needs="reward judge"
-    )
-    judge_retries: int = key(
-        4, "Further tries of a call that failed, with back-off.", ge=0, free_on_resume=True, needs="reward judge"
-    )
-    judge_price_in: float = key(
-        0.0, "Dollars per million tokens sent.", ge=0.0, free_on_resume=True, needs="reward judge"
-    )
-    judge_price_out: float = key(
-        0.0, "Dollars per million tokens received.", ge=0.0, free_on_resume=True, needs="reward judge"
-    )
+    numpy: bool = _code_key(False, "Let programs and tests import the numpy of this environment (code).")
+    test_memory_mb: int = _code_key(1024, "Memory of the program, in MiB (code).", ge=64)
+    unsafe: bool = _code_key(False, "Run programs even where no sandbox works, with your rights (code).")
+    judge_model: str = _judge_key("", "Model that judges (judge).")
+    judge_base_url: str = _judge_key("", "API of the judge, up to /v1; empty = OpenAI.")
+    judge_api_key_env: str = _pace_key("OPENAI_API_KEY", "Environment variable that holds the judge's key.")
+    judge_prompt: str = _judge_key("", "Rubric with {question}, {reference}, {answer}; empty = a strict one.")
+    judge_max_tokens: int = _judge_key(1024, "Tokens of the judge's reply at most.", ge=1)
+    judge_temperature: float = _judge_key(0.0, "Its sampling temperature; -1 = not sent.", ge=-1.0, le=2.0)
+    judge_concurrency: int = _pace_key(8, "Calls at the same time.", ge=1)
+    judge_requests_per_minute: int = _pace_key(0, "Calls per minute; 0 = unlimited.", ge=0)
+    judge_tokens_per_minute: int = _pace_key(0, "Tokens per minute, both ways; 0 = unlimited.", ge=0)
+    judge_retries: int = _pace_key(4, "Further tries of a call that failed, with back-off.", ge=0)
+    judge_price_in: float = _pace_key(0.0, "Dollars per million tokens sent.", ge=0.0)
+    judge_price_out: float = _pace_key(0.0, "Dollars per million tokens received.", ge=0.0)
     custom_module: str = key(
         "", "Module or .py file of the scoring function (custom).", reads="code", needs="reward custom"
     )

@@ -22,7 +22,7 @@ ARCHIVE = "adapter.tar"
 CHUNK = 2**20
 REMOTE = "tinker://"
 DOING = "downloading an adapter"
-FIX = "export it again; a run goes on without it: set [backend.options] download_adapter = false"
+FIX = "resume the run, or do without the adapter: set [backend.options] download_adapter = false"
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:embedding_)?[AB](?:\.weight)?")
 
 
@@ -85,9 +85,7 @@ def _fetch(url: str, file: Path, timeout_s: float) -> None:
     except httpx.HTTPError as error:
         reason = f"status {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else str(error)
         what = f"the adapter could not be downloaded: {reason}"  # without the address: a signed URL is a credential
-        raise BackendError(
-            Problem(what=what, fix="resume the run, or set [backend.options] download_adapter = false")
-        ) from None
+        raise BackendError(Problem(what=what, fix=FIX)) from None
 
 
 def _unpack(archive: Path, folder: Path) -> None:
@@ -96,11 +94,9 @@ def _unpack(archive: Path, folder: Path) -> None:
             for member in opened:
                 name = PurePosixPath(member.name).name
                 source = opened.extractfile(member) if member.isreg() and name in WANTED else None
-                if source is None:
-                    continue
-                with (folder / name).open("wb") as stream:
-                    while chunk := source.read(CHUNK):
-                        stream.write(chunk)
+                if source is not None:
+                    with (folder / name).open("wb") as stream:
+                        shutil.copyfileobj(source, stream, CHUNK)
     except (tarfile.TarError, EOFError, OSError) as error:
         what = f"the service's adapter archive is broken: {error}"
         raise BackendError(Problem(where=DOING, what=what, fix=FIX)) from error
@@ -114,27 +110,25 @@ def fetch_adapter(path: str, config: Config) -> Path | None:
     """
     if not path.startswith(REMOTE):
         return None
-    options, base_url = TinkerOptions(), base_url_of(config)
-    key = hashlib.sha256(f"{base_url} {path}".encode()).hexdigest()[:32]
+    service = Service(base_url_of(config), TinkerOptions())
+    key = hashlib.sha256(f"{service.base_url} {path}".encode()).hexdigest()[:32]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retrain" / "tinker"
     kept = cache / key
     if all((kept / name).is_file() for name in WANTED):
         return kept
-    service = Service(base_url, options)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=cache))
-        try:
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            draft = Path(scratch, "adapter")
+            draft.mkdir()
             service.connect()
             if "/weights/" in path:
                 service.restore(path)
                 path = service.export_adapter("fetched")
-            download(service.download_urls(path), scratch, options.timeout_s)
-            repair(scratch, config.model.model)
+            download(service.download_urls(path), draft, service.options.timeout_s)
+            repair(draft, config.model.model)
             shutil.rmtree(kept, ignore_errors=True)
-            scratch.rename(kept)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            draft.rename(kept)
     except OSError as error:
         what = f"the adapter cannot be kept: {error.strerror or error}"
         fix = "make room there, or set XDG_CACHE_HOME to a folder that can be written"

@@ -133,7 +133,7 @@ class TinkerBackend:
 
     def publish(self) -> int:
         """Make the trained weights the ones that `sample` uses; returns the number of optimizer steps in them."""
-        self._service.refuse_closed()
+        self._service.opened()
         if self._published != self._version:
             with self._throttle.slot():
                 self._service.publish()
@@ -156,7 +156,6 @@ class TinkerBackend:
         return [np.where(r.action_T, np.concatenate([[0.0], f]), 0.0) for r, f in zip(rows, found, strict=True)]
 
     def save_adapter(self, folder: Path) -> None:
-        """Download the trained adapter as PEFT files."""
         with self._throttle.slot():
             self._download_adapter(folder)
 
@@ -178,14 +177,13 @@ class TinkerBackend:
         """Continue from what `save` wrote, in a new training client, and publish it."""
         state = _read_state(folder, self._config)
         with self._throttle.slot():
-            self._service.forget_trainer()  # a server may not have slots for both
+            self._service.replace_trainer(None)  # a server may not have slots for both
             self._service.restore(str(state["state_path"]))
             self._service.publish()
         self._version = self._published = int(str(state["policy_version"]))
         self._has_pending_gradient = False
 
     def close(self) -> None:
-        """Release this run's clients on the service."""
         self._service.close()
 
     def _download_adapter(self, folder: Path) -> str:
@@ -230,8 +228,7 @@ def stop_ids(located: str, tokenizer: Any) -> frozenset[int]:
 def context_limit(located: str) -> int | None:
     """Longest row, prompt and completion together; None if the model's config does not say."""
     document = _document(located, "config.json")
-    text = document.get("text_config")
-    limit = (text if isinstance(text, dict) else document).get("max_position_embeddings")
+    limit = document.get("text_config", document).get("max_position_embeddings")
     return limit if isinstance(limit, int) and limit > 0 else None
 
 

@@ -58,7 +58,6 @@ def timed_out(doing: str, base_url: str, timeout_s: float, key: str) -> BackendE
 
 
 def unreachable(base_url: str, reason: str) -> BackendError:
-    """The error for an address where nothing is listening."""
     fix = "start the server, or correct [model] base_url (or TINKER_BASE_URL)"
     return BackendError(Problem(where=safe_url(base_url), what="no Tinker service answers", why=reason, fix=fix))
 
@@ -67,7 +66,11 @@ def explained(error: Exception, doing: str, base_url: str) -> RetrainError:
     """The SDK's error as one of ours: what failed, the service's own message, and the smallest fix."""
     if isinstance(error, RetrainError):
         return error
-    where, words = safe_url(base_url), _words(error)
+    where, words = safe_url(base_url), " ".join(str(error).split()) or type(error).__name__
+    if detail := _DETAIL.search(words):  # the service's own message, quoted by the SDK
+        words = detail["words"]
+    words = re.sub(r"(?<=://)[^/\s?#@]+@", "", words)
+    words = words if len(words) <= LONGEST else f"{words[: LONGEST - 3]}..."
     if "api_key" in words or "TINKER_API_KEY" in words:
         return ConfigError(Problem(where=where, what="there is no usable key for the service", why=words, fix=KEY_FIX))
     for pattern, what, fix in _KNOWN:
@@ -87,12 +90,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-def _words(error: Exception) -> str:
-    """The service's message where the SDK quotes it, else the SDK's; without credentials, at a readable length."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if detail := _DETAIL.search(text):
-        text = detail["words"]
-    text = re.sub(r"(?<=://)[^/\s?#@]+@", "", text)
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

@@ -18,11 +18,9 @@ from retrain.api import (
     ConfigError,
     Floats,
     Problem,
-    Sample,
     SampleRequest,
     SamplingParams,
     Seeds,
-    TrainRow,
 )
 from retrain_tinker.datums import Datum, Reduction, untrained_row
 from retrain_tinker.faults import safe_url
@@ -68,7 +66,12 @@ def check_service(sampler: Sampler, prompt: Sequence[int], config: Config, seeds
     )
     params = SamplingParams(max_tokens=PROBE_TOKENS, temperature=config.training.temperature)
     (samples,) = sampler.draw([request], params, version=0)
-    datums = [_datum(prompt, sample) for sample in samples]
+    datums = []
+    for sample in samples:
+        tokens_T = np.concatenate([request.prompt_T, sample.tokens_T])
+        row = untrained_row(tokens_T, np.arange(len(tokens_T)) >= len(prompt))
+        logprobs_T = np.concatenate([np.zeros(len(prompt)), sample.logprobs_T])
+        datums.append(Datum.of(replace(row, logprobs_T=logprobs_T)))
     new = service.logprobs(datums)
     gaps_N = np.concatenate([np.abs((n - d.logprobs_T)[d.action_T]) for n, d in zip(new, datums, strict=True)])
     _refuse_other_distribution(gaps_N, config, service)
@@ -82,17 +85,6 @@ def check_service(sampler: Sampler, prompt: Sequence[int], config: Config, seeds
     if reduction == "token_sum" and (loss.kind == LIKELIHOOD or config.sft.steps):
         _compared(service, datums, new, PolicyLoss(kind=CROSS_ENTROPY), config)
     return Dialect(reduction=reduction, clips_gradients=sums)
-
-
-def _datum(prompt: Sequence[int], sample: Sample) -> Datum:
-    start, length = len(prompt), len(sample.tokens_T)
-    row = TrainRow(
-        tokens_T=np.concatenate([np.asarray(prompt, dtype=np.int64), sample.tokens_T]),
-        action_T=np.arange(start + length) >= start,
-        logprobs_T=np.concatenate([np.zeros(start), sample.logprobs_T]),
-        advantages_T=np.zeros(start + length),
-    )
-    return Datum.of(row)
 
 
 def _refuse_other_distribution(gaps_N: Floats, config: Config, service: Service) -> None:

@@ -49,7 +49,6 @@ class PolicyLoss:
 
     @property
     def service_config(self) -> dict[str, float] | None:
-        """`loss_fn_config` of the request."""
         if self.kind not in ("ppo", "cispo"):
             return None
         return {"clip_low_threshold": self.low, "clip_high_threshold": self.high}

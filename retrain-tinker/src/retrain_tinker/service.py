@@ -54,7 +54,7 @@ class Service:
         if self.base_url:
             _require_listener(self.base_url)
 
-        def opened() -> Any:
+        def session() -> Any:
             os.environ.setdefault("TINKER_TELEMETRY", "0")
             import tinker
 
@@ -62,7 +62,7 @@ class Service:
             logging.getLogger("tinker.lib.public_interfaces.rest_client").setLevel(logging.ERROR)
             return tinker.ServiceClient(base_url=self.base_url or None)
 
-        self._client = self._call("connecting", opened, at_start=True)
+        self._client = self._call("connecting", session, at_start=True)
 
     def supported_models(self) -> list[str]:
         """Names of the base models that the service offers."""
@@ -82,7 +82,7 @@ class Service:
         self._base_model = base_model
         doing, seed = f"creating an adapter of rank {rank} on {base_model}", seed % 2**SEED_BITS
         make = self._client.create_lora_training_client
-        self._replace_trainer(
+        self.replace_trainer(
             self._call(doing, lambda: make(base_model, rank=rank, seed=seed, train_unembed=False), at_start=True)
         )
 
@@ -92,19 +92,15 @@ class Service:
         The present one is released once the new one is ready, so that a failure changes nothing.
         """
         make = self._client.create_training_client_from_state_with_optimizer
-        self._replace_trainer(self._call(f"loading {path}", lambda: make(path)))
+        self.replace_trainer(self._call(f"loading {path}", lambda: make(path)))
 
-    def forget_trainer(self) -> None:
-        """Release the slot of the present adapter, so that another one can be restored into it."""
-        self._replace_trainer(None)
-
-    def _replace_trainer(self, trainer: Any) -> None:
+    def replace_trainer(self, trainer: Any) -> None:
+        """Another training client, or none; the slot of the earlier one is released."""
         before, self._trainer, self._sampler = self._trainer, trainer, None
         if before is not None:
             _release(self._client, before)
 
     def close(self) -> None:
-        """Release this run's clients on the service; safe to call twice."""
         client, trainer = self._client, self._trainer
         self._client = self._trainer = self._sampler = self._base = None
         if client is None:
@@ -131,7 +127,7 @@ class Service:
         The earlier one must never be used again: on SkyRL-tx, sampling from older weights overwrites those in training.
         """
         self._sampler = None
-        self._sampler = self._call("publishing the weights", self._open().save_weights_and_get_sampling_client)
+        self._sampler = self._call("publishing the weights", self.opened().save_weights_and_get_sampling_client)
 
     def start_sample(
         self, prompt: Sequence[int], seed: int, params: SamplingParams, stop: Sequence[int]
@@ -154,7 +150,7 @@ class Service:
         """Start asking the base model for the log-probability of each token; None for those that have none."""
         from tinker import types
 
-        self._open()
+        self.opened()
         if self._base is None:
             make, name = self._client.create_sampling_client, self._base_model
             self._base = self._call(f"opening the base model {name}", lambda: make(base_model=name))
@@ -164,7 +160,7 @@ class Service:
 
     def forward(self, datums: Sequence[Datum], loss: PolicyLoss) -> Any:
         """Log-probabilities and losses without a gradient."""
-        call, doing = self._open().forward, f"computing log-probabilities of {len(datums)} rows"
+        call, doing = self.opened().forward, f"computing log-probabilities of {len(datums)} rows"
         return self._call(doing, lambda: call(inputs_of(datums, loss.kind), loss.kind, loss.service_config))
 
     def logprobs(self, datums: Sequence[Datum]) -> list[Floats]:
@@ -173,14 +169,14 @@ class Service:
 
     def forward_backward(self, datums: Sequence[Datum], loss: PolicyLoss) -> Any:
         """The same answer, and the gradient of these rows is added on the service."""
-        call, doing = self._open().forward_backward, f"training on {len(datums)} rows"
+        call, doing = self.opened().forward_backward, f"training on {len(datums)} rows"
         return self._call(doing, lambda: call(inputs_of(datums, loss.kind), loss.kind, loss.service_config))
 
     def optim_step(self, **params: float) -> Mapping[str, float]:
         """One AdamW step with the gradient so far; returns the metrics of the service."""
         from tinker import types
 
-        call = self._open().optim_step
+        call = self.opened().optim_step
         return self._call("the optimizer step", lambda: call(types.AdamParams(**params))).metrics or {}
 
     def checked(self, output: Any, datums: Sequence[Datum]) -> list[Floats]:
@@ -195,12 +191,12 @@ class Service:
 
     def save_state(self, name: str, *, is_temporary: bool = False) -> str:
         """Store weights and optimizer on the service; returns their `tinker://` path."""
-        save, ttl_seconds = self._open().save_state, TEMPORARY_TTL_S if is_temporary else None
+        save, ttl_seconds = self.opened().save_state, TEMPORARY_TTL_S if is_temporary else None
         return str(self._call("saving the state", lambda: save(name, ttl_seconds=ttl_seconds)).path)
 
     def export_adapter(self, name: str) -> str:
         """Store the adapter for download; returns its `tinker://` path."""
-        trainer = self._open()
+        trainer = self.opened()
         save = getattr(trainer, "save_weights_external", None) or trainer.save_weights_for_sampler
         return str(self._call("exporting the adapter", lambda: save(name)).path)
 
@@ -226,11 +222,8 @@ class Service:
 
         return self._call(f"asking for {path}", asked)
 
-    def refuse_closed(self) -> None:
-        """BackendError if there is no training client: after `close`, or when a checkpoint failed to load."""
-        self._open()
-
-    def _open(self) -> Any:
+    def opened(self) -> Any:
+        """The training client; BackendError after `close`, or when a checkpoint failed to load."""
         if self._trainer is None:
             what = "there is no training client: the tinker backend is closed, or a checkpoint failed to load"
             raise BackendError(Problem(what=what, fix="create another one"))

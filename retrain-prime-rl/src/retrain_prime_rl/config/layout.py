@@ -61,7 +61,6 @@ class Layout:
 
     @property
     def nodes(self) -> int:
-        """Machines of the trainer."""
         return -(-self.train_gpus // self.machines.gpus_per_node)
 
     @property

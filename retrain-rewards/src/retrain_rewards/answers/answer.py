@@ -121,6 +121,8 @@ def objection(reference: Wanted, answer: str, target: Any, prompt: str, *, accep
 
     With `accept_unfinished` an expression that still has to be computed is one too.
     """
+    from math_verify.grader import is_equation, take_last_relation
+
     if reason := objection_to_words(reference.text, answer, prompt):
         return reason
     if _SILENT.search(answer) and not _SILENT.search(reference.text):
@@ -129,7 +131,9 @@ def objection(reference: Wanted, answer: str, target: Any, prompt: str, *, accep
         return "it has another base"
     if isinstance(target, str):  # of equal text
         return ""
-    gold, target = _values(next(gold for gold in reference.golds if not isinstance(gold, str)), target)
+    gold = next(gold for gold in reference.golds if not isinstance(gold, str))
+    if is_equation(gold) != is_equation(target):  # then math-verify compares the value of `variable = value`
+        gold, target = (take_last_relation(side).rhs if is_equation(side) else side for side in (gold, target))
     if reason := _objection_to_value(gold, target):
         return reason
     form = _form(answer)
@@ -217,16 +221,6 @@ def _objection_to_value(gold: Any, target: Any) -> str:
 def _is_below_one(value: Any) -> bool:
     """Whether a value may be a share: there a percent sign counts by meaning."""
     return all(abs(number) < 1 for number in numbers_of(value))
-
-
-def _values(gold: Any, target: Any) -> tuple[Any, Any]:
-    """Both, with `variable = value` replaced by its value where only one of them is an equation, as in math-verify."""
-    from math_verify.grader import is_equation, take_last_relation
-
-    if is_equation(gold) == is_equation(target):
-        return gold, target
-    gold, target = (take_last_relation(side).rhs if is_equation(side) else side for side in (gold, target))
-    return gold, target
 
 
 def numbers_of(side: Any) -> list[Any]:

@@ -132,11 +132,20 @@ def _finished(form: Form, *, beside_letters: bool) -> bool:
         return True
     if not form.free_symbols and not _is_closed(form):
         return False
-    if (form.is_Add and not _terms_differ(form)) or (form.is_Mul and not _has_one_coefficient(form)):
-        return False
-    if form.is_Pow and (form.exp in (0, 1) or form.base == 1):
-        return False
-    return all(_finished(part, beside_letters=beside_letters) for part in _operands(form))
+    if form.is_Add:
+        rests = [term.doit().as_coeff_Mul()[1] for term in form.args]
+        if len(set(rests)) < len(rests) or 0 in form.args:  # like terms
+            return False
+    parts = list(form.args)
+    if form.is_Mul:
+        if not _has_one_coefficient(form):
+            return False
+        parts = [part.base if part.is_Pow and part.exp == -1 else part for part in parts]  # of a quotient
+    if form.is_Pow:
+        if form.exp in (0, 1) or form.base == 1:
+            return False
+        parts = [form.base] if form.exp.is_Rational else parts
+    return all(_finished(part, beside_letters=beside_letters) for part in parts)
 
 
 def _is_closed(form: Form) -> bool:
@@ -148,18 +157,6 @@ def _is_closed(form: Form) -> bool:
     if value.is_rational or value.is_finite is False:
         return False
     return not form.is_Function or bool(value.has(type(form)))
-
-
-def _operands(form: Form) -> list[Form]:
-    """What the form is made of: of a quotient its denominator, not the reciprocal of that."""
-    if form.is_Mul:
-        return [factor.base if factor.is_Pow and factor.exp == -1 else factor for factor in form.args]
-    return [form.base] if form.is_Pow and form.exp.is_Rational else list(form.args)
-
-
-def _terms_differ(form: Form) -> bool:
-    rests = [term.doit().as_coeff_Mul()[1] for term in form.args]
-    return len(set(rests)) == len(rests) and 0 not in form.args
 
 
 def _has_one_coefficient(form: Form) -> bool:

@@ -18,12 +18,10 @@ class Rewrite:
     example: tuple[str, str]
 
     def __call__(self, text: str) -> str:
-        """The text with every match replaced."""
         return self.pattern.sub(self.replacement, text)
 
 
 def rewrite(pattern: str, replacement: str | Callable[[re.Match[str]], str], *example: str) -> Rewrite:
-    """A rewrite of one pattern."""
     before, after = example
     return Rewrite(re.compile(pattern, re.DOTALL), replacement, (before, after))
 

@@ -64,7 +64,6 @@ class _Formula:
         return sum(digits for digits, _ in bounds), math.prod(value + 1.0 for _, value in bounds)
 
     def factor(self) -> Bound:
-        """An atom with its powers and factorials."""
         bound = self.atom()
         while self.position < len(self.tokens) and self.tokens[self.position] in ("^", "**", "!"):
             self.position += 1

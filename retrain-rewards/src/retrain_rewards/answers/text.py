@@ -143,7 +143,10 @@ def plain(formula: str) -> str:
     text = in_ascii(formula)
     if r"\begin" not in text:
         text = re.sub(r"\\(?=\\[A-Za-z]{2})", "", text)  # escaped twice, out of a JSON file
-    text = _with_upright_words(apply(_DECORATION, with_plain_vectors(text)))
+    text = apply(_DECORATION, with_plain_vectors(text))
+    for found in reversed(list(_UPRIGHT.finditer(text))):  # `\mathrm{m\,s^{-2}}`, inner commands first
+        if (end := closing(text, found.end())) > 0:  # letters upright, the rest as mathematics
+            text = text[: found.start()] + _LETTERS(text[found.end() + 1 : end]) + text[end + 1 :]
     text = _LAST_SIGNS(_without_surplus_braces(text.strip()))
     if match := _ONLY_TEXT.match(text):  # `\text{5 cm}`, `\text{Answer: B.}`
         text = _LAST_SIGNS(match[1])
@@ -153,14 +156,6 @@ def plain(formula: str) -> str:
     text = _with_braced_roots(apply(_SPELLING, text))
     text = with_plain_intervals(with_plain_numbers(" ".join(text.split())))
     return with_plain_unit(with_both_signs(text.strip()))
-
-
-def _with_upright_words(text: str) -> str:
-    r"""`\mathrm{m\,s^{-2}}` as `\text{m s}^{-2}`: letters upright, the rest as mathematics; inner commands first."""
-    for match in reversed(list(_UPRIGHT.finditer(text))):
-        if (end := closing(text, match.end())) > 0:
-            text = text[: match.start()] + _LETTERS(text[match.end() + 1 : end]) + text[end + 1 :]
-    return text
 
 
 def _without_surplus_braces(text: str) -> str:
@@ -263,14 +258,13 @@ def in_ascii(text: str) -> str:
     text = _RAISED.sub(lambda run: f"^{{{run[0].translate(_ON_THE_LINE)}}}", text)
     text = _LOWERED.sub(lambda run: f"_{{{run[0].translate(_ON_THE_LINE)}}}", text)
     text = _VULGAR.sub(_fraction, text).translate(_CHARACTERS)
-    return "".join(character if character.isascii() else _plain_character(character) for character in text)
+    plain = []
+    for character in text:
+        folded = unicodedata.normalize("NFKC", character).translate(_CHARACTERS)
+        plain.append(folded if folded.isascii() else str(unicodedata.decimal(character, character)))
+    return "".join(plain)
 
 
 def _fraction(sign: re.Match[str]) -> str:
     above, _, below = unicodedata.normalize("NFKC", sign[0]).partition("\N{FRACTION SLASH}")
     return rf"\frac{{{above}}}{{{below}}}"
-
-
-def _plain_character(character: str) -> str:
-    folded = unicodedata.normalize("NFKC", character).translate(_CHARACTERS)
-    return folded if folded.isascii() else str(unicodedata.decimal(character, character))

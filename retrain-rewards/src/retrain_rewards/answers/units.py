@@ -183,31 +183,31 @@ def with_plain_unit(formula: str) -> str:
         return formula
     tokens = list(_PIECE.finditer(formula))
     first = len(tokens)
-    while first and _may_be_unit(tokens[first - 1], formula):
+    while first:
+        token, before = tokens[first - 1][0], formula[: tokens[first - 1].start()]
+        if token.isdigit():
+            if len(token) > 1 or not before.rstrip("{- ").endswith("^"):
+                break
+        elif not (token[0] in "{}/*^- " or token.isalpha() or token in _IN_UNITS or token.startswith(r"\text{")):
+            break
         first -= 1
-    for token in tokens[first : first + MAX_WORDS * 2]:
-        head, tail = formula[: token.start()], formula[token.start() :]
+    for match in tokens[first : first + MAX_WORDS * 2]:
+        token, head, tail = match[0], formula[: match.start()], formula[match.start() :]
         is_celsius = bool(_CELSIUS.match(tail))
-        stands_apart = head.endswith(" ") and (len(token[0]) > 1 or bool(_METRES.match(tail)))
+        stands_apart = head.endswith(" ") and (len(token) > 1 or bool(_METRES.match(tail)))
         is_written = r"\text" in tail or "/" in tail or is_celsius or stands_apart
-        begins = token[0][0].isalpha() or token[0].startswith("\\") or is_celsius
+        begins = token[0].isalpha() or token.startswith("\\") or is_celsius
         if not begins or not is_written or head.endswith("^"):
             continue
         if _HAS_VALUE.search(head) and head.count("{") == head.count("}") and (unit := _unit(tail, "")):
             factors = " ".join(name if power == 1 else f"{name}^{power}" for name, power in unit)
             return rf"{head.rstrip()}\text{{ {factors}}}"
-    if match := _VARIABLES.search(formula):
-        head, letters = formula[: match.start()], match[1]
+    if found := _VARIABLES.search(formula):
+        head, letters = formula[: found.start()], found[1]
         names = re.findall("[A-Za-z]+", re.sub(r"\\[A-Za-z]+", "", head))
         if max(map(len, names), default=0) < 3 and (names or not _unit(letters, "")):
             return f"{head} {letters[:-1]}{{{letters[-1]}}}"
     return formula
-
-
-def _may_be_unit(token: re.Match[str], formula: str) -> bool:
-    if token[0].isdigit():
-        return len(token[0]) == 1 and formula[: token.start()].rstrip("{- ").endswith("^")
-    return token[0][0] in "{}/*^- " or token[0].isalpha() or token[0] in _IN_UNITS or token[0].startswith(r"\text{")
 
 
 def _name(token: str, prompt: str) -> str:

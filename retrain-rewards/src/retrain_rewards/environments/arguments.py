@@ -1,16 +1,17 @@
-"""What a provider reads of `[environment]`: its `args` as a model of its own, and the limits of an episode."""
+"""A provider's part of the configuration: its `args` as a model of its own, and the limits of an episode."""
 
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from retrain.api import ConfigError, PluginContext, Problem, install_line
+from retrain.api import ConfigError, PluginContext, Problem, Table, install_line
+from retrain_rewards.environments.messages import Cleaner
 
-Arguments = TypeVar("Arguments", bound=BaseModel)
+Arguments = TypeVar("Arguments", bound=Table)
 MAX_TURNS = 16  # of an episode, where [environment] max_turns leaves it open
 
 
@@ -38,13 +39,44 @@ class Limits:
         return cls(max_turns=turns if turns > 0 else MAX_TURNS, timeout_s=timeout_s)
 
 
-def arguments_of(context: PluginContext, model: type[Arguments]) -> Arguments:
-    """The validated `[environment] args`; ConfigError lists every fault."""
-    where = context.config.place("environment.args")
-    try:
-        return model.model_validate(dict(context.config.environment.args))
-    except ValidationError as error:
-        raise ConfigError(*(_problem(fault, model, where) for fault in error.errors())) from None
+@dataclass(frozen=True, kw_only=True)
+class Settings(Generic[Arguments]):
+    """A provider's own keys and the other values that it needs of the configuration, as plain data."""
+
+    table: Arguments
+    clean: Cleaner
+    place: str  # of `args`, for messages
+    limits: Limits = field(default_factory=Limits)
+    system_prompt: str = ""
+    instruction: str = ""
+
+    @classmethod
+    def of(cls, context: PluginContext, model: type[Arguments], *, most_chars: str) -> Self:
+        """The settings of a run; ConfigError on every fault that shows without a server.
+
+        `most_chars` names the key that limits the text of a result or observation.
+        """
+        config = context.config
+        where, args = config.place("environment.args"), config.environment.args
+        try:
+            table: Any = model.model_validate(dict(args))
+        except ValidationError as error:
+            problems = []
+            for fault in error.errors():
+                fix = "correct the value"
+                if fault["type"] == "extra_forbidden":
+                    fix = f"known: {', '.join(model.model_fields)}"
+                place = ".".join(map(str, (where, *fault["loc"])))
+                problems.append(Problem(where=place, what=fault["msg"].removeprefix("Value error, "), fix=fix))
+            raise ConfigError(*problems) from None
+        return cls(
+            table=table,
+            clean=Cleaner.of(context.tokenizer, getattr(table, most_chars)),
+            place=where,
+            limits=Limits.of(context, table.call_timeout_s),
+            system_prompt=config.data.system_prompt,
+            instruction=config.data.instruction,
+        )
 
 
 def require_library(context: PluginContext, module: str, extra: str) -> None:
@@ -53,10 +85,3 @@ def require_library(context: PluginContext, module: str, extra: str) -> None:
         what = f"the package {module!r} is not installed"
         fix = install_line("retrain-rewards", extra)
         raise ConfigError(Problem(where=context.config.place("environment.provider"), what=what, fix=fix))
-
-
-def _problem(fault: Any, model: type[BaseModel], where: str) -> Problem:
-    name = ".".join(str(part) for part in fault["loc"])
-    what = fault["msg"].removeprefix("Value error, ")
-    fix = f"known: {', '.join(model.model_fields)}" if fault["type"] == "extra_forbidden" else "correct the value"
-    return Problem(where=f"{where}.{name}" if name else where, what=what, fix=fix)

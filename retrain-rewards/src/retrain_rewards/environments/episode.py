@@ -62,9 +62,9 @@ class Episode:
         return self.dropped or (self.task is not None and self.task.done())
 
     @property
-    def is_busy(self) -> bool:
-        """Neither over nor waiting for the policy."""
-        return not self.is_over and not self._calls
+    def is_at_work(self) -> bool:
+        """Started, and neither over nor waiting for the policy."""
+        return self.task is not None and not self.is_over and not self._calls
 
     def act(self, action: Action) -> None:
         """Hand the policy's action to the environment; ValueError when the episode does not wait for one."""

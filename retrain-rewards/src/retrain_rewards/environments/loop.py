@@ -99,13 +99,13 @@ class EpisodeLoop:
             episode.failure = episode.failure or reason_of(error)
 
     async def _settled(self, deadline: float) -> None:
-        while self._start_more(deadline) or any(map(_is_at_work, self.episodes)):
+        while self._start_more(deadline) or any(episode.is_at_work for episode in self.episodes):
             self._changed.clear()
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
             except TimeoutError:
-                late = [episode for episode in self.episodes if _is_at_work(episode)]
+                late = [episode for episode in self.episodes if episode.is_at_work]
                 for episode in late:
                     episode.failure = f"the environment took longer than timeout_s = {self.timeout_s:g} s"
                 await self._cancel(late)
@@ -130,10 +130,6 @@ class EpisodeLoop:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=GRACE_S)
-
-
-def _is_at_work(episode: Episode) -> bool:
-    return episode.task is not None and episode.is_busy
 
 
 def reason_of(error: BaseException) -> str:

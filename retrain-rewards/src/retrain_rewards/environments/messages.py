@@ -83,7 +83,6 @@ class Cleaner:
 
     @classmethod
     def of(cls, tokenizer: Any, max_chars: int) -> Cleaner:
-        """For the special tokens of a tokenizer."""
         tokens: Sequence[str] = getattr(tokenizer, "all_special_tokens", ())
         found = {str(token) for token in tokens if len(str(token)) >= SHORTEST_TOKEN}
         return cls(special=tuple(sorted(found, key=len, reverse=True)), max_chars=max_chars)

@@ -26,7 +26,7 @@ def serve(channel: int, link_descriptor: int, source: str, prelude: str) -> None
         if link is None:
             from retrain_rewards.sandbox.link import Link
 
-            link = Link(link_descriptor, _Requests(module, fault), inside.leave, guards=False)
+            link = Link(link_descriptor, _requests(module, fault), inside.leave, guards=False)
         while (request := link.receive())[0] != "done":
             link.answer(request)
 
@@ -72,38 +72,28 @@ def _named(module: Any, name: str) -> Any:
     return method
 
 
-class _Requests:
-    """Answers the requests of the code of tests."""
+def _requests(module: Any, fault: str) -> Any:
+    """A function that answers the requests of the code of tests."""
+    from retrain_rewards.sandbox import link
 
-    def __init__(self, module: Any, fault: str) -> None:
-        self._module = module
-        self._fault = fault
-        self._events: Any = None
+    events: list[Any] = []  # the event loop of the program's coroutines, one for all of them
 
-    def __call__(self, verb: str, *parts: Any) -> Any:
-        from retrain_rewards.sandbox import link
-
+    def serve_tests(verb: str, target: Any, *rest: Any) -> Any:
         if verb == "name":
-            if self._fault:
-                raise ImportError(self._fault)
-            return _named(self._module, parts[0])
-        target, *rest = parts
+            if fault:
+                raise ImportError(fault)
+            return _named(module, target)
         if verb == "call":
             return target(*rest[0], **rest[1])
-        if verb == "get":
-            return getattr(target, rest[0])
         if verb == "await":
-            return self._loop().run_until_complete(target)
-        if verb == "set":
-            return setattr(target, rest[0], rest[1])
-        if verb == "del":
-            return delattr(target, rest[0])
+            if not events:
+                import asyncio
+
+                events.append(asyncio.new_event_loop())
+            return events[0].run_until_complete(target)
+        if verb in ("get", "set", "del"):
+            handlers: dict[str, Any] = {"get": getattr, "set": setattr, "del": delattr}
+            return handlers[verb](target, *rest)
         return link.operate(target, *rest)
 
-    def _loop(self) -> Any:
-        """The event loop of the program's coroutines, one for all of them."""
-        if self._events is None:
-            import asyncio
-
-            self._events = asyncio.new_event_loop()
-        return self._events
+    return serve_tests

@@ -161,7 +161,6 @@ def described(error: BaseException) -> str:
 
 
 def send(channel: int, content: bytes) -> None:
-    """Send a frame."""
     content = len(content).to_bytes(HEADER_BYTES, "big") + content
     while content:
         content = content[os.write(channel, content) :]

@@ -359,13 +359,11 @@ class RaisedError(StandInError):
     """An exception that would steer the code of tests, under another class that steers nothing."""
 
 
-def _harmless(kind: type[BaseException]) -> type[BaseException]:
-    parents = (RaisedError, Exception) if issubclass(kind, Exception) else (RaisedError,)
-    return type(kind.__name__, parents, {"__module__": "program"})
-
-
 CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
-RAISED: dict[type, type[BaseException]] = {kind: _harmless(kind) for kind in CONTROL}
+RAISED: dict[type, type[BaseException]] = {
+    kind: type(kind.__name__, (RaisedError, *{Exception}.intersection(kind.__mro__)), {"__module__": "program"})
+    for kind in CONTROL
+}
 HARMLESS = (BaseException, *RAISED.values())
 
 

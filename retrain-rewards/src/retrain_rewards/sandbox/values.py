@@ -24,6 +24,18 @@ FACTORIES = {"int": int, "list": list, "set": set, "dict": dict, "str": str, "fl
 ARRAY_KINDS = "biufcSU"
 
 
+PARTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # by the class that is encoded
+    "builtins.range": lambda value: (value.start, value.stop, value.step),
+    "fractions.Fraction": lambda value: (value.numerator, value.denominator),
+    "decimal.Decimal": lambda value: (str(value),),
+    "datetime.date": lambda value: (value.isoformat(),),
+    "datetime.datetime": lambda value: (value.isoformat(),),
+    "datetime.time": lambda value: (value.isoformat(),),
+    "datetime.timedelta": lambda value: (value.days, value.seconds, value.microseconds),
+    "array.array": lambda value: (value.typecode, *value),
+}
+
+
 class Encoder:
     """Encodes the values of one message; `export` encodes an object that is no plain value, or raises TypeError."""
 
@@ -60,7 +72,6 @@ class Encoder:
         return self._of_library(kind, value)
 
     def tagged(self, tag: str, parts: Iterable[Any]) -> str:
-        """An array of a tag and values."""
         return ",".join([f'["{tag}"', *map(self.encode, parts)]) + "]"
 
     def _tuple(self, kind: type, value: Any) -> str:
@@ -94,26 +105,16 @@ class Encoder:
     def _of_library(self, kind: type, value: Any) -> str:
         """Values of the standard library and of numpy, none of which is imported for that."""
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if kind is range:
-            return self.tagged("range", (value.start, value.stop, value.step))
+        if name in PARTS:
+            return self.tagged(kind.__name__, PARTS[name](value))
         if kind in VIEWS:
             return self.tagged(VIEWS[kind], value if VIEWS[kind] != "dict_items" else map(tuple, value))
-        if name == "fractions.Fraction":
-            return self.tagged("Fraction", (value.numerator, value.denominator))
-        if name == "decimal.Decimal":
-            return self.tagged("Decimal", (str(value),))
-        if name in ("datetime.date", "datetime.datetime", "datetime.time"):
-            return self.tagged(kind.__name__, (value.isoformat(),))
-        if name == "datetime.timedelta":
-            return self.tagged("timedelta", (value.days, value.seconds, value.microseconds))
         if name == "collections.deque":
             number = self._numbers.setdefault(id(value), len(self.known))
             if number < len(self.known):
                 return f'["&",{number}]'
             self.known.append(value)
             return self.tagged("deque", (value.maxlen, *value))
-        if name == "array.array":
-            return self.tagged("array", (value.typecode, *value))
         numpy = sys.modules.get("numpy")
         if numpy and issubclass(kind, numpy.generic) and value.dtype.kind in ARRAY_KINDS:
             return self.encode(value.item())
@@ -158,7 +159,7 @@ class Decoder:
             return self.known[-1]
         made: Any
         if tag in ("list", "set", "dict"):
-            made = {"list": list, "set": set, "dict": dict}[tag]()
+            made = FACTORIES[tag]()
         else:
             import collections
 
@@ -210,13 +211,6 @@ def decoded(node: Any) -> Any:
     return Decoder().decode(node)
 
 
-def _namedtuple(parts: list[Any]) -> Any:
-    import collections
-
-    name, fields, *values = parts
-    return collections.namedtuple(name, fields)(*values)
-
-
 def _made(module: str, name: str) -> Callable[[list[Any]], Any]:
     def make(parts: list[Any]) -> Any:
         return getattr(__import__(module), name)(*parts)
@@ -247,7 +241,7 @@ PLAIN: dict[str, Callable[[list[Any]], Any]] = {
     "dict_keys": lambda parts: dict.fromkeys(parts).keys(),
     "dict_values": lambda parts: dict(enumerate(parts)).values(),
     "dict_items": lambda parts: dict(parts).items(),
-    "namedtuple": _namedtuple,
+    "namedtuple": lambda parts: __import__("collections").namedtuple(parts[0], parts[1])(*parts[2:]),
     "Fraction": _made("fractions", "Fraction"),
     "Decimal": _made("decimal", "Decimal"),
     "date": _from_iso("date"),

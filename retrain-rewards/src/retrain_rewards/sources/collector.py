@@ -77,7 +77,6 @@ class Collector:
         self.examples[name] = Example(id=name, prompt=prompt, reference=text, task=task, info=info or {})
 
     def skip(self, reason: str, *, place: str) -> None:
-        """Leave out a task."""
         self.rows += 1
         self.left_out.setdefault(reason, []).append(place)
 

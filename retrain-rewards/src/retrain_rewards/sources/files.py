@@ -41,7 +41,6 @@ class Files(TableSource):
     found: Sequence[Path] = ()
 
     def parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
-        """File by file, sorted by name."""
         options, where = self.options, self.place("data.path")
         folder = Path(self.path).expanduser()
         if self.path.strip() and folder.is_dir() and is_saved(folder):
@@ -51,7 +50,6 @@ class Files(TableSource):
         yield from ((str(file), read_rows(file)) for file in self.found)
 
     def read_from(self) -> str:
-        """The file, or how many."""
         single = str(self.found[0]) if self.found else self.path
         return single if len(self.found) < 2 else f"{len(self.found)} files of {self.path}"
 
@@ -64,7 +62,6 @@ class Hub(TableSource):
     subset: ClassVar[str] = ""
 
     def parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
-        """File by file of a local copy, else the whole split."""
         options, name, copy = self.options, self.path or self.hub_id, Path(self.path).expanduser()
         if self.path and copy.is_dir() and is_saved(copy):
             yield saved_part(copy, options.split, self.where())
@@ -86,7 +83,6 @@ class Hub(TableSource):
             yield name, numbered(name, rows)
 
     def read_from(self) -> str:
-        """The data set, its subset, split and revision."""
         options = self.options
         parts = (self.path or self.hub_id, self._subset(), f"split {options.split}", options.revision)
         return ", ".join(filter(None, parts))

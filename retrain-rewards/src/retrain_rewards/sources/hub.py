@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,22 @@ def hub_rows(
     """
     import datasets
 
-    reachable = _reachable()
+    reachable, was_offline = _reachable(), datasets.config.HF_HUB_OFFLINE
     try:
-        with nullcontext() if reachable else _offline():
-            data = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
+        datasets.config.HF_HUB_OFFLINE = not reachable
+        data = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
     except Exception as error:  # network, hub, cache and file errors alike: each its own class
         reason = " ".join(str(error).split())
         which = ", ".join(filter(None, (subset, f"split {split}", revision)))
         fault = f"no answer from {datasets.config.HF_ENDPOINT}"
-        if datasets.config.HF_HUB_OFFLINE:
+        if was_offline:
             fault = "offline mode is set (HF_HUB_OFFLINE)"
         what = f"data set {name} ({which}) cannot be loaded"
         why = f"{type(error).__name__}: {reason}" if reachable else f"{fault}, and not in the cache"
         fix = f"connect once, or set [data] path to a local copy: {copy}"
         raise ConfigError(Problem(where=where, what=what, why=why, fix=fix)) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = was_offline
     yield from data
 
 
@@ -62,7 +63,6 @@ def saved_rows(folder: Path, split: str, *, where: str) -> Iterator[Mapping[str,
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote this folder."""
     return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
@@ -78,15 +78,3 @@ def _reachable() -> bool:
     except Exception:  # the HTTP library's own class, which depends on the version of huggingface_hub
         return False
     return True
-
-
-@contextmanager
-def _offline() -> Iterator[None]:
-    import datasets
-
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before

@@ -55,7 +55,6 @@ def numbered(name: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
 
 
 def refused(where: str, what: str, fix: str) -> ConfigError:
-    """The error for data that cannot be used."""
     return ConfigError(Problem(where=where, what=what, fix=fix))
 
 

@@ -124,7 +124,8 @@ class TableSource:
             raise refused(self.place("data.answer_key"), what, fix)
         collector = Collector(source=self.name, has_verifier=self.reward is not None)
         for row in self._complete_rows():
-            if not self._is_wanted(row):
+            chosen = self.options.where.items()
+            if any(str(value_at(row.values, column)) not in _texts(value) for column, value in chosen):
                 collector.skip("not chosen by [data.options] where", place=row.place)
                 continue
             task = self.task(row)
@@ -167,12 +168,9 @@ class TableSource:
             yield from checked
             complete = complete or file
 
-    def _is_wanted(self, row: Row) -> bool:
-        for column, value in self.options.where.items():
-            wanted = value if isinstance(value, list) else [value]
-            if str(value_at(row.values, column)) not in {str(each) for each in wanted}:
-                return False
-        return True
+
+def _texts(value: Any) -> set[str]:
+    return set(map(str, value if isinstance(value, list) else [value]))
 
 
 def extracted(answer: str, how: Extract) -> str:

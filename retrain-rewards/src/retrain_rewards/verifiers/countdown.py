@@ -24,7 +24,6 @@ _ALLOWED = re.compile(r"[0-9+\-*/() ]+", re.ASCII)
 
 
 def question(numbers: Sequence[int], target: int) -> str:
-    """The puzzle in words."""
     listed = ", ".join(map(str, numbers))
     return (
         f"Using the numbers {listed}, write an expression that equals {target}. Use each number exactly once, "
@@ -41,7 +40,6 @@ class CountdownReward:
     """
 
     def score(self, example: Example, text: str) -> Score:
-        """Score one completion."""
         answer = last_boxed(text) or ""
         numbers, target = example.info["nums"], example.info["target"]
         found = evaluated(answer.removesuffix(f"= {target}").removesuffix(f"={target}"))
@@ -50,9 +48,7 @@ class CountdownReward:
         value, used = found
         return Score.of(float(value == target and Counter(used) == Counter(numbers)))
 
-    def answer_in(self, text: str) -> str | None:
-        """The last box of a completion."""
-        return last_boxed(text)
+    answer_in = staticmethod(last_boxed)
 
     def gold(self, example: Example) -> str | None:
         """A solution in a box; None when the search finds none."""

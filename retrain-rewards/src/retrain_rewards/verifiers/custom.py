@@ -35,7 +35,6 @@ class CustomReward:
     is_loaded: ClassVar[bool] = True  # building it has imported the function
 
     def prepare(self) -> None:
-        """Import the function."""
         _function(self.location)
 
     def score(self, example: Example, text: str) -> Score:
@@ -138,7 +137,6 @@ class Location:
 
     @property
     def is_file(self) -> bool:
-        """Whether `module` is a path."""
         return self.module.endswith(".py")
 
 

@@ -26,14 +26,12 @@ class MatchReward:
     reads_numbers: bool = False
 
     def score(self, example: Example, text: str) -> Score:
-        """Score one completion."""
         reference = reference_of(example)
         answer = self.answer_in(text)
         wanted = reference.replace(",", "") if self.reads_numbers else reference
         return Score.of(float(answer is not None and collapsed(answer) == wanted))
 
     def answer_in(self, text: str) -> str | None:
-        """What of a completion is its answer."""
         return last_number(text) if self.reads_numbers else last_boxed(text)
 
     def gold(self, example: Example) -> str:
@@ -42,7 +40,6 @@ class MatchReward:
 
 
 def make_match(context: PluginContext) -> MatchReward:
-    """The `match` reward."""
     return MatchReward(reads_numbers=context.config.table("reward", RewardTable).answer == "last_number")
 
 

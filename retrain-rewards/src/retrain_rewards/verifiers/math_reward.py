@@ -41,6 +41,7 @@ class MathReward:
     """
 
     needs_reference: ClassVar[bool] = True
+    answer_in = staticmethod(last_boxed)
     time_limit_s: float
     strict: bool = True
     accepts_unfinished: bool = False
@@ -52,7 +53,6 @@ class MathReward:
         self.score(Example(id="warm", prompt="", reference=r"\frac{1}{2}"), boxed(r"\sqrt{0.25}"))
 
     def score(self, example: Example, text: str) -> Score:
-        """Score one completion."""
         reference, answer = reference_of(example), last_boxed(text)
         if not answer:
             return Score.of(0.0)
@@ -102,34 +102,28 @@ class MathReward:
         from math_verify import verify
 
         golds, targets = reference.golds, parsed(answer, reference.is_cased)
-        reasons = [] if any(not isinstance(gold, str) for gold in golds) else [f"the reference {_fault(reference)}"]
+        reasons = []
+        if all(isinstance(gold, str) for gold in golds):
+            what = "has no value" if reference.form is not None else "is not mathematics"
+            reasons.append(f"the reference {reference.text[:80]!r} {what}")
         for gold in golds:
             for target in targets:
                 try:
                     if verify(gold, target, timeout_seconds=None, raise_on_error=True):
-                        return Score.of(float(not self.strict or self._is_answer(reference, answer, target, prompt)))
+                        if not self.strict:
+                            return Score.of(1.0)
+                        is_open = self.accepts_unfinished
+                        reason = objection(reference, answer, target, prompt, accept_unfinished=is_open)
+                        return Score.of(float(not reason))
                 except (MemoryError, RecursionError):
                     raise
                 except Exception as error:  # what math-verify or sympy itself cannot compare
                     reasons.append(f"not comparable: {error}")
         return Score.no_verdict(f"{reasons[0]}, and its text differs") if reasons else Score.of(0.0)
 
-    def _is_answer(self, reference: Wanted, answer: str, target: object, prompt: str) -> bool:
-        return not objection(reference, answer, target, prompt, accept_unfinished=self.accepts_unfinished)
-
-    def answer_in(self, text: str) -> str | None:
-        """The last box of a completion."""
-        return last_boxed(text)
-
     def gold(self, example: Example) -> str:
         """The reference in a box: it must score 1."""
         return boxed(example.reference)
-
-
-def _fault(reference: Wanted) -> str:
-    """Why nothing can be compared with a reference."""
-    what = "has no value" if reference.form is not None else "is not mathematics"
-    return f"{reference.text[:80]!r} {what}"
 
 
 def make_math(context: PluginContext) -> MathReward:

@@ -15,10 +15,8 @@ class NoReward:
     gives_verdicts: ClassVar[bool] = False
 
     async def score(self, example: Example, text: str) -> Score:
-        """No verdict."""
         return Score.no_verdict("reward none judges nothing")
 
 
 def make_none(context: PluginContext) -> NoReward:
-    """The reward `none`."""
     return NoReward()

@@ -68,7 +68,7 @@ def environment(url: str, *, max_turns: int = 4, **table: Any) -> OpenEnvEnviron
     settings = OpenEnvSettings(
         table=OpenEnvTable(**{"url": url, "tasks": 3, "max_sessions": CAPACITY, "call_timeout_s": 5.0, **table}),
         clean=Cleaner(special=("<|im_end|>",), max_chars=100),
-        places={"args": "[environment] args"},
+        place="[environment] args",
         limits=Limits(max_turns=max_turns, timeout_s=20.0),
     )
     made: OpenEnvEnvironment = pickle.loads(pickle.dumps(OpenEnvEnvironment(settings)))

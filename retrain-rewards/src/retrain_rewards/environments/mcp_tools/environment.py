@@ -12,7 +12,8 @@ from retrain.api import ConfigError, EpisodeResult, Example, LoadedData, Message
 from retrain_rewards.environments.arguments import require_library
 from retrain_rewards.environments.episode import Episode, TurnLimitError
 from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment
-from retrain_rewards.environments.mcp_tools.settings import McpSettings
+from retrain_rewards.environments.mcp_tools.settings import McpSettings, McpTable
+from retrain_rewards.tables import reward_names
 
 CALL_MARK = "<tool_call>"
 NO_CALL = 'error: what stands between <tool_call> and </tool_call> must be JSON with "name" and "arguments", an object'
@@ -31,18 +32,19 @@ class McpEnvironment(PlayedEnvironment[McpSettings]):
         at_once = table.max_isolated if table.isolate else 0
         self._loop = EpisodeLoop(limits.timeout_s, max_turns=limits.max_turns, at_once=at_once)
         self._shared = SharedServers(self.settings)
+
+        async def tools() -> dict[str, list[str]]:
+            async with self._toolbox() as toolbox:
+                names: dict[str, list[str]] = toolbox.names
+            return names
+
         try:
-            names = self._loop.run(self._tool_names())
+            names = self._loop.run(tools())
         except ServerDiedError as error:
             fix = "start the server by hand to see what it says, or correct args"
             raise ConfigError(Problem(where=self.settings.place, what=str(error), fix=fix)) from error
         notes = tuple(f"MCP server {server!r}: {', '.join(tools)}" for server, tools in names.items())
         return LoadedData(examples=(), notes=notes)
-
-    async def _tool_names(self) -> dict[str, list[str]]:
-        async with self._toolbox() as toolbox:
-            names: dict[str, list[str]] = toolbox.names
-        return names
 
     async def _play(self, episode: Episode) -> None:
         async with self._toolbox() as toolbox:
@@ -104,4 +106,7 @@ class McpEnvironment(PlayedEnvironment[McpSettings]):
 def make_mcp(context: PluginContext) -> McpEnvironment:
     """The environment that `[environment] args` describes; ConfigError on faults found without starting a server."""
     require_library(context, "mcp", "mcp")
-    return McpEnvironment(McpSettings.of(context))
+    if "none" in reward_names(context.config):
+        what, fix = "reward 'none' judges no answer", "choose the reward that judges the episodes' last answers"
+        raise ConfigError(Problem(where=context.config.place("reward.type"), what=what, fix=fix))
+    return McpEnvironment(McpSettings.of(context, McpTable, most_chars="max_result_chars"))

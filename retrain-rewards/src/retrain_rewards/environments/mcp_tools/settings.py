@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 from pydantic import field_validator, model_validator
 
-from retrain.api import ConfigError, PluginContext, Problem, Table, key
-from retrain_rewards.environments.arguments import Limits, arguments_of
-from retrain_rewards.environments.messages import Cleaner
-from retrain_rewards.tables import reward_names
+from retrain.api import Table, key
+from retrain_rewards.environments.arguments import Settings
 
 
 class ServerTable(Table):
@@ -60,30 +57,4 @@ class McpTable(Table):
         return servers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpSettings:
-    """What the environment needs of the configuration."""
-
-    table: McpTable
-    clean: Cleaner
-    place: str  # of `args`, for messages
-    limits: Limits = field(default_factory=Limits)
-    system_prompt: str = ""
-    instruction: str = ""
-
-    @classmethod
-    def of(cls, context: PluginContext) -> McpSettings:
-        """The settings of a run; ConfigError on every fault that shows without starting a server."""
-        config = context.config
-        table = arguments_of(context, McpTable)
-        if "none" in reward_names(config):
-            what, fix = "reward 'none' judges no answer", "choose the reward that judges the episodes' last answers"
-            raise ConfigError(Problem(where=config.place("reward.type"), what=what, fix=fix))
-        return cls(
-            table=table,
-            clean=Cleaner.of(context.tokenizer, table.max_result_chars),
-            place=config.place("environment.args"),
-            limits=Limits.of(context, table.call_timeout_s),
-            system_prompt=config.data.system_prompt,
-            instruction=config.data.instruction,
-        )
+McpSettings = Settings[McpTable]

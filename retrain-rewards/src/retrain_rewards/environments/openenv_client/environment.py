@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,10 +14,9 @@ import httpx
 from pydantic import field_validator
 
 from retrain.api import ConfigError, EpisodeResult, Example, LoadedData, PluginContext, Problem, Score, Table, key
-from retrain_rewards.environments.arguments import Limits, arguments_of, require_library
+from retrain_rewards.environments.arguments import Settings, require_library
 from retrain_rewards.environments.episode import Episode, TurnLimitError
 from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment
-from retrain_rewards.environments.messages import Cleaner
 
 
 class OpenEnvTable(Table):
@@ -41,26 +40,7 @@ class OpenEnvTable(Table):
         return url.rstrip("/")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenEnvSettings:
-    """What the environment needs of the configuration."""
-
-    table: OpenEnvTable
-    clean: Cleaner
-    places: Mapping[str, str]  # of `args` and `args.url`, for messages
-    limits: Limits = field(default_factory=Limits)
-
-    @classmethod
-    def of(cls, context: PluginContext) -> OpenEnvSettings:
-        """The settings of a run; ConfigError on every fault that shows without asking the server."""
-        config = context.config
-        table = arguments_of(context, OpenEnvTable)
-        return cls(
-            table=table,
-            clean=Cleaner.of(context.tokenizer, table.max_observation_chars),
-            places={name: config.place(f"environment.{name}") for name in ("args", "provider")},
-            limits=Limits.of(context, table.call_timeout_s),
-        )
+OpenEnvSettings = Settings[OpenEnvTable]
 
 
 class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
@@ -79,7 +59,7 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
             self._mapping = ActionMapping.of(schema, table.action)
         except ValueError as error:
             fix = "name another field in args.action, or leave it out"
-            raise ConfigError(Problem(where=self.settings.places["args"], what=str(error), fix=fix)) from error
+            raise ConfigError(Problem(where=self.settings.place, what=str(error), fix=fix)) from error
         limits = self.settings.limits
         self._loop = EpisodeLoop(limits.timeout_s, max_turns=limits.max_turns, at_once=table.max_sessions)
         how = f"its {self._mapping.field!r}" if self._mapping.field else "a JSON object"
@@ -128,7 +108,7 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             what = f"no OpenEnv server answers at {_shown(url)}: {type(error).__name__}: {error}"
             fix = "start the server, or correct args.url"
-            raise ConfigError(Problem(where=self.settings.places["args"], what=what, fix=fix)) from error
+            raise ConfigError(Problem(where=self.settings.place, what=what, fix=fix)) from error
         return schema
 
     def _result(self, episode: Episode) -> EpisodeResult:
@@ -140,11 +120,10 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
 def make_openenv(context: PluginContext) -> OpenEnvEnvironment:
     """The environment that `[environment] args` describes; ConfigError on faults found without asking the server."""
     require_library(context, "websockets", "openenv")
-    return OpenEnvEnvironment(OpenEnvSettings.of(context))
+    return OpenEnvEnvironment(OpenEnvSettings.of(context, OpenEnvTable, most_chars="max_observation_chars"))
 
 
 def _shown(url: str) -> str:
-    """The URL without login and query."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 

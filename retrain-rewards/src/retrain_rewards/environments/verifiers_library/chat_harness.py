@@ -70,7 +70,6 @@ class _Tools:
 
     @classmethod
     async def connect(cls, urls: Mapping[str, str], timeout_s: float, stack: AsyncExitStack) -> _Tools:
-        """Ask each server for its tools."""
         if not urls:
             return cls([], {}, {}, None)
         config = {"mcpServers": {name: {"url": url, "timeout": timeout_s} for name, url in urls.items()}}

@@ -41,7 +41,6 @@ class Classic:
         self._tasks = Tasks(settings=settings)
 
     def load(self) -> LoadedData:
-        """Make the environment and read its training data set."""
         self._check_args()
         self._env = self._made()
         for part in _family(self._env):

@@ -109,7 +109,6 @@ class _BrokenVerifier(logging.Handler):
     """Finds failures that the library reports in its log alone."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Record the failure in the states that are being scored."""
         message = record.getMessage()
         if message.startswith(BROKEN):
             _note(_scored.get(), message.splitlines()[0][:300])

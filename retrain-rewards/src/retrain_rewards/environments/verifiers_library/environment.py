@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from retrain.api import EpisodeResult, Example, LoadedData, Observation, PluginContext, Score, install_line
+from retrain_rewards.environments.arguments import require_library
 from retrain_rewards.environments.episode import Episode
 from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment, reason_of
-from retrain_rewards.environments.verifiers_library.locate import check_library, find_module
+from retrain_rewards.environments.verifiers_library.locate import find_module
 from retrain_rewards.environments.verifiers_library.settings import Settings
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class VerifiersEnvironment(PlayedEnvironment[Settings]):
 def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
     """The environment that `[environment]` names; ConfigError on faults found without importing the library."""
     settings = Settings.of(context)
-    check_library(settings)
+    require_library(context, "verifiers", "verifiers")
     return VerifiersEnvironment(settings)
 
 

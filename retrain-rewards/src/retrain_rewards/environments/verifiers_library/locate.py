@@ -11,17 +11,10 @@ import sys
 from difflib import get_close_matches
 from types import ModuleType
 
-from retrain.api import install_line, installed_dependents
+from retrain.api import installed_dependents
 from retrain_rewards.environments.verifiers_library.settings import Settings
 
 BUILT_IN = "verifiers.v1.tasksets"
-
-
-def check_library(settings: Settings) -> None:
-    """ConfigError with the install line when the library is missing; imports nothing."""
-    if importlib.util.find_spec("verifiers") is None:
-        what = f"{settings.id!r} needs the library verifiers, which is not installed"
-        raise settings.problem("id", what, fix=install_line("retrain-rewards", "verifiers"))
 
 
 def find_module(settings: Settings) -> ModuleType:
@@ -77,7 +70,6 @@ LIBRARY_INSTALLER = "verifiers.legacy.scripts.install"  # `vf-install`; the clas
 
 
 def manual_command(settings: Settings) -> str:
-    """The command that installs this environment."""
     return f"pip install prime && prime env install {settings.hub_id}"
 
 

@@ -67,7 +67,6 @@ class Settings:
         return self.id.split("@", 1)[0]
 
     def problem(self, key: str, what: str, *, why: str = "", fix: str = "") -> ConfigError:
-        """A ConfigError about one key of `[environment]`."""
         where = self.places.get(key, f"[environment] {key}")
         return ConfigError(Problem(where=where, what=what, why=why, fix=fix))
 

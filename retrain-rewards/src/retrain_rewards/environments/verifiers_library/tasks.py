@@ -41,7 +41,9 @@ class Tasks:
         except UnsupportedContentError as error:
             what = f"{self.settings.id!r} has tasks with {error}; only text is supported"
             raise self.settings.problem("id", what, fix="choose an environment of text tasks") from error
-        name = self._id(identity)
+        text = json.dumps(dict(identity), sort_keys=True, default=str)
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).hexdigest()
+        name = f"{self.settings.name}-{digest}"
         if name in self.examples:
             return
         answer = reference if isinstance(reference, str) else json.dumps(plain_data(reference))
@@ -64,8 +66,3 @@ class Tasks:
         if duplicates:
             notes.append(f"{self.settings.id}: {duplicates} duplicates dropped")
         return LoadedData(examples=tuple(self.examples.values()), notes=tuple(notes))
-
-    def _id(self, identity: Mapping[str, Any]) -> str:
-        text = json.dumps(dict(identity), sort_keys=True, default=str)
-        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).hexdigest()
-        return f"{self.settings.name}-{digest}"

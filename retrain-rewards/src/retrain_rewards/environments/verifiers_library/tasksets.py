@@ -47,7 +47,6 @@ class Tasksets:
         self._playing: dict[str, tuple[Episode, Any]] = {}  # by the id of the library's trace
 
     def load(self) -> LoadedData:
-        """Make the environment and read its tasks."""
         self._check_kind()
         self._env = self._made()
         self._check_tools()

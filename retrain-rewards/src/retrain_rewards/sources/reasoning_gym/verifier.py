@@ -34,7 +34,6 @@ class GymReward:
 
     @classmethod
     def of(cls, name: str, config: Mapping[str, Any]) -> GymReward:
-        """The verifier of a data set."""
         return cls(name=name, config=json.dumps(dict(config), sort_keys=True))
 
     def score(self, example: Example, text: str) -> Score:
@@ -48,9 +47,7 @@ class GymReward:
             answer = ""
         return Score.of(_data_set(self.name, self.config).score_answer(answer, entry))
 
-    def answer_in(self, text: str) -> str | None:
-        """The last box of a completion."""
-        return last_boxed(text)
+    answer_in = staticmethod(last_boxed)
 
     def gold(self, example: Example) -> str | None:
         """The entry's own answer in a box; None when it has none, or one that a box cannot hold (a lone brace)."""

@@ -54,11 +54,14 @@ class _Prepared(ast.NodeTransformer):
 
     _advances = False
 
-    def visit_Try(self, node: ast.Try) -> ast.AST:
-        return self._within(node, node.body)
+    def visit_Try(self, node: ast.Try | ast.With) -> ast.AST:
+        calls = [_name(each.func) for part in node.body for each in ast.walk(part) if isinstance(each, ast.Call)]
+        before, self._advances = self._advances, not {"next", "__next__", "send"}.isdisjoint(calls)
+        made = self.generic_visit(node)
+        self._advances = before
+        return made
 
-    def visit_With(self, node: ast.With) -> ast.AST:
-        return self._within(node, node.body)
+    visit_With = visit_Try
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
         if node.type and not self._advances:
@@ -72,13 +75,6 @@ class _Prepared(ast.NodeTransformer):
             kinds = _call("__expected__", ast.Tuple(node.args[:number], ast.Load()))
             node.args[:number] = [ast.Starred(kinds, ast.Load()) if name == "suppress" else kinds]
         return self.generic_visit(node)
-
-    def _within(self, node: ast.AST, body: list[ast.stmt]) -> ast.AST:
-        calls = [_name(each.func) for part in body for each in ast.walk(part) if isinstance(each, ast.Call)]
-        before, self._advances = self._advances, not {"next", "__next__", "send"}.isdisjoint(calls)
-        made = self.generic_visit(node)
-        self._advances = before
-        return made
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)

@@ -61,7 +61,6 @@ class CodeReward:
     limits: Limits = field(default_factory=Limits)
 
     def score(self, example: Example, text: str) -> Score:
-        """Score one completion."""
         tests = read_tests(example, self.tests, in_reference=self.in_reference)
         source = text if self.program == "text" else last_program(text)
         if not source.strip():

@@ -83,7 +83,6 @@ class JudgeClient:
         return reply
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._openai.close()
 
     def _without_key(self, text: str) -> str:

@@ -75,17 +75,14 @@ def question_of(example: Example) -> str:
     """The prompt as text: a user's message as it is, a chat turn by turn."""
     if isinstance(example.prompt, str):
         return example.prompt
-    return "\n\n".join(f"{message.get('role', 'user')}: {_content(message)}" for message in example.prompt)
-
-
-def _content(message: Mapping[str, object]) -> str:
-    content = message.get("content", "")
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence):
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        return "\n".join(text for text in texts if isinstance(text, str))
-    return str(content)
+    turns = []
+    for message in example.prompt:
+        content = message.get("content", "")
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+            content = "\n".join(text for text in texts if isinstance(text, str))
+        turns.append(f"{message.get('role', 'user')}: {content}")
+    return "\n\n".join(turns)
 
 
 def _quoted(text: str) -> str:

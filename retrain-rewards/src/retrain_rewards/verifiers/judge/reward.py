@@ -33,7 +33,6 @@ class JudgeReward:
         return JudgeReward, (self.settings,)
 
     async def score(self, example: Example, text: str) -> Score:
-        """Ask the judge about one completion."""
         prompt = judge_prompt(self.settings.rubric, example, text, key=self.settings.marker_key)
         try:
             reply = await self._client().ask(prompt)

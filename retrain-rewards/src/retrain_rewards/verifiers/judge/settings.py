@@ -26,12 +26,10 @@ class JudgeSettings:
 
     @property
     def base_url(self) -> str:
-        """The root of the API."""
         return self.table.judge_base_url.rstrip("/") or OPENAI_URL
 
     @property
     def rubric(self) -> str:
-        """The template of the prompt."""
         return self.table.judge_prompt or DEFAULT_RUBRIC
 
     @property
@@ -47,11 +45,9 @@ class JudgeSettings:
 
     @property
     def is_local(self) -> bool:
-        """True if the judge runs on this machine."""
         return (urlsplit(self.base_url).hostname or "") in LOOPBACK
 
     def key(self) -> str:
-        """The key, read now."""
         return os.environ.get(self.table.judge_api_key_env, "").strip() or (NO_KEY if self.is_local else "")
 
 
