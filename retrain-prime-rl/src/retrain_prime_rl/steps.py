@@ -60,10 +60,8 @@ def find_sent(
     found = max([0, _ledger(output_dir), version, *(step + 1 - first for step in files)])
     if found and not resumes:
         what = f"{output_dir} belongs to an earlier run: its trainer was sent {found} steps"
-        fix = (
-            "empty it and restart the trainer, resume that run, or set first_step = "
-            f"{found + first}, the step that the trainer waits for, to keep its weights"
-        )
+        own = f"first_step = {found + first}, the step that the trainer waits for, to keep its weights"
+        fix = f"empty it and restart the trainer, resume that run, or set {own}"
         raise ConfigError(Problem(where=WHERE, what=what, why="a trainer would read the old batches", fix=fix))
     return found
 
@@ -102,9 +100,7 @@ def refuse_other_trainer(output_dir: Path, wire: str) -> None:
 def _ledger(output_dir: Path) -> int:
     file = output_dir / LEDGER
     try:
-        return int(json.loads(file.read_text(encoding="utf-8"))[SENT])
-    except FileNotFoundError:
-        return 0
+        return int(json.loads(file.read_text(encoding="utf-8"))[SENT]) if file.exists() else 0
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"
         fix = "remove it and set first_step to the step that the trainer waits for"

@@ -41,6 +41,21 @@ class Rank:
         return self.subscriptions > 0 and self.subscribed >= self.announced >= (not is_known)
 
 
+def _sent(
+    socket: zmq.Socket[bytes], message: list[bytes], deadline: float, meanwhile: Callable[[], None] = lambda: None
+) -> bool:
+    """True once the socket has taken the message, False if it did not before the deadline."""
+    while True:
+        try:
+            socket.send_multipart(message, flags=zmq.DONTWAIT)
+            return True
+        except zmq.Again:
+            if time.monotonic() >= deadline:
+                return False
+            meanwhile()
+            time.sleep(POLL_MS / 1000)
+
+
 class Publisher(Transport):
     """Binds `port` for batches (topic `data_rank|<R>|`) and `port + 1` for one message per rank, its number as text."""
 
@@ -119,17 +134,10 @@ class Publisher(Transport):
             rank.needs_resend = False  # the step is yet to be sent
 
     def _publish(self, rank: int, payload: bytes, deadline: float) -> None:
-        message = [TOPIC.format(rank).encode(), payload]
-        while True:
-            try:
-                self._batches.send_multipart(message, flags=zmq.DONTWAIT)
-                return
-            except zmq.Again:
-                if time.monotonic() >= deadline:
-                    what = f"data rank {rank} does not receive: zmq_hwm messages are queued for it"
-                    fix = "find out why the trainer hangs, then resume the run"
-                    raise BackendError(Problem(where=f"step {self._step}", what=what, fix=fix)) from None
-                time.sleep(POLL_MS / 1000)
+        if not _sent(self._batches, [TOPIC.format(rank).encode(), payload], deadline):
+            what = f"data rank {rank} does not receive: zmq_hwm messages are queued for it"
+            fix = "find out why the trainer hangs, then resume the run"
+            raise BackendError(Problem(where=f"step {self._step}", what=what, fix=fix))
 
     def _listen(self) -> None:
         """Process every subscription and announcement received so far."""
@@ -177,19 +185,12 @@ class Pusher(Transport):
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
         """Push the one payload of a step; BackendError when no packer takes it in time."""
-        deadline = time.monotonic() + self._wait_s
         (payload,) = payloads
-        while True:
-            try:
-                self._socket.send_multipart([self._sender, payload], flags=zmq.DONTWAIT)
-                return
-            except zmq.Again:
-                if time.monotonic() >= deadline:
-                    what = f"no packer at {self._address} took step {step} within {self._wait_s:g} s"
-                    fix = "start the trainer with this zmq host and port, or raise ready_wait_s"
-                    raise BackendError(Problem(where="[backend.options] zmq_port", what=what, fix=fix)) from None
-                self._check_stop()  # nothing of this step has been sent yet
-                time.sleep(POLL_MS / 1000)
+        # until it is taken nothing of this step has been sent, so the run may stop
+        if not _sent(self._socket, [self._sender, payload], time.monotonic() + self._wait_s, self._check_stop):
+            what = f"no packer at {self._address} took step {step} within {self._wait_s:g} s"
+            fix = "start the trainer with this zmq host and port, or raise ready_wait_s"
+            raise BackendError(Problem(where=WHERE, what=what, fix=fix))
 
     def close(self) -> None:
         if not self._context.closed:

@@ -211,8 +211,6 @@ def _read_state(folder: Path, config: Config) -> dict[str, object]:
             raise ValueError("state_path is no tinker:// path")
         int(str(state["policy_version"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, BackendError):
-            raise
         what = f"cannot be used: {type(error).__name__}: {error}"
         raise BackendError(Problem(where=str(path), what=what, fix=fix)) from error
     return state

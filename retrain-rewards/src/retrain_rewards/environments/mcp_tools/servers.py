@@ -54,9 +54,8 @@ class Toolbox:
         found = {tool.name: tool for tool in await _tools_of(server.session)}
         names = list(wanted or found)
         if missing := [name for name in names if name not in found]:
-            raise ServerDiedError(
-                f"server {server.name!r} has no tool {missing[0]!r}, only: {', '.join(found) or 'none'}"
-            )
+            known = ", ".join(found) or "none"
+            raise ServerDiedError(f"server {server.name!r} has no tool {missing[0]!r}, only: {known}")
         for name in names:
             if name in self._servers:
                 both = f"{self._servers[name].name!r} and {server.name!r}"
