@@ -25,37 +25,27 @@ OWN_FLAGS = {"vllm": FLAGS, "sglang": FLAGS, "max": {"dtype": "--quantization-en
 def unsupported_keys(config: Config, plugins: Plugins, servers: Collection[str]) -> list[Problem]:
     """One problem per key that is not at its default and that the traits of the engine do not list.
 
-    `servers` names the engines that are servers, which have options of their own for some of these keys.
+    `servers` names the engines that are servers, which have separate options for some of these keys.
     A backend that samples without an engine refuses them itself.
     """
-    table = config.inference
+    table, default = config.inference, InferenceTable()
     entries = plugins.find(Kind.INFERENCE_ENGINE, table.engine)
     traits = entries[0].spec.traits if len(entries) == 1 else None
     if not isinstance(traits, EngineTraits):
         return []
-    default = InferenceTable()
-    changed = [name for name in KEYS if getattr(table, name) != getattr(default, name)]
-    return [
-        _refused(config, table, name, is_server=table.engine in servers)
-        for name in changed
-        if name not in traits.honours
-    ]
-
-
-def _refused(config: Config, table: InferenceTable, name: str, *, is_server: bool) -> Problem:
-    engine = table.engine
-    what = f"{name} = {getattr(table, name)!r} would have no effect: "
-    if not is_server:
-        what += f"engine {engine!r} does not support it"
-        fix = f"remove it, or keep the default {getattr(InferenceTable(), name)!r}"
-    else:
-        what += f"the server of engine {engine!r} sets it when it starts"
-        flag = OWN_FLAGS.get(engine, {}).get(name)
-        fix = f"remove it, and {f'start the server with {flag}' if flag else 'set it where the server starts'}"
-    return Problem(where=config.place(f"inference.{name}"), what=what, fix=fix)
-
-
-# A teacher on the server that samples: there the weights change with every step, and adapters are loaded.
+    problems = []
+    for name in KEYS:
+        value = getattr(table, name)
+        if value == getattr(default, name) or name in traits.honours:
+            continue
+        why, fix = f"engine {table.engine!r} does not support it", "remove it"
+        if table.engine in servers:
+            why = f"the server of engine {table.engine!r} sets it when it starts"
+            flag = OWN_FLAGS.get(table.engine, {}).get(name, "its own option for it")
+            fix = f"remove it, and start the server with {flag}"
+        what = f"{name} = {value!r} would have no effect: {why}"
+        problems.append(Problem(where=config.place(f"inference.{name}"), what=what, fix=fix))
+    return problems
 
 
 THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})

@@ -91,7 +91,7 @@ class Client:
         self.admin_urls = settings.admin_urls
         self._connections = Connections((*settings.urls, *settings.admin_urls), settings.headers)
         self.retries = 0
-        self._thread = threading.Thread(target=self._run_loop, name="inference", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="inference", daemon=True)
         self._thread.start()
 
     def run(
@@ -251,9 +251,8 @@ class Client:
         except TimeoutError:
             raise self._failed(server, f"no answer within {loop.time() - started:.3g} s") from None
         except httpx.HTTPError as error:
-            raise self._failed(
-                server, _described(error), was_reached=not isinstance(error, httpx.ConnectError)
-            ) from None
+            text, was_reached = f"{type(error).__name__}: {error}", not isinstance(error, httpx.ConnectError)
+            raise self._failed(server, text.removesuffix(": "), was_reached=was_reached) from None
         if response.status_code == TOO_MANY:
             self.pool.reduce_room(server)
         if response.status_code in TRANSIENT or (
@@ -311,10 +310,6 @@ class Client:
             for index, call in enumerate(calls):
                 group.create_task(send_one(index, call))
 
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
 
 class _TransientError(Exception):
     def __init__(self, text: str, *, is_bad_answer: bool = False, was_reached: bool = True) -> None:
@@ -367,10 +362,6 @@ def _message(response: httpx.Response) -> str:
         error = found.get("error", found) if isinstance(found, dict) else found
         text = str(error.get("message") or error.get("detail") or error) if isinstance(error, dict) else str(error)
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:300] or "no reason given"
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _retry_after_s(response: httpx.Response) -> float:

@@ -104,9 +104,6 @@ class CommonRoutes:
         raise ConfigError(Problem(where="[inference] engine", what=what, fix=fix))
 
 
-# A completion as a server returns it, and the checks it must pass before anything uses it.
-
-
 ROUNDING = 1e-3  # nats by which rounding may lift a log-probability above 0
 LENGTH_REASONS = frozenset({"length", "max_tokens"})
 STOP_REASONS = frozenset({"stop", "eos", "stop_token"})

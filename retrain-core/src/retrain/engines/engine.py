@@ -261,9 +261,6 @@ class ServerEngine:
         return ConfigError(Problem(where=server, what=what, why=why, fix=fix))
 
 
-# Behaviour log-probabilities of a sample: the engine's own, or recomputed with the training model.
-
-
 COMPARED_ROWS = 8  # of each batch, where the comparison costs an extra forward pass
 
 

@@ -103,16 +103,12 @@ class ServerTeacher:
 
         def read(answer: Any) -> list[GivenToken]:
             given = self._dialect.parse_given_tokens(answer, tokens)
-            for entry in given:
-                _require_logprob(entry.logprob)
+            for value in (entry.logprob for entry in given):
+                if type(value) not in (int, float) or not math.isfinite(value) or not IMPOSSIBLE < value <= ROUNDING:
+                    raise BadAnswerError(f"{value!r} is not a log-probability")
             return given
 
         return Call(path=path, body=body, read=read, server=server, label=label)
-
-
-def _require_logprob(value: Any) -> None:
-    if type(value) not in (int, float) or not math.isfinite(value) or not IMPOSSIBLE < value <= ROUNDING:
-        raise BadAnswerError(f"{value!r} is not a log-probability")
 
 
 def _logprobs(given: Sequence[GivenToken], row: ActionRow) -> Floats:

@@ -157,9 +157,6 @@ def require_distribution(
         raise ConfigError(Problem(where=f"[algorithm] {weighed_by}", what=what, why=why, fix=fix))
 
 
-# What a server is probed with: prompts of many lengths, and an adapter whose effect cannot be missed.
-
-
 PROBE_TEXT = (
     "A small town kept its records in a long, cold hall. Every spring the clerk counted 17 boxes, opened 4 of them, "
     "and wrote down what was inside: letters, maps, a broken clock, 250 coins. Then he asked himself: how many are "

@@ -57,9 +57,6 @@ class OpenAI(VLLM):
         return replace(raw, tokens=self._text_ids.ids(texts))
 
 
-# Token ids from the texts of tokens, for servers that return no ids: exact, or refused.
-
-
 ID_PREFIX = "token_id:"  # some servers write the id itself in place of the text
 
 

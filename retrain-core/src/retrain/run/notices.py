@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from retrain.credit.flow import CreditFlow
-from retrain.kernel.config.keys import Key, keys_of
+from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.contracts.losses import LossTraits
@@ -28,7 +28,8 @@ def without_effect(config: Config, plugins: Plugins, flow: CreditFlow, tables: M
     found: dict[tuple[str, str], list[str]] = {}
     for table, entry in tables.items():
         for key in keys_of(table, entry.model, entry.traits):
-            needs = key.needs.split(" or ") if key.needs and _is_set(config, key) else []
+            is_set = key.path in config.origins and config.value(key.path, key.default) != key.default
+            needs = key.needs.split(" or ") if key.needs and is_set else []
             if needs and not any(_is_met(config, need, parts) for need in needs):
                 found.setdefault((table, key.needs), []).append(key.name)
     return [f"[{table}] {', '.join(names)}: no effect {_missing(needs)}" for (table, needs), names in found.items()]
@@ -84,10 +85,6 @@ def _weighed(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[str
         f"advantage {spec.name!r} is not trained on as it is: {which} changes it token by token; "
         'transform_mode = "none" keeps it'
     )
-
-
-def _is_set(config: Config, key: Key) -> bool:
-    return key.path in config.origins and config.value(key.path, key.default) != key.default
 
 
 def _is_met(config: Config, need: str, parts: set[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,6 @@ SMALLEST_RANK = 1  # of the adapter beside a model that is only used: its B is 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Shown:
-    """What a backend samples from: shared by everything that is made from one `Opened` by `dataclasses.replace`."""
-
-    folder: Path | None = None  # a backend that was just built has the base
-    is_known: bool = True
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
 class Opened:
     """A policy that samples.
 
@@ -48,7 +40,8 @@ class Opened:
     plugins: Plugins
     context: PluginContext
     backend: Backend
-    _shown: _Shown = field(default_factory=_Shown, repr=False)
+    _folder: Path | None = None  # a backend that was just built has the base
+    _is_known: bool = True
 
     @property
     def tokenizer(self) -> Any:
@@ -60,12 +53,11 @@ class Opened:
 
         BackendError when it does not fit the base, or the backend cannot change what it samples from.
         """
-        shown = self._shown
-        if shown.is_known and folder == shown.folder:
+        if self._is_known and folder == self._folder:
             return
-        shown.is_known = False  # what a failure leaves is the backend's own affair
+        self._is_known = False  # unless the backend succeeds
         use_weights(self.backend, folder, self.config)
-        shown.folder, shown.is_known = folder, True
+        self._folder, self._is_known = folder, True
 
 
 def subject_config(
@@ -84,7 +76,8 @@ def subject_config(
         own |= {"model.model": subject.model, "model.lora_rank": SMALLEST_RANK}
     if subject.kind is SubjectKind.ADAPTER and subject.folder:
         own |= adapter_shape(subject.folder)
-    given = [f"--set={path}={_text(value)}" for path, value in own.items() if path in known]
+    texts = {path: str(value).lower() if isinstance(value, bool) else value for path, value in own.items()}
+    given = [f"--set={path}={text}" for path, text in texts.items() if path in known]
     return load_file(file, [*given, *overrides], plugins)
 
 
@@ -116,7 +109,3 @@ def opened(
         yield policy
     finally:
         backend.close()
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

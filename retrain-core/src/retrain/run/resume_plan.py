@@ -175,19 +175,16 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key], p
         is_course = key.path == STEPS and course.falls
         if (key.free_on_resume and not is_course) or key.path in free or key.table not in now:
             continue
-        old = before.get(key.table, {}).get(key.name, key.default)
-        new = manifest["seed"] if _keeps_seed(key, config) else now[key.table].get(key.name, key.default)
-        old = manifest["seed"] if key.path == "training.seed" else old
+        old, new = (values.get(key.table, {}).get(key.name, key.default) for values in (before, now))
+        if key.path == "training.seed":
+            old = manifest["seed"]
+            new = old if config.training.seed < 0 else new
         if key.path == OPTIONS:
             old, new = ({name: each[name] for name in each if name not in free_names} for each in (old, new))
         if old != new:
             why = COURSE.format(course.schedule) if is_course else ""
             found.append(Difference(path=key.path, before=old, now=new, place=config.place(key.path), why=why))
     return found
-
-
-def _keeps_seed(key: Key, config: Config) -> bool:
-    return key.path == "training.seed" and config.training.seed < 0
 
 
 PATHS = frozenset({"backend.devices", "backend.options"})

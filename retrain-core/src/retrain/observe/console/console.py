@@ -87,9 +87,6 @@ def _handler(logger: logging.Logger, handler: logging.Handler, level: int) -> It
         logger.propagate = before[1]
 
 
-# Lines of a run in a notebook: one display per cell that is updated in place, so that a long run does not flood it.
-
-
 LAST_LINES, LAST_WARNINGS = 15, 10
 PAUSE_S = 0.2  # between two updates
 SHOWN = Markup('<pre style="white-space: pre-wrap; line-height: 1.3; margin: 0">{}</pre>')  # escapes what it formats

@@ -163,9 +163,6 @@ def next_commands(run: Path, plugins: Plugins, checkpoint: Path | None, *, is_ev
     return [f"{program()} {NEXT[name].format(**shown)}" for name in usable[:MOST_NEXT]]
 
 
-# Where nobody sees the live panel: a line about the phase after every half minute without one.
-
-
 SILENCE_S = 30.0
 
 
@@ -200,8 +197,6 @@ class ProgressLines:
         while not self._ended.wait(max(0.0, self.last_line + self._silence_s - time.monotonic())):
             if time.monotonic() - self.last_line >= self._silence_s:
                 self.last_line = time.monotonic()
-                LOG.log(PROGRESS_LEVEL, "%s", self._line())
-
-    def _line(self) -> str:
-        step, phase, since = self._current
-        return "  " + phase_text(phase, step, time.monotonic() - since, progress_of(self._context, phase, since))
+                step, phase, since = self._current
+                progress = progress_of(self._context, phase, since)
+                LOG.log(PROGRESS_LEVEL, "  %s", phase_text(phase, step, time.monotonic() - since, progress))

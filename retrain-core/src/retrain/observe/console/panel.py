@@ -119,13 +119,14 @@ class LiveDisplay(Watcher):
         step = f"step {min(self._step + 1, total)}/{total}" if self._step >= 0 else f"SFT, {warm_up_left(self._step)}"
         batch = self._batch if self._phase == "training" else ""
         done = "  ".join(filter(None, (progress_text(data, has_time=False), batch)))
+        held_out = " → ".join(f"{100 * rate:.1f}%" for rate in self._evals[-6:]) or ABSENT
         rows: list[RenderableType] = [
             _row(f"{self._run.condition} on {config.model.model}", style="bold magenta"),
             self._bar_row(step, self._done / max(total, 1), self._time_left(total - self._done), is_run=True),
             self._bar_row(phase, share_of(data), passing),
             _row(done, style="dim", indent=LABEL_COLUMNS + 1),
             self._rate_row("correct", self._rates, "green"),
-            _row(f"held-out {self._held_out()}  {self._held_out_reward}"),
+            _row(f"held-out {held_out}  {self._held_out_reward}"),
         ]
         rows += [self._rate_row("shadow", self._shadow_rates, "yellow")] if self._shadow_rates else []
         return Group(*rows, *(_row(shown) for shown in (self._reward, self._rounds, self._teacher) if shown))
@@ -142,17 +143,13 @@ class LiveDisplay(Watcher):
         head.add_row(self._spinner, Text(label, style="bold", no_wrap=True, overflow="ellipsis"))
         bar = ProgressBar(total=None if share is None else 1.0, completed=share or 0.0, pulse=share is None)
         percent = "" if share is None else f"{100 * share:.0f}%"
-        style = "bold green" if not is_run else "bold"
-        grid.add_row(head if is_run else Text(label, style=style), bar, percent, Text(time_text, style="cyan"))
+        grid.add_row(head if is_run else Text(label, style="bold green"), bar, percent, Text(time_text, style="cyan"))
         return grid
 
     def _rate_row(self, label: str, rates: Sequence[float], style: str) -> Text:
         rate = f"{100 * rates[-1]:.1f}%" if rates else ABSENT
         width = max(1, min(60, self.console.width - 20))
         return _row(f"{label:<8} {rate}").append(f"  {sparkline(rates, width)}", style=style)
-
-    def _held_out(self) -> str:
-        return " → ".join(f"{100 * value:.1f}%" for value in self._evals[-6:]) or ABSENT
 
     def _time_left(self, steps: int) -> str:
         if not self._times_s:

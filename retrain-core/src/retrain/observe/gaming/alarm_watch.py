@@ -82,9 +82,6 @@ class AlarmWatch:
             stream.write(f"{redacted_json([record])[0]}\n")
 
 
-# `gaming.jsonl`: for each alarm the completions that were paid and not confirmed, and the tokens by credit.
-
-
 MOST_NAMED = 100  # completions of an alarm
 MOST_TOKENS = 8
 MOST_STEPS = 40  # whose records are read

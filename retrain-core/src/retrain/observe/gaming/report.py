@@ -42,9 +42,6 @@ def _lines(alarm: Mapping[str, Any]) -> Iterator[str]:
     yield "All of them are in gaming.jsonl."
 
 
-# The curves of reward and shadow, side by side, as a section of a report.
-
-
 MOST_POINTS = 200
 PLOTS = (  # title, note, the reward's field and the shadow's
     ("Correct rate, training batches", "each step has other prompts", "correct_rate", "shadow_correct_rate"),

@@ -74,9 +74,6 @@ def _compared(pairs: Sequence[tuple[float, float]], correct_above: float) -> tup
     return math.fsum(shadows) / len(pairs), rate / len(pairs), gap / len(pairs)
 
 
-# Configurations of a shadow that are refused before anything loads.
-
-
 OF_THE_RUN = ("type", "weights", "shadow", "shadow_params")  # keys of [reward] that no shadow has
 
 

@@ -26,7 +26,8 @@ def eval_metrics(
     (arXiv:2107.03374).
     """
     samples = len(scores[0])
-    right_E = np.array([sum(_is_right(score, correct_above) for score in example) for example in scores])
+    values_E = [[score.value for score in example if score.value is not None] for example in scores]
+    right_E = np.array([sum(value > correct_above for value in values) for values in values_E])
     rate = float(right_E.mean() / samples)
     low, high = rate_interval(right_E / samples, samples, clusters_E)
     metrics: dict[str, float | int] = {
@@ -88,7 +89,3 @@ def _spread(rates_E: np.ndarray, clusters_E: Sequence[object]) -> tuple[float, f
     expected = float((weight_C**2 * (1.0 - 2.0 * weight_C + total)).sum())
     found = float((weight_C**2 * (rate_C - rates_E.mean()) ** 2).sum())
     return (total * found / expected if len(size_C) > 1 else 0.0), 1.0 / total
-
-
-def _is_right(score: Score, correct_above: float) -> bool:
-    return score.value is not None and score.value > correct_above

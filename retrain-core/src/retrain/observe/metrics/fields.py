@@ -44,6 +44,7 @@ def reward_metrics(groups: Sequence[Group]) -> Fields:
     tied = sum(len(set(group)) < len(group) for group in eligible)
     uniform = sum(len(set(group)) == 1 for group in eligible)
     pairs = sum(math.comb(len(group), 2) for group in eligible)
+    tied_pairs = sum(math.comb(count, 2) for group in eligible for count in Counter(group).values())
     fields: Fields = {"mean_reward": float(np.mean(flat)), **quantiles("reward", flat)} if flat else {}
     return fields | {
         "correct_rate": sum(num_correct(group) for group in groups) / total,
@@ -54,7 +55,7 @@ def reward_metrics(groups: Sequence[Group]) -> Fields:
         "reward_uniform_groups": uniform,
         "reward_tie_group_rate": tied / max(len(eligible), 1),
         "reward_uniform_group_rate": uniform / max(len(eligible), 1),
-        "reward_tie_pair_rate": sum(map(_tied_pairs, eligible)) / max(pairs, 1),
+        "reward_tie_pair_rate": tied_pairs / max(pairs, 1),
         "reward_unique_fraction_mean": float(np.mean([len(set(g)) / len(g) for g in eligible])) if eligible else 0.0,
     }
 
@@ -114,7 +115,3 @@ def quantiles(name: str, values: Sequence[float]) -> dict[str, float]:
     """`{name}_p10`, `_p50`, `_p90`: the smallest of `values` that at least 10, 50 and 90 % of them do not exceed."""
     ordered = sorted(values)
     return {f"{name}_p{percent}": float(ordered[-(-percent * len(ordered) // 100) - 1]) for percent in PERCENTILES}
-
-
-def _tied_pairs(values: Sequence[float]) -> int:
-    return sum(math.comb(count, 2) for count in Counter(values).values())
