@@ -218,7 +218,8 @@ def reading_notes(material: Material, charts: Sequence[Chart]) -> list[str]:
         )
     elif any(curve.is_interval for chart in charts for curve in chart.curves.values()):
         lines.append("One run per condition: shades around held-out rates are their 95 % intervals over examples.")
-    width = _width(charts)
+    dense = next((chart for chart in charts if not chart.spec.is_eval and chart.x_P.size > 1), None)
+    width = round(float(dense.x_P[1] - dense.x_P[0])) if dense else 1
     if material.stride > 1:
         lines.append(f"Downsampled: of the training steps one in {material.stride} was read, and every evaluation.")
     if width > material.stride:
@@ -234,11 +235,6 @@ def reading_notes(material: Material, charts: Sequence[Chart]) -> list[str]:
             f"Only {len(material.drawable)} conditions have curves here; `retrain report RUN...` draws any others."
         )
     return lines
-
-
-def _width(charts: Sequence[Chart]) -> int:
-    dense = next((chart for chart in charts if not chart.spec.is_eval and chart.x_P.size > 1), None)
-    return round(float(dense.x_P[1] - dense.x_P[0])) if dense else 1
 
 
 def _figure(chart: Chart, indices: Mapping[str, int], charts: Sequence[Chart]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.seeding import Seeds
-from retrain.records.reading import last_record, number, parse_record
+from retrain.records.reading import last_record, number, parse_record, table_of
 from retrain.records.record_names import GENERATIONS
 from retrain.report.gather import Material, ReportRun, evaluated_steps
 from retrain.report.parts import Fold, Heading, Link, Links, Part, Section, Tiles, note
@@ -114,6 +114,11 @@ def card_of(record: Mapping[str, Any], *, kind: str, offset: int) -> Card:
     tokens = number(record.get("num_tokens"))
     names = ("group", "index", "example_id", "outcome", "stop_reason")
     texts: dict[str, Any] = {name: str(record.get(name, "")) for name in names}
+    given = table_of(record, "reward_parts").items()
+    rewards = [(str(name), part) for name, each in given if (part := number(each)) is not None]
+    tokens_shown = record.get("top_surprisal_tokens")
+    tokens_shown = tokens_shown[:TOKENS_SHOWN] if isinstance(tokens_shown, list) else []
+    surprisals = [(str(e.get("token", "")), number(e.get("surprisal"))) for e in tokens_shown if isinstance(e, dict)]
     texts |= {name: excerpt(record.get(name)) for name in ("prompt", "completion", "reference", "detail")}
     return Card(
         kind=kind,
@@ -122,8 +127,8 @@ def card_of(record: Mapping[str, Any], *, kind: str, offset: int) -> Card:
         reward=number(record.get("reward")),
         num_tokens=None if tokens is None else int(tokens),
         trained=record.get("trained") is True,
-        rewards=_parts(record.get("reward_parts")),
-        surprisals=tuple(_surprisals(record.get("top_surprisal_tokens"))),
+        rewards=dict(rewards[:PARTS_SHOWN]),
+        surprisals=tuple((token, value) for token, value in surprisals if value is not None),
     )
 
 
@@ -142,18 +147,6 @@ def _as_text(value: object) -> str:
     if isinstance(value, list) and all(isinstance(each, dict) and "content" in each for each in value):
         return "\n\n".join(f"{each.get('role', '')}: {each['content']}" for each in value)
     return "" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def _parts(value: object) -> dict[str, float]:
-    found = value.items() if isinstance(value, dict) else ()
-    numbers = {str(name): part for name, each in found if (part := number(each)) is not None}
-    return dict(list(numbers.items())[:PARTS_SHOWN])
-
-
-def _surprisals(value: object) -> list[tuple[str, float]]:
-    found = value[:TOKENS_SHOWN] if isinstance(value, list) else []
-    pairs = [(str(each.get("token", "")), number(each.get("surprisal"))) for each in found if isinstance(each, dict)]
-    return [(token, surprisal) for token, surprisal in pairs if surprisal is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,9 @@ def gather(paths: Sequence[Path]) -> Material:
     manifest = read_object(source.campaign / CAMPAIGN_FILE) if source.campaign else {}
     num_lines = sum(Run(each.folder).num_steps for each in source.candidates if each.folder)
     stride = max(1, math.ceil(num_lines / MOST_LINES))
-    entries = {entry.get("run_name"): entry for entry in _entries(manifest)}
+    listed = manifest.get("runs")
+    listed = listed if isinstance(listed, list) else []
+    entries = {entry.get("run_name"): entry for entry in listed if isinstance(entry, dict)}
     runs = tuple(_run(each, entries.get(each.name, {}), stride) for each in source.candidates)
     return Material(
         source=source,
@@ -190,11 +192,6 @@ def _shown(source: Source, study: Study | None) -> tuple[str, ...]:
     labels = [label for _, label in ranked if label != study.baseline]
     chosen = {study.baseline, *labels[: MOST_SHOWN - 3], *labels[-2:]}
     return tuple(label for label in source.conditions if label in chosen)
-
-
-def _entries(manifest: Record) -> list[Mapping[str, object]]:
-    found = manifest.get("runs")
-    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
 def evaluated_steps(run: ReportRun) -> list[int]:

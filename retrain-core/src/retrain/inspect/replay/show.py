@@ -8,6 +8,7 @@ from typing import Any
 from retrain.text.tables import table_lines
 
 SEVERAL = "The run took {} updates with these rows; compared is the gradient of all of them before the first one."
+HEADS = ("", "cosine", "95 % of resampled groups", "norm / taken", "clipped", "tokens", "groups")
 ZERO = "The gradient taken is 0, so it has no direction to compare with."
 Data = Mapping[str, Any]
 
@@ -16,7 +17,7 @@ def lines(data: Data) -> list[str]:
     """The console's lines."""
     found = [f"Step {data['step']} of {data['run']}", *_told_as_it_was(data["as_it_was"])]
     if len(data["conditions"]) > 1:
-        found += ["", *_table(data)]
+        found += ["", *table_lines(HEADS, map(_row, data["conditions"]))]
         if data["conditions"][0]["cosine"] is None:
             found += ["", ZERO]
         for condition in data["conditions"][1:]:
@@ -41,11 +42,6 @@ def _told_as_it_was(found: Data) -> list[str]:
         f"    step {each['step']} {each['field']}: {each['now']}, recorded {each['was']}" for each in found["different"]
     ]
     return [*told, *(f"    {name} differs from that of {found['after']}" for name in other)]
-
-
-def _table(data: Data) -> list[str]:
-    heads = ("", "cosine", "95 % of resampled groups", "norm / taken", "clipped", "tokens", "groups")
-    return table_lines(heads, map(_row, data["conditions"]))
 
 
 def _row(condition: Data) -> tuple[str, ...]:

@@ -93,22 +93,19 @@ def completions_of(file: Path, step: int, *, first: int, shown: str, correct_abo
             for offset, line in lines_of(stream, step, most_bytes=STEP_BYTES):
                 size += len(line)
                 record = record_of(line)
-                if record is None or not _is_shown(
-                    sample := card_of(record, kind="", offset=offset), shown, correct_above
-                ):
+                if record is None:
+                    continue
+                item = _item(card_of(record, kind="", offset=offset), correct_above)
+                right = item["is_right"]
+                kinds = {"not trained": not item["trained"], "right": right is True, "wrong": right is False}
+                if not kinds.get(shown, True):
                     continue
                 if first <= count < first + AT_A_TIME:
-                    items.append(_item(sample, correct_above))
+                    items.append(item)
                 count += 1
     except OSError:  # removed meanwhile
         return {"step": step, "first": first, "count": 0, "items": [], "is_cut": False}
     return {"step": step, "first": first, "count": count, "items": items, "is_cut": size > STEP_BYTES}
-
-
-def _is_shown(sample: Card, shown: str, correct_above: float) -> bool:
-    if shown == "not trained":
-        return not sample.trained
-    return shown == "all" or (sample.reward is not None and (sample.reward > correct_above) == (shown == "right"))
 
 
 def _item(sample: Card, correct_above: float) -> dict[str, Any]:

@@ -190,9 +190,11 @@ def past_runs(config: Config, folder: Path | None = None) -> Past:
     same_work: list[Mapping[str, Any]] = []
     same_process: list[Mapping[str, Any]] = []
     now, folder = config.as_dict(), folder or Path(config.logging.log_dir).expanduser().parent
+    this_machine = {"machine": platform.machine(), "cores": os.cpu_count()}
     for manifest in islice(_manifests(folder), MAX_RUNS):
         measured = table_of(manifest, "capacity", "measured")
-        if not measured or not _is_here(manifest):
+        hardware = table_of(manifest, "hardware")
+        if not measured or any(hardware.get(name) != value for name, value in this_machine.items()):
             continue
         if _agree(manifest, now, SAME_PROCESS):
             same_process.append(measured)
@@ -231,11 +233,6 @@ def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
         if RUN_FILE in files:
             with suppress(ConfigError):
                 yield Run(run).manifest
-
-
-def _is_here(manifest: Mapping[str, Any]) -> bool:
-    hardware, wanted = table_of(manifest, "hardware"), {"machine": platform.machine(), "cores": os.cpu_count()}
-    return all(hardware.get(name) == value for name, value in wanted.items())
 
 
 def _agree(manifest: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[tuple[str, str], ...]) -> bool:
@@ -310,21 +307,20 @@ def run_time(config: Config, past: Past, *, steps_done: int = 0) -> RunTime:
     step_s, each_s = past.median_step_time_s, past.eval_completion_s if completions else 0.0
     share = partial(_share, config, each_s * step_size / step_s if each_s is not None and step_s else ASSUMED_SHARE)
     runs = f"{schedule.runs} runs x " if schedule.runs > 1 else ""
-    longer = f"the evaluations take longer than the training, about {share():.1f} times its time"
+    warning = ""
+    if share() > 1.0:
+        from retrain.tools.capacity.advice import shorter_evaluations  # few configurations need it
+
+        longer = f"the evaluations take longer than the training, about {share():.1f} times its time"
+        warning = f"{longer}: {shorter_evaluations(config, share)}"
     return RunTime(
         schedule=schedule,
         training=f"{runs}{counted(steps, 'step')}",
         evaluation=f"{runs}{counted(number, 'evaluation')} of {counted(completions, 'completion')}" if number else "",
         training_s=None if step_s is None else schedule.seconds(steps * step_s),
         evaluation_s=None if each_s is None else schedule.seconds(number * completions * each_s),
-        warning=f"{longer}: {_fix(config, share)}" if share() > 1.0 else "",
+        warning=warning,
     )
-
-
-def _fix(config: Config, share: partial[float]) -> str:
-    from retrain.tools.capacity.advice import shorter_evaluations  # few configurations need it
-
-    return shorter_evaluations(config, share)
 
 
 def _share(config: Config, of_step: float, **changes: int) -> float:

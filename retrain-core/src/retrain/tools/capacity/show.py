@@ -29,11 +29,14 @@ def text(forecast: Forecast, *, has_time: bool = True) -> str:
         f"Memory on {work.device}, when every completion reaches its limit:",
         *_always(found.phases),
     ]
+    limit = forecast.limit_bytes
+    of_limit = f", {100 * found.peak_bytes / limit:.0f} % of {size(limit)}" if limit else ""
+    at_once = "" if work.is_served else f"{found.at_once:,d} of {work.most_sampled:,d} completions sampled, "
     lines += [f"  {phase.name:<9} {_parts(phase.parts)}; peak {size(phase.peak_bytes)}" for phase in found.phases]
     lines += [
-        f"  peak      {size(found.peak_bytes)} in {found.worst.name}{_of_limit(forecast)}",
+        f"  peak      {size(found.peak_bytes)} in {found.worst.name}{of_limit}",
         f"  biggest   {found.biggest}",
-        f"  at once   {_at_once(forecast)}packs of {found.pack_tokens:,d} tokens",
+        f"  at once   {at_once}packs of {found.pack_tokens:,d} tokens",
     ]
     if found.needed_bytes < found.peak_bytes:
         lines.append(f"  at least  {size(found.needed_bytes)}, with one completion at a time")
@@ -101,23 +104,11 @@ def _past(forecast: Forecast) -> str:
     return "one run here" if forecast.past.runs == 1 else f"{forecast.past.runs} runs here"
 
 
-def _of_limit(forecast: Forecast) -> str:
-    limit = forecast.limit_bytes
-    if not limit:
-        return ""
-    return f", {100 * forecast.estimate.peak_bytes / limit:.0f} % of {size(limit)}"
-
-
 def _always(phases: Sequence[MemoryPhase]) -> list[str]:
     """Resident memory, printed once if all phases share a device."""
     if all(phase.resident == phases[0].resident for phase in phases):
         return [f"  always    {_parts(phases[0].resident)}"]
     return [f"  always    in {phase.name}: {_parts(phase.resident)}" for phase in phases]
-
-
-def _at_once(forecast: Forecast) -> str:
-    work = forecast.work
-    return "" if work.is_served else f"{forecast.estimate.at_once:,d} of {work.most_sampled:,d} completions sampled, "
 
 
 def _parts(parts: Mapping[str, int]) -> str:

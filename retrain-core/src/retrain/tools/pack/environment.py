@@ -159,7 +159,7 @@ def make_environment(
         _run([str(python), "-I", *PIP, "download", *options, *wanted], environ)
     files = [*_checked_downloads(contents, wheels, downloads, other_builds=other_builds)]
     hashes = [(unpacked / wheel.packed.member, wheel.sha256) for wheel in wheels]
-    hashes += [(file, _sha256(file)) for file in files]
+    hashes += [(file, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
     listed = folder / "requirements.txt"
     listed.write_text("".join(f"{file.as_uri()} --hash=sha256:{digest}\n" for file, digest in hashes), encoding="utf-8")
     options = ["--no-index", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement", str(listed)]
@@ -204,11 +204,6 @@ def _digest(read: ReadWheel) -> str:
         elif kind in ("purelib", "platlib"):
             files[inside] = digest
     return digest_of({path: each for path, each in files.items() if not path.partition("/")[0].endswith(METADATA)})
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _run(command: list[str], environ: Mapping[str, str]) -> None:

@@ -69,7 +69,9 @@ def command(
     result = run_job(request.adapter, request.settings, report, wandb=request.config.as_dict()["logging"])
     measured = _measure(request, result, run, plugins) if with_eval else None
     if as_json:
-        click.echo(json.dumps(_data(result, measured), indent=2, allow_nan=False))
+        data = result.as_data() | {"layers": [layer.as_data() for layer in result.analysis.layers]}
+        data |= {"eval": measured.as_data()} if measured else {}
+        click.echo(json.dumps(data, indent=2, allow_nan=False))
         return
     lines = result.lines() + (measured.lines() if measured else [])
     click.echo("\n".join(map(printable, lines)))
@@ -150,8 +152,3 @@ def _measure(request: Request, result: SqueezeResult, run: Path | None, plugins:
             compress_adapter(source, small, rank, device=request.settings.device)
         with evaluator(run or run_of(source), plugins, request.overrides) as evaluate:
             return measure(source, small, evaluate, Path(scratch) / "checkpoint")
-
-
-def _data(result: SqueezeResult, measured: Measured | None) -> dict[str, Any]:
-    data = result.as_data() | {"layers": [layer.as_data() for layer in result.analysis.layers]}
-    return data | ({"eval": measured.as_data()} if measured else {})

@@ -41,8 +41,11 @@ class Measured:
 
     def lines(self) -> list[str]:
         """Both correct rates with their 95 % intervals."""
-        rows = ((self.source_rank, self.source), (self.rank, self.squeezed))
-        return ["Held-out correct rate, 95% interval:", *(_line(rank, fields) for rank, fields in rows)]
+        lines = ["Held-out correct rate, 95% interval:"]
+        for rank, fields in ((self.source_rank, self.source), (self.rank, self.squeezed)):
+            interval = rate_interval(fields.get(LOW), fields.get(HIGH))
+            lines.append(f"  rank {rank:>4}: {100 * fields[RATE]:5.1f}%  {interval}".rstrip())
+        return lines
 
 
 def measure(source: Path, compressed: Path, evaluate: Evaluate, scratch: Path) -> Measured:
@@ -81,11 +84,6 @@ def _link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target)
         return
     shutil.copyfile(source, target)
-
-
-def _line(rank: int, fields: Mapping[str, float]) -> str:
-    interval = rate_interval(fields.get(LOW), fields.get(HIGH))
-    return f"  rank {rank:>4}: {100 * fields[RATE]:5.1f}%  {interval}".rstrip()
 
 
 # Evaluates any checkpoint of a run as the run evaluates its policy.
