@@ -194,9 +194,9 @@ def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:
     path, adapters = _folders(log_dir, adapter_path)
     if (path / RUN_FILE).exists():
         RunLock(path).release()  # another process may have started here since the check: its folder must not move
-        _move_records_aside(path)
+        LOG.info("Records of an earlier run in %s moved to %s", path, move_aside(path))
     if checkpoint_folders(adapters):  # in a configured adapter_path; a resume would mistake them for this run's
-        _move_records_aside(adapters)
+        LOG.info("Records of an earlier run in %s moved to %s", adapters, move_aside(adapters))
     return RunFolder(path, adapters)
 
 
@@ -222,10 +222,6 @@ def _opened(folder: Path) -> int:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return -1
-
-
-def _move_records_aside(path: Path) -> None:
-    LOG.info("Records of an earlier run in %s moved to %s", path, move_aside(path))
 
 
 def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:

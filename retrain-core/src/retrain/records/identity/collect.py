@@ -134,9 +134,9 @@ def _text_of(file: HashedFile) -> bytes:
     return b""
 
 
-def _add_module(name: str, graph: ImportGraph, packages: dict[str, str], folder: str = "") -> None:
+def _add_module(name: str, graph: ImportGraph, packages: dict[str, str]) -> None:
     """A module of the project with what it imports, or the version of the installed package that has it."""
-    if graph.add(name, folder):
+    if graph.add(name):
         return
     top = name.partition(".")[0]
     if top not in graph.foreign and is_installed(module_file(top)):

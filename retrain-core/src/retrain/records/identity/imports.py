@@ -43,24 +43,19 @@ class Module:
 class ImportGraph:
     """Follows imports from module to module, and stops at what is installed.
 
-    `foreign` are top-level names that are recorded elsewhere: those of plugin distributions. `installed` collects the
-    top-level names of dotted parts that turned out to belong to installed packages.
+    `foreign` are top-level names that are recorded elsewhere: those of plugin distributions.
     """
 
     foreign: frozenset[str] = frozenset()
     found: dict[str, Module] = field(default_factory=dict)
     _specs: dict[tuple[str, str], ModuleSpec | None] = field(default_factory=dict)
 
-    def add(self, name: str, folder: str = "") -> bool:
-        """Add a module, its parent packages and all that they import; False when the project has no such module.
-
-        `folder` is searched before the import path, as for a script that lies there.
-        """
+    def add(self, name: str) -> bool:
+        """Add a module, its parent packages and all that they import; False when the project has no such module."""
         fresh: list[tuple[Module, str]] = []
-        if not self._enter(name, folder, fresh):
-            return False
-        self._follow(fresh)
-        return True
+        is_found = self._enter(name, "", fresh)
+        self._follow(fresh if is_found else [])
+        return is_found
 
     def add_file(self, file: Path) -> None:
         """Add a `.py` file that is not imported by name, and all that it imports; its folder is searched first."""
@@ -77,7 +72,7 @@ class ImportGraph:
                 self._enter(name, folder, fresh)
 
     def _enter(self, name: str, folder: str, fresh: list[tuple[Module, str]]) -> bool:
-        """Find a module with its parents; what is new goes to `fresh`, whose imports are still to be followed."""
+        """Find a module with its parents, in `folder` first; the new ones go to `fresh`, to be followed."""
         parts, places = name.split("."), None
         if parts[0] in self.foreign or not name:
             return False
