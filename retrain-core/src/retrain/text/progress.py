@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from retrain.kernel.contracts.context import PhaseProgress, PluginContext
 from retrain.text.amounts import duration
 from retrain.text.terminal_text import is_redrawable, printable
@@ -104,7 +102,7 @@ BAR_COLUMNS = 30
 def progress_bar(label: str, progress: PhaseProgress) -> Iterator[None]:
     """Show how far `progress` is and the time left during the block; only a line where stderr cannot be redrawn."""
     if not is_redrawable(sys.stderr):
-        click.echo(f"{printable(label)} ...", err=True)
+        print(f"{printable(label)} ...", file=sys.stderr)
         yield
         return
     from rich.console import Console  # only a terminal needs rich
