@@ -28,7 +28,9 @@ def budget_section(material: Material) -> Section | None:
     if not groups:
         return None
     title = "Groups by training signal"
-    figure, numbers = _bars(groups, GROUP_NAMES, "share of groups", material), _share_table(title, groups, GROUP_NAMES)
+    figure = _bars(groups, GROUP_NAMES, "share of groups", material)
+    rows = [(label, *(value_text(share, Unit.SHARE) for share in shares)) for label, shares in groups.items()]
+    numbers = Table(title, ("condition", *GROUP_NAMES), rows, is_caption_shown=False)
     plot = Plot(title, "all steps that were read", figure, numbers, kind="bars")
     return Section("budget", "Signal budget", [note(_BUDGET), plot, _rates(material)])
 
@@ -110,11 +112,3 @@ def _bars(values: Mapping[str, Sequence[float]], names: Sequence[str], unit: str
     }
     labels = [plain(label, 80) for label in shown]
     return {"kind": "bars", "unit": unit, "labels": labels, "parts": [{"name": n, "x": x} for n, x in parts.items()]}
-
-
-def _share_table(title: str, values: Mapping[str, Sequence[float]], names: Sequence[str]) -> Table:
-    rows = []
-    for label, counts in values.items():
-        total = sum(counts)
-        rows.append((label, *(value_text(count / total, Unit.SHARE) if total else ABSENT for count in counts)))
-    return Table(title, ("condition", *names), rows, is_caption_shown=False)

@@ -92,6 +92,7 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
             members[f"campaign/{name}"] = read_regular(folder / name)
         if (ledger := ledger_folder(folder) / LEDGER).is_file():
             members[f"campaign/{LEDGER}"] = read_regular(ledger)
+    model = runs[0].identity.get("model") or {}
     found.manifest = {
         "format": FORMAT,
         "kind": "campaign" if is_campaign else "run",
@@ -99,7 +100,11 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
         "retrain": __version__,
         "python": runs[0].record.get("python", ""),
         "hardware": runs[0].record.get("hardware", {}),
-        "model": {"name": str(tables.get("model", {}).get("model", "")), **_digest(runs[0].identity, "model")},
+        "model": {
+            "name": str(tables.get("model", {}).get("model", "")),
+            "digest": model.get("digest", ""),
+            "num_files": model.get("num_files", 0),
+        },
         "wheels": software.wheels,
         "packages": software.packages,
         "placed": inputs.placed,
@@ -205,11 +210,6 @@ def weights_of(run: Path) -> dict[str, str]:
     folders = checkpoint_folders(run / ADAPTERS)
     sums = read_object(folders[0] / SUMS) if folders else {}
     return {name: str(sums[name]) for name in WEIGHTS if name in sums}
-
-
-def _digest(identity: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    section = identity.get(kind) or {}
-    return {"digest": section.get("digest", ""), "num_files": section.get("num_files", 0)}
 
 
 def _without_places(value: Any) -> Any:

@@ -54,9 +54,13 @@ def retrain_campaign_run_done(
     """Squeeze the adapter of the first finished run if the campaign's file has `[squeeze]`."""
     if not is_first or "squeeze" not in tables:
         return None
-    from retrain.tools.squeeze.job import squeeze_run
+    from retrain.records.run import Run
+    from retrain.tools.squeeze.job import auto_squeeze
+    from retrain.tools.squeeze.table import SqueezeTable
 
-    return {"squeeze": squeeze_run(config, run, campaign)}
+    settings = config.table("squeeze", SqueezeTable)
+    adapter = settings.adapter_path or Run(run).adapters
+    return {"squeeze": auto_squeeze(adapter, settings, campaign, wandb=config.as_dict()["logging"])}
 
 
 @hookimpl

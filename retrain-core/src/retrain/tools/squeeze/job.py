@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.config.resolved import Config
 from retrain.records.files import write_json
-from retrain.records.run import Run
 from retrain.text.secrets import hide, hide_text
 from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
@@ -229,13 +227,3 @@ def _recommendation(analysis: SqueezeAnalysis, threshold: str) -> list[str]:
     if row.min_variance < analysis.min_variance_retention:
         lines.append(f"Least variance is kept in {printable(row.worst_module)}: {100 * row.min_variance:.2f}%")
     return [*lines, NO_PROMISE]
-
-
-# Squeeze inside a campaign: the adapter of a finished run, by the campaign's `[squeeze]`.
-
-
-def squeeze_run(config: Config, run: Path, campaign: Path) -> dict[str, Any]:
-    """`auto_squeeze` on the newest checkpoint of `run`; `adapter_path` in `[squeeze]` takes precedence."""
-    settings = config.table("squeeze", SqueezeTable)
-    adapter = settings.adapter_path or Run(run).adapters
-    return auto_squeeze(adapter, settings, campaign, wandb=config.as_dict()["logging"])
