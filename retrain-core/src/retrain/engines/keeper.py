@@ -1,6 +1,6 @@
 """Keeps each server at the policy versions in use: finds out that it is gone, back, restarted or wrong, and mends it.
 
-Each server has a coroutine of its own, so one that is slow or dead delays nobody else.
+Each server has a separate coroutine, so one that is slow or dead delays no other.
 """
 
 from __future__ import annotations

@@ -138,13 +138,13 @@ class Pool:
         """
         now = asyncio.get_running_loop().time()
         server.failure, server.failing_since = text, min(server.failing_since, now)
-        server.is_rejected = False  # it may be started anew
+        server.is_rejected = False  # it may be restarted
         if server.has_weights:  # then it would answer as before, with the weights that it starts with
             self.lose(server, text)
         if server.is_dead or not self.is_watched or now - server.failing_since < DEAD_AFTER_S:
             return
         server.is_dead = True
-        self.lose(server, text)  # it will probably be started anew
+        self.lose(server, text)  # it will probably be restarted
         LOG.warning("%s has not answered for %.0f s: %s.", server.name, now - server.failing_since, text)
         if any(not other.is_dead for other in self.servers):
             for limit in [limit for limit in server.limits if not limit.expired()]:

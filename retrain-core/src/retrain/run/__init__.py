@@ -1,7 +1,7 @@
 """One training run on this machine: its parts assembled, its steps, samplers and pacing, resume, signals.
 
 Begin with `session.py`, which a command calls, and `assemble.py`; a killed run comes back in `restore.py`, by
-the plan of `resume_plan.py`. Imports what stands below it, and nobody who watches: they come through hooks.
+the plan of `resume_plan.py`. Imports no watcher: they come through hooks.
 """
 
 from __future__ import annotations

@@ -38,11 +38,7 @@ def required_packages(name: str, extra: str = "") -> tuple[Package, ...]:
         always = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
         with_extra = wanted.marker is None or wanted.marker.evaluate({"extra": extra})
         if (with_extra and not always) if extra else always:
-            found.append(_package(wanted))
+            version = installed_version(wanted.name)
+            is_met = bool(version) and wanted.specifier.contains(version, prereleases=True)
+            found.append(Package(name=wanted.name, wanted=str(wanted.specifier), installed=version, is_met=is_met))
     return tuple(found)
-
-
-def _package(wanted: Requirement) -> Package:
-    version = installed_version(wanted.name)
-    is_met = bool(version) and wanted.specifier.contains(version, prereleases=True)
-    return Package(name=wanted.name, wanted=str(wanted.specifier), installed=version, is_met=is_met)

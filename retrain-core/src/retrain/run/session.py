@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.contracts.views import RunView, Watcher
 from retrain.kernel.errors import PluginError, Problem, RecordError, ResumeError, RetrainError, StopRequested
-from retrain.kernel.parts import Parts, Run
+from retrain.kernel.parts import Run
 from retrain.kernel.progress import Progress
 from retrain.kernel.registry import Plugins, has_hooks, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
@@ -105,7 +105,9 @@ def _session(
     parts = assembled.parts
     try:
         apart = "".join(f", {source} {seed}" for source, seed in config.training.seeds.items())
-        LOG.info("Seed %d%s: %s", seeds.root, apart, _same_seed(parts))
+        is_paced = not getattr(parts.pacer, "is_repeatable", False)
+        repeats = PACED if is_paced else SAME_SEED[parts.backend.capabilities.determinism]
+        LOG.info("Seed %d%s: %s", seeds.root, apart, repeats)
         folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
         condition = parts.algorithm.labels["condition"]
         manifest = build_manifest(config, plugins, seed=seeds.root, condition=condition) | devices.entry
@@ -152,12 +154,6 @@ def _leave(interrupts: Interrupts, view: RunView, folder: RunFolder, identity: I
     if folder.path != view.folder:
         with suppress(RecordError):
             write_inputs(folder.path, identity)
-
-
-def _same_seed(parts: Parts) -> str:
-    """Where the same seed reproduces this run."""
-    is_paced = not getattr(parts.pacer, "is_repeatable", False)
-    return PACED if is_paced else SAME_SEED[parts.backend.capabilities.determinism]
 
 
 @contextmanager

@@ -27,8 +27,9 @@ def make(name: str, params: dict[str, Any], examples: Sequence[Example] = EXAMPL
     module: Any = {"curriculum": curriculum, "replay": replay}[name]
     training = SimpleNamespace(max_steps=11, group_size=GROUP)
     config = SimpleNamespace(training=training, place=lambda path: f"[{path}]")
-    context = SimpleNamespace(params=module.Params(**params), seeds=SEEDS, config=config)
-    return module.create(context, examples)
+    context: Any = SimpleNamespace(params=module.Params(**params), seeds=SEEDS, config=config)
+    factory = replay.Replay if name == "replay" else curriculum.create
+    return factory(context, examples)
 
 
 def drawn(sampler: Any, step: int, count: int = 4, **request: Any) -> list[int]:

@@ -28,7 +28,7 @@ def make(size: int = POOL, seed: int = 0, **params: float) -> thompson.Thompson:
         seeds=Seeds(seed),
         config=SimpleNamespace(training=SimpleNamespace(group_size=GROUP)),
     )
-    return thompson.create(context, EXAMPLES[:size])
+    return thompson.Thompson(context, EXAMPLES[:size])
 
 
 def outcomes(chosen: list[PromptChoice], rng: np.random.Generator) -> list[GroupOutcome]:

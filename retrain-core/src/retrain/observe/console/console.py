@@ -25,7 +25,7 @@ LOGGER = "retrain"
 class HarmlessLines(logging.Formatter):
     """Lines without control characters, whatever a plugin or a server wrote, and without known secrets.
 
-    stdout leaves secrets out itself, except in somebody's program or notebook.
+    stdout leaves secrets out itself, except in a notebook or a program that calls retrain.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -140,7 +140,7 @@ def held_out_line(run: Run, last: Mapping[str, Any]) -> str:
         if first["step"] < last["step"]:
             when = "before" if first["step"] < 0 else f"after {_steps(first)}"
             now = f"{rate_text(first)} {when} -> {now}"
-    except (ConfigError, KeyError, TypeError):  # somebody else's lines; the run itself ends well
+    except (ConfigError, KeyError, TypeError):  # lines of another program; the run itself ends well
         pass
     return f"Held-out: {now}"
 
@@ -178,7 +178,7 @@ class ProgressLines:
         self.last_line = time.monotonic()  # when the run was last heard of
 
     def start(self) -> None:
-        """Start, if anybody reads lines at this level: neither the live panel nor `--quiet` does."""
+        """Start, if lines of this level are shown: neither the live panel nor `--quiet` does."""
         self.last_line = time.monotonic()
         if LOG.isEnabledFor(PROGRESS_LEVEL):
             self._thread.start()

@@ -132,7 +132,7 @@ class LiveDisplay(Watcher):
         return Group(*rows, *(_row(shown) for shown in (self._reward, self._rounds, self._teacher) if shown))
 
     def _bar_row(self, label: str, share: float | None, time_text: str, *, is_run: bool = False) -> Table:
-        """Label, bar, percent and time in columns of fixed width; a bar that nobody can fill pulses."""
+        """Label, bar, percent and time in columns of fixed width; a bar of unknown length pulses."""
         free = self.console.width - LABEL_COLUMNS - SHARE_COLUMNS - TIME_COLUMNS - 3
         grid = Table.grid(padding=(0, 1, 0, 0))
         grid.add_column(width=LABEL_COLUMNS, no_wrap=True, overflow="ellipsis")

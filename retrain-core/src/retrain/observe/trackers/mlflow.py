@@ -22,10 +22,7 @@ URI = "MLFLOW_TRACKING_URI"
 DATABASE = "mlflow.db"
 RUN_ID = "mlflow_run_id"
 STEP = "train/step"
-FINISH_TIMEOUT_S, PAUSE_S = (
-    60.0,
-    30.0,
-)  # a server that is down keeps no finished run waiting, and is not asked all the time
+FINISH_TIMEOUT_S, PAUSE_S = 60.0, 30.0  # for a server that is down: what a finished run waits, and between attempts
 MOST_WAITING = 10_000  # lines kept for a server that is down; then the oldest are dropped
 TAG_CHARS, PARAM_CHARS = 5_000, 500
 FOREIGN = re.compile(r"[^\w\-. :/]", re.ASCII)  # what no name in MLflow may have

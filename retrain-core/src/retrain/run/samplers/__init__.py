@@ -15,20 +15,28 @@ if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.errors import Problem
 
-SAMPLERS = {
-    "thompson": "Prompts whose chance to teach is largest in a draw from the posterior of each rate.",
-    "curriculum": "Prompts in order of a difficulty field: a window that moves with the steps, or with the rate.",
-    "replay": "The order of `uniform`, and prompts that taught nothing when seen and are forecast to do so now.",
-}
+SAMPLERS = (  # name, factory, summary
+    ("thompson", "Thompson", "Prompts whose chance to teach is largest in a draw from the posterior of each rate."),
+    (
+        "curriculum",
+        "create",
+        "Prompts in order of a difficulty field: a window that moves with the steps, or with the rate.",
+    ),
+    (
+        "replay",
+        "Replay",
+        "The order of `uniform`, and prompts that taught nothing when seen and are forecast to do so now.",
+    ),
+)
 BY_VERDICTS = ("thompson", "replay")
 
 
 @hookimpl
 def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
     """The samplers that learn from the outcomes of earlier steps."""
-    for name, summary in SAMPLERS.items():
+    for name, factory, summary in SAMPLERS:
         module = f"retrain.run.samplers.{name}"
-        register(PluginSpec(name=name, summary=summary, factory=f"{module}:create", params=f"{module}:Params"))
+        register(PluginSpec(name=name, summary=summary, factory=f"{module}:{factory}", params=f"{module}:Params"))
 
 
 @hookimpl

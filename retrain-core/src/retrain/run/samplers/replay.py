@@ -8,7 +8,6 @@ from typing import Any
 
 from retrain.kernel.config.keys import Table, key
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example
 from retrain.tasks.prompts import order_from
 from retrain.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest
@@ -29,9 +28,11 @@ class Replay:
     These are prompts whose latest group taught nothing, by falling forecast. What they displace comes in another pass.
     """
 
-    def __init__(self, examples: Sequence[Example], params: Params, group_size: int, seeds: Seeds) -> None:
-        self._ids, self._params, self._group_size, self._seeds = [e.id for e in examples], params, group_size, seeds
-        self._book = RateBook(settings=TeachingForecast(decay=params.decay))
+    def __init__(self, context: PluginContext, examples: Sequence[Example]) -> None:
+        self._params = context.params if isinstance(context.params, Params) else Params()
+        self._ids, self._seeds = [each.id for each in examples], context.seeds
+        self._group_size = context.config.training.group_size
+        self._book = RateBook(settings=TeachingForecast(decay=self._params.decay))
         self._idle: set[str] = set()  # prompts whose latest group taught nothing
 
     def choose(self, request: PromptRequest) -> list[PromptChoice]:
@@ -73,9 +74,3 @@ class Replay:
             if (each := self._ids[index]) not in seen:
                 seen.add(each)
                 yield each
-
-
-def create(context: PluginContext, examples: Sequence[Example]) -> Replay:
-    """The sampler `replay`."""
-    params = context.params if isinstance(context.params, Params) else Params()
-    return Replay(examples, params, context.config.training.group_size, context.seeds)

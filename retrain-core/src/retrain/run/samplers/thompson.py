@@ -31,7 +31,8 @@ class Params(Table):
 class Thompson:
     """Draws a rate p of each prompt left, and takes those with the largest 1 - p^G - (1-p)^G; ties by lot."""
 
-    def __init__(self, context: PluginContext, examples: Sequence[Example], params: Params) -> None:
+    def __init__(self, context: PluginContext, examples: Sequence[Example]) -> None:
+        params = context.params if isinstance(context.params, Params) else Params()
         self._ids = np.array([example.id for example in examples], dtype=object)
         self._place = {example_id: index for index, example_id in enumerate(self._ids)}
         self._seeds, self._group_size, self._explore = context.seeds, context.config.training.group_size, params.explore
@@ -66,9 +67,3 @@ class Thompson:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`."""
         self._book.restore(state)
-
-
-def create(context: PluginContext, examples: Sequence[Example]) -> Thompson:
-    """The sampler `thompson`."""
-    params = context.params if isinstance(context.params, Params) else Params()
-    return Thompson(context, examples, params)

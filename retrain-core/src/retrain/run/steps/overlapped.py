@@ -108,7 +108,7 @@ class Overlapped(OffPolicy):
         self._version = self._backend.publish()
 
     def drop(self) -> None:
-        """Discard what was sampled, so that the step is sampled anew."""
+        """Discard what was sampled, so that the step is sampled again."""
         self._next, self.batch_size = None, 0
         self._run.progress.versions = []
 

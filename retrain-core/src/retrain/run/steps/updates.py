@@ -22,7 +22,7 @@ LOG = logging.getLogger("retrain")
 class Updates:
     """Trains a step: `[training] epochs` passes over its groups, in `minibatches` optimizer steps each.
 
-    A group stays in one minibatch; which groups share one is drawn anew for every step and epoch, and within a
+    A group stays in one minibatch; which groups share one is random, and another for every step and epoch, and within a
     minibatch rows keep the order of the step. With one update nothing is drawn, and the backend gets the step as it is.
     """
 
