@@ -39,8 +39,6 @@ CARRIED = (
     *("binaryornot", "importlib_metadata", "lazy_importer", "click", "starlette", "uvicorn"),
 )
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local")
-FP8 = {"inference": {"dtype": "fp8"}}
-COMPILED = {"backend": {"options": {"compile": True}}}
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
@@ -124,9 +122,7 @@ def _plan(
                 part(f"decode {name}, 8-bit keys and values", "sampling", 120, name, sizes=few, new=new, tables=kv8),
                 part(f"16 GB {name}", "memory", 420, name, size=[*step[:3], row]),
             ]
-        if name == first and device == "cuda":  # no CPU computes with 8-bit weights
-            found.append(part(f"decode {name}, 8-bit weights", "sampling", 120, name, sizes=few, new=new, tables=FP8))
-    return [*found, part(f"train {first}, compiled", "optimizing", 210, first, size=step, steps=2, tables=COMPILED)]
+    return found
 
 
 def gpu_tests() -> list[str]:

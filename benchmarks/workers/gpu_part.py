@@ -216,9 +216,8 @@ def sampling(settings: dict[str, Any], found: Figures) -> None:
     bench = Bench(settings)
     shape = Shape.read(bench.model())
     peak = rates(bench.device, bench.item * (shape.projections + shape.head), 0 if bench.device == "cuda" else 1)
-    # bytes of a key or value and of a weight, as the tables of this part ask for
+    # bytes of a key or value, as the tables of this part ask for
     kv_item = 1 if bench.tables.get("inference", {}).get("kv_cache_dtype") in ("fp8", "int8") else bench.item
-    weight_item = 1 if bench.tables.get("inference", {}).get("dtype") == "fp8" else bench.item
     backend = bench.backend()
     engine = backend._engine
     new = settings["new"]
@@ -240,7 +239,7 @@ def sampling(settings: dict[str, Any], found: Figures) -> None:
             for count in (SHORT, new)
         }
         step_s = (seconds[new] - seconds[SHORT]) / (new - SHORT)
-        moved = weight_item * shape.projections + bench.item * shape.head
+        moved = bench.item * shape.projections + bench.item * shape.head
         moved += (batch * context + rows * (new + SHORT) / 2) * shape.kv_bytes(kv_item)  # a group shares its prompt
         found.keep(
             name,

@@ -16,7 +16,7 @@ SLOW = {
     "transformers": "tokenizer and model of a plain folder are ours",
     "peft": "so is the adapter",
     "torch._dynamo": "the optimizer is ours: that of torch imports a compiler",
-    "torch._inductor": "no compiler without [backend.options] compile",
+    "torch._inductor": "no compiler",
     "sympy": "only a compiler needs it",
     "datasets": "the arithmetic source makes its rows",
     "huggingface_hub": "nothing is fetched",

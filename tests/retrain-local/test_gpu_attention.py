@@ -15,7 +15,6 @@ from retrain_local.attention.pages import PagedKernels, Pages
 from retrain_local.attention.spans import Spans
 from retrain_local.attention.varlen import VarlenAttend
 from retrain_local.decoder import Attend, Scores, Shape
-from retrain_local.model.quantised import Fp8Matrix, fp8_refusal
 
 pytestmark = [
     pytest.mark.gpu,
@@ -135,14 +134,3 @@ def test_a_recorded_read_follows_the_lengths(kernels: PagedKernels) -> None:
         lengths.copy_(torch.tensor([5 + longer, 100 + longer]))
         graph.replay()
         assert torch.equal(out, read())
-
-
-def test_products_of_8_bit_floats() -> None:
-    if refusal := fp8_refusal(GPU):
-        pytest.skip(refusal)
-    torch.manual_seed(0)
-    weight = torch.randn(512, 256, device=GPU, dtype=torch.bfloat16)
-    for rows in (1, 3, 128):
-        x = torch.randn(rows, 256, device=GPU, dtype=torch.bfloat16)
-        got, wanted = Fp8Matrix.of(weight).linear(x).float(), x.float() @ weight.float().T
-        assert float((got - wanted).norm() / wanted.norm()) < 0.05

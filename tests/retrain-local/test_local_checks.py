@@ -28,16 +28,16 @@ def configured(devices: str, **inference: str) -> Config:
     return Config(tables=tables)
 
 
-@pytest.mark.parametrize(("name", "value"), sorted(GPU_ONLY))
+@pytest.mark.parametrize("kernel", sorted(GPU_ONLY))
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
-def test_what_only_a_gpu_can_is_refused_on_a_cpu_alone(devices: str, name: str, value: str) -> None:
-    (problem,) = problems_of(configured(devices, **{name: value}))
-    assert problem.where == f"[inference] {name} (default)"
-    assert repr(value) in problem.what
-    assert problem.why == GPU_ONLY[name, value]
+def test_what_only_a_gpu_can_is_refused_on_a_cpu_alone(devices: str, kernel: str) -> None:
+    (problem,) = problems_of(configured(devices, attention_kernel=kernel))
+    assert problem.where == "[inference] attention_kernel (default)"
+    assert repr(kernel) in problem.what
+    assert problem.why == GPU_ONLY[kernel]
     assert 'devices = "gpu:0"' in problem.fix
     for wanted in ("gpu:0", "gpu:0,gpu:1", "gpu:0,cpu"):  # the first device samples
-        assert problems_of(configured(wanted, **{name: value})) == []
+        assert problems_of(configured(wanted, attention_kernel=kernel)) == []
 
 
 def test_an_adapter_that_does_not_fit_is_refused_before_the_model_loads(tmp_path: Path) -> None:
@@ -69,10 +69,11 @@ def test_an_adapter_that_does_not_fit_is_refused_before_the_model_loads(tmp_path
 
 
 @pytest.mark.parametrize("devices", ["cpu", "gpu:0"])
-def test_four_bits_are_refused_everywhere(devices: str) -> None:
-    (problem,) = problems_of(configured(devices, dtype="fp4"))
-    assert problem.what == "dtype = 'fp4' is refused"
-    assert "4-bit" in problem.why
+@pytest.mark.parametrize(("dtype", "why"), [("fp4", "4-bit"), ("fp8", "neither time nor memory")])
+def test_weights_of_few_bits_are_refused_everywhere(devices: str, dtype: str, why: str) -> None:
+    (problem,) = problems_of(configured(devices, dtype=dtype))
+    assert problem.what == f"dtype = {dtype!r} is refused"
+    assert why in problem.why
 
 
 @pytest.mark.parametrize("choice", [{"dtype": "bf16"}, *({"kv_cache_dtype": name} for name in ("bf16", "int8", "fp8"))])
@@ -98,7 +99,7 @@ def test_the_loader_asks_and_the_engine_heeds_every_key() -> None:
 def whole(backend: str = "local", engine: str = "pytorch", **training: int) -> Config:
     tables = {
         "backend": schema.BackendTable(backend=backend, devices="cpu"),
-        "inference": InferenceTable.model_validate({"engine": engine, "dtype": "fp8"}),
+        "inference": InferenceTable.model_validate({"engine": engine}),
         "model": schema.ModelTable(lora_rank=0),
         "lora": schema.LoraTable(alpha=4),
         "entropy": EntropyTable(coef=0.1),
@@ -110,7 +111,7 @@ def whole(backend: str = "local", engine: str = "pytorch", **training: int) -> C
 
 def test_what_takes_an_adapter_is_refused_where_all_weights_are_trained() -> None:
     found = {problem.where.removesuffix(" (default)"): problem for problem in full_problems(whole(engine="vllm"))}
-    assert found.keys() == {"[entropy] coef", "[lora] alpha", "[inference] engine", "[inference] dtype"}
+    assert found.keys() == {"[entropy] coef", "[lora] alpha", "[inference] engine"}
     assert all("lora_rank = 0" in problem.what and problem.why and problem.fix for problem in found.values())
     assert found["[inference] engine"].what == "engine = 'vllm' does not go with lora_rank = 0"
     assert found["[lora] alpha"].what == "alpha = 4 does not go with lora_rank = 0"

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ from retrain.api import (
 from retrain_local.devices.choose import working_on
 from retrain_local.devices.group import ALONE, Group
 from retrain_local.model import checkpoint
-from retrain_local.model.checkpoint import Published, PublishedHistory
+from retrain_local.model.checkpoint import PublishedHistory
 from retrain_local.model.pair import LocalPolicy, Pair
 from retrain_local.plugin import CAPABILITIES
 from retrain_local.sampling.split import sample_with
@@ -54,14 +53,6 @@ OTHER_RANKS = (
     "not the same bits."
 )
 LIMITS_FILE = "sampler_limits.json"
-
-
-@runtime_checkable
-class FreesCache(Protocol):
-    """An engine that can release the memory of its cache between two calls of `sample`."""
-
-    def free_cache(self) -> None:
-        """Release it; the next `sample` allocates a cache of the same size, so no completion changes."""
 
 
 class LocalBackend:
@@ -122,8 +113,9 @@ class LocalBackend:
     def train(self, batch: TrainBatch) -> TrainReport:
         """One optimizer step; BackendError, with weights and optimizer unchanged, on a non-finite number."""
         pair, trainer = self._open()
-        if isinstance(self._engine, FreesCache) and self._is_short(pair):
-            self._engine.free_cache()
+        free_cache = getattr(self._engine, "free_cache", None)  # the next `sample` allocates one of the same size
+        if free_cache is not None and self._is_short(pair):
+            free_cache()
         with self._training():
             report = trainer.step(batch)
         self._version += 1
@@ -193,8 +185,8 @@ class LocalBackend:
     def save(self, folder: Path) -> None:
         """Write adapter, optimizer moments, step count and limits; with overlap also the adapters sampled from."""
         pair, trainer = self._open()
-        kept = self._history.kept if self._history else ()
-        before = [each for each in kept if each.version != self._version]
+        kept = self._history.kept if self._history else {}
+        before = {version: adapter for version, adapter in kept.items() if version != self._version}
         first, *others = (policy.limits for policy in self._policies)
         checkpoint.save_state(pair, trainer.optimizer.state, self._version, folder, first, before, group=self._group)
         if others:
@@ -219,9 +211,9 @@ class LocalBackend:
             for policy, other in zip(self._policies[1:], others, strict=False):
                 policy.limits.restore(other)
         self._history.record(pair, self._version)
-        before = published or self._history.kept[-1:]
-        self._history.reset(before)
-        self._hand_over(before[-1], before[-1].version)
+        self._history.reset(published or dict([*self._history.kept.items()][-1:]))
+        version, adapter = [*self._history.kept.items()][-1]
+        self._hand_over(adapter, version)
 
     def sample_from(self, folder: Path | None) -> None:
         """Sample from the adapter, or whole model, in `folder`; None = what training began with.
@@ -253,11 +245,11 @@ class LocalBackend:
         trained, limits = pair.trained, self._policies[0].limits
         return not self.overlaps_training and is_short(trained.shape, trained.dtype, self._device, limits)
 
-    def _hand_over(self, published: Published | None, version: int) -> None:
+    def _hand_over(self, adapter: Mapping[str, torch.Tensor] | None, version: int) -> None:
         """Give the samplers the trained adapter, or the one passed in."""
         pair, _ = self._open()
         with working_on(self._device, self._threads):
-            pair.publish(published.adapter if published else None)
+            pair.publish(adapter)
         self._in_use = version
         for policy in self._policies:
             policy.version = version

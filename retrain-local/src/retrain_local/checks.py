@@ -13,19 +13,23 @@ from retrain.api import Config, ConfigError, Plugins, Problem, locate_adapter
 from retrain_local.options import LoraKeys, ModelKeys
 
 ENGINE = "pytorch"
-GPU_ONLY = {
-    ("dtype", "fp8"): "a CPU has no matrix product of 8-bit weights",
-    ("attention_kernel", "flash"): "PyTorch's flash attention over packed rows runs on CUDA alone",
-    ("attention_kernel", "triton"): "Triton compiles for GPUs",
-    ("attention_kernel", "tk"): "its kernels are CUDA's",
-    ("attention_kernel", "cutlass"): "its kernels are CUDA's",
+UNSERVED = {  # values of [inference] dtype
+    "fp4": "PyTorch has no kernel that computes with 4-bit weights",
+    "fp8": "8-bit weights save neither time nor memory: they come on top of the trained ones",
 }
+GPU_ONLY = {  # values of [inference] attention_kernel
+    "flash": "PyTorch's flash attention over packed rows runs on CUDA alone",
+    "triton": "Triton compiles for GPUs",
+    "tk": "its kernels are CUDA's",
+    "cutlass": "its kernels are CUDA's",
+}
+OURS = 'remove it, or use backend = "local"'
 FOREIGN = (  # keys that are ours, their defaults, and what to do under another backend
     ("model.dtype", "auto", "remove it, and set the dtype where that backend's trainer is configured"),
-    ("model.quantize", "none", 'remove it, or use backend = "local"'),
-    ("model.adapter", "", 'remove it, or use backend = "local"'),
-    ("lora.rslora", False, 'remove it, or use backend = "local"'),
-    ("lora.dora", False, 'remove it, or use backend = "local"'),
+    ("model.quantize", "none", OURS),
+    ("model.adapter", "", OURS),
+    ("lora.rslora", False, OURS),
+    ("lora.dora", False, OURS),
 )
 NOT_WITH_ALL: dict[str, tuple[Any, str]] = {  # the default that goes, and why no other does
     "entropy.coef": (0.0, "the entropy has no gradient for the head, which is trained too"),
@@ -41,7 +45,16 @@ DEVICE_FIX = 'write "cpu" or "gpu:0", or several: "gpu:0,gpu:1" samples on the f
 # Names of PyTorch and of other programs, and the fix for each.
 OTHER_NAMES = {"cuda": 'write "gpu:0" for a CUDA GPU, or "cpu"', "mps": 'write "cpu": backend local has no mps'}
 TWO = {True: "cpu,cpu", False: "gpu:0,gpu:1"}  # by whether they are CPUs
-ON_A_CPU = {"dtype": 'or use dtype = "bf16"', "attention_kernel": 'or use "default"'}
+
+
+def config_problems(config: Config, plugins: Plugins, *, will_run: bool) -> list[Problem]:
+    """Everything wrong with a configuration for this backend, or with our keys under another one."""
+    if config.backend.backend != "local":
+        return foreign_keys(config)
+    problems = [*problems_of(config), *quantize_problems(config, will_run=will_run), *adapter_kind_problems(config)]
+    problems += [*staleness_problems(config), *parallel_problems(config), *device_problems(config)]
+    start = start_problems(config) if config.model.lora_rank else full_problems(config)
+    return [*problems, *adapter_problems(config, plugins), *start]
 
 
 def problems_of(config: Config) -> list[Problem]:
@@ -51,18 +64,15 @@ def problems_of(config: Config) -> list[Problem]:
     """
     if config.inference.engine != ENGINE:
         return []
-    problems = []
-    if config.inference.dtype == "fp4":
-        what, why = "dtype = 'fp4' is refused", "PyTorch has no kernel that computes with 4-bit weights"
-        fix = 'use "fp8" on a GPU that has it, or "auto"'
+    problems, name = [], config.inference.attention_kernel
+    if why := UNSERVED.get(config.inference.dtype, ""):
+        what, fix = f"dtype = {config.inference.dtype!r} is refused", 'use "bf16", or "auto"'
         problems.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix=fix))
-    if not _is_cpu(config.backend.devices):
-        return problems
-    for (name, value), why in GPU_ONLY.items():
-        if config.value(f"inference.{name}", "") == value:
-            what = f"{name} = {value!r} is refused with devices = {config.backend.devices!r}"
-            fix = f'set [backend] devices = "gpu:0", {ON_A_CPU[name]}'
-            problems.append(Problem(where=config.place(f"inference.{name}"), what=what, why=why, fix=fix))
+    if name in GPU_ONLY and _is_cpu(config.backend.devices):
+        what = f"attention_kernel = {name!r} is refused with devices = {config.backend.devices!r}"
+        fix = 'set [backend] devices = "gpu:0", or use "default"'
+        where = config.place("inference.attention_kernel")
+        problems.append(Problem(where=where, what=what, why=GPU_ONLY[name], fix=fix))
     return problems
 
 
@@ -102,9 +112,6 @@ def full_problems(config: Config) -> list[Problem]:
         )
         fix = f'use engine = "{ENGINE}", or train an adapter: set [model] lora_rank to 32'
         found.append(Problem(where=config.place("inference.engine"), what=what, why=why, fix=fix))
-    if config.inference.dtype == "fp8":
-        what, why = "dtype = 'fp8' does not go with lora_rank = 0", "its weights are quantised once and then frozen"
-        found.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix='use "auto" or "bf16"'))
     return found
 
 
@@ -135,9 +142,6 @@ def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]
         what, why = f"engine = {engine!r} does not go with quantize = {kind!r}", "it samples from other weights"
         place, fix = config.place("inference.engine"), f'use engine = "{ENGINE}", or quantize = "none"'
         found.append(Problem(where=place, what=what, why=why, fix=fix))
-    if config.inference.dtype == "fp8":
-        what, why = f"dtype = 'fp8' does not go with quantize = {kind!r}", "the matrices would be quantised twice"
-        found.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix='use "auto" or "bf16"'))
     return found
 
 
@@ -147,8 +151,12 @@ def staleness_problems(config: Config) -> list[Problem]:
     is_one, parallel = "," not in config.backend.devices, config.backend.options.get("parallel", "split")
     if most < 1 or not (is_one or parallel != "split"):
         return []
+    if is_one and engine != ENGINE and config.inference.logprobs != "trainer":
+        return []
     if is_one and engine != ENGINE:
-        return _recomputing(config, most)
+        what = f"logprobs = 'trainer' does not go with max_staleness = {most}"
+        why, fix = "the trainer is busy while they sample", "use the engine's log-probabilities, or max_staleness = 0"
+        return [Problem(where=config.place("inference.logprobs"), what=what, why=why, fix=fix)]
     if is_one:
         what = f"max_staleness = {most}: with devices = {config.backend.devices!r} at most 0"
         why = "one device samples and trains in turn"
@@ -157,15 +165,6 @@ def staleness_problems(config: Config) -> list[Problem]:
         what = f"max_staleness = {most}: with [backend.options] parallel = {parallel!r} at most 0"
         why, fix = "every device samples and trains in turn", 'set parallel to "split"'
     return [Problem(where=config.place("training.max_staleness"), what=what, why=why, fix=f"{fix}, or remove it")]
-
-
-def _recomputing(config: Config, most: int) -> list[Problem]:
-    """Log-probabilities that the trainer is to compute while it trains."""
-    if config.inference.logprobs != "trainer":
-        return []
-    what, why = f"logprobs = 'trainer' does not go with max_staleness = {most}", "the trainer is busy while they sample"
-    fix = "use the engine's log-probabilities, or max_staleness = 0"
-    return [Problem(where=config.place("inference.logprobs"), what=what, why=why, fix=fix)]
 
 
 def foreign_keys(config: Config) -> list[Problem]:
@@ -251,34 +250,38 @@ def start_problems(config: Config) -> list[Problem]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"adapter_config.json of {path} cannot be read: {type(error).__name__}: {error}"
         return [Problem(where=where, what=what, fix="give an adapter folder that PEFT wrote, or a run")]
-    different = [*_different_sizes(config, folder, found), *_different_scale(config, folder, document)]
-    return [*different, *_not_plain(where, folder, document)]
+    problems = _different(config, folder, document, found)
+    odd = [name for name in BEYOND_LORA if document.get(name)]
+    odd += ["bias"] if document.get("bias", "none") != "none" else []
+    if odd:
+        what = f"the adapter in {folder} is not plain LoRA: it sets {', '.join(odd)}"
+        fix = "merge it into its model, or start from a plain LoRA adapter"
+        problems.append(Problem(where=where, what=what, fix=fix))
+    return problems
 
 
-def _different_sizes(config: Config, folder: Path, found: Mapping[str, int]) -> list[Problem]:
-    """Rank and alpha that differ from the adapter's: its matrices have that rank, and were trained at that scale."""
-    rank = config.model.lora_rank
-    alpha = config.lora.alpha or 2 * rank
-    if found["r"] != rank:
-        what = f"is {rank}, and the adapter in {folder} has rank {found['r']}"
-        return [Problem(where=config.place("model.lora_rank"), what=what, fix=f"set lora_rank = {found['r']}")]
-    if found["lora_alpha"] != alpha:
-        what = f"is {alpha}, and the adapter in {folder} was trained with {found['lora_alpha']}"
-        why = "another alpha would scale what it has learned"
-        return [Problem(where=config.place("lora.alpha"), what=what, why=why, fix=f"set alpha = {found['lora_alpha']}")]
-    return []
-
-
-def _different_scale(config: Config, folder: Path, document: Mapping[str, Any]) -> list[Problem]:
-    has, asked = bool(document.get("use_rslora")), config.table("lora", LoraKeys).rslora
+def _different(config: Config, folder: Path, document: Mapping[str, Any], found: Mapping[str, int]) -> list[Problem]:
+    """Rank and scale that differ from the adapter's: its matrices have that rank, and were trained at that scale."""
+    rank, keys = config.model.lora_rank, config.table("lora", LoraKeys)
+    alpha, has_rslora = config.lora.alpha or 2 * rank, bool(document.get("use_rslora"))
     problems = []
-    if has != asked:
-        what = f"is {str(asked).lower()}, and the adapter in {folder} was trained with use_rslora = {str(has).lower()}"
-        where, fix = config.place("lora.rslora"), f"set rslora = {str(has).lower()}"
-        problems.append(Problem(where=where, what=what, why="its scale would be another", fix=fix))
-    if config.table("lora", LoraKeys).dora:
-        where, what = config.place("lora.dora"), f"is true, and the adapter in {folder} has no magnitudes"
-        problems.append(Problem(where=where, what=what, fix="set dora = false"))
+
+    def differs(key: str, now: Any, before: str, fix: Any, why: str = "") -> None:
+        what = f"is {json.dumps(now)}, and the adapter in {folder} {before}"
+        problems.append(
+            Problem(where=config.place(key), what=what, why=why, fix=f"set {key.partition('.')[2]} = {fix}")
+        )
+
+    if found["r"] != rank:
+        differs("model.lora_rank", rank, f"has rank {found['r']}", found["r"])
+    elif found["lora_alpha"] != alpha:
+        why = "another alpha would scale what it has learned"
+        differs("lora.alpha", alpha, f"was trained with {found['lora_alpha']}", found["lora_alpha"], why)
+    if has_rslora != keys.rslora:
+        has = json.dumps(has_rslora)
+        differs("lora.rslora", keys.rslora, f"was trained with use_rslora = {has}", has, "its scale would be another")
+    if keys.dora:
+        differs("lora.dora", True, "has no magnitudes", "false")
     return problems
 
 
@@ -295,15 +298,6 @@ def adapter_kind_problems(config: Config) -> list[Problem]:
         why = "PEFT's modules, which apply it, are not quantised here"
         problems.append(Problem(where=config.place("model.quantize"), what=what, why=why, fix=fix))
     return problems
-
-
-def _not_plain(where: str, folder: Path, document: Mapping[str, Any]) -> list[Problem]:
-    odd = [name for name in BEYOND_LORA if document.get(name)]
-    odd += ["bias"] if document.get("bias", "none") != "none" else []
-    if not odd:
-        return []
-    what = f"the adapter in {folder} is not plain LoRA: it sets {', '.join(odd)}"
-    return [Problem(where=where, what=what, fix="merge it into its model, or start from a plain LoRA adapter")]
 
 
 def foreign_engine(config: Config) -> Problem:

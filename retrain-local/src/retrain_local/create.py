@@ -29,7 +29,7 @@ from retrain_local.training.trainer import Trainer
 log = logging.getLogger("retrain")
 # Of an engine that declares none.
 FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)
-SAMPLER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}  # auto: as the trainer
+SAMPLER_DTYPES = {"bf16": torch.bfloat16}  # auto: as the trainer
 
 
 def create_backend(context: PluginContext) -> Backend:

@@ -105,6 +105,3 @@ class TrainedDecoder(Decoder, Protocol):
 
     def as_reference(self) -> AbstractContextManager[None]:
         """Within the block the decoder computes the reference, bit for bit; take no gradient there."""
-
-    def compile(self) -> None:
-        """Fuse the operations between matrix products with torch.compile; ConfigError where that is not possible."""

@@ -56,11 +56,6 @@ class LocalOptions(BaseModel):
         description="Store one activation per layer and recompute the others in the backward pass; auto = where too "
         "little memory is free to keep them, or after running out of it.",
     )
-    compile: bool = Field(
-        default=False,
-        description="torch.compile of the operations between matrix products, for the Llama family; slower to start, "
-        "and slower than the Triton kernels that a GPU has without it.",
-    )
     cache_gb: float = Field(
         default=0.0,
         ge=0.0,

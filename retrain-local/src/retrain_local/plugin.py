@@ -159,25 +159,9 @@ def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> N
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins, will_run: bool) -> list[Problem]:
     """What the engine `pytorch` cannot do on any device, or not on a CPU, and an adapter that cannot be loaded."""
-    from retrain_local.checks import (
-        adapter_kind_problems,
-        adapter_problems,
-        device_problems,
-        foreign_keys,
-        full_problems,
-        parallel_problems,
-        problems_of,
-        quantize_problems,
-        staleness_problems,
-        start_problems,
-    )
+    from retrain_local.checks import config_problems
 
-    if config.backend.backend != "local":
-        return foreign_keys(config)
-    start = start_problems(config) if config.model.lora_rank else full_problems(config)
-    kinds = [*quantize_problems(config, will_run=will_run), *adapter_kind_problems(config), *staleness_problems(config)]
-    kinds += [*parallel_problems(config), *device_problems(config)]
-    return [*problems_of(config), *kinds, *adapter_problems(config, plugins), *start]
+    return config_problems(config, plugins, will_run=will_run)
 
 
 @hookimpl

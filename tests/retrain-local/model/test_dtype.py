@@ -30,8 +30,9 @@ def test_bf16_that_a_cpu_emulates_is_refused_with_what_was_measured(
     def seconds(bf16_s: float) -> Callable[[torch.dtype], float]:
         return {torch.float32: 0.0005, torch.bfloat16: bf16_s}.__getitem__
 
-    assert dtypes.bf16_refusal(seconds(0.0004)) is None
-    monkeypatch.setattr(dtypes, "_instructions", lambda: [lambda: False])
+    monkeypatch.setattr(dtypes, "has_instructions", lambda: False)
+    monkeypatch.setattr(dtypes, "product_s", seconds(0.0004))
+    assert dtypes.bf16_refusal() is None
     monkeypatch.setattr(dtypes, "product_s", seconds(0.00232))
     with pytest.raises(ConfigError) as caught:
         create_backend(make_context(dtype="bf16"))
@@ -39,7 +40,7 @@ def test_bf16_that_a_cpu_emulates_is_refused_with_what_was_measured(
     assert problem.where == "[model] dtype (default)"
     assert problem.why == "it emulates bf16: a product of 128 x 512 x 512 takes 2.32 ms in bf16 and 0.50 ms in fp32"
     assert dtypes.trained_dtype(make_context(dtype="fp32").config, CPU) == torch.float32
-    monkeypatch.setattr(dtypes, "_instructions", lambda: [lambda: False, lambda: True])
+    monkeypatch.setattr(dtypes, "has_instructions", lambda: True)
     assert dtypes.trained_dtype(make_context(dtype="bf16").config, CPU) == torch.bfloat16
 
 
@@ -50,7 +51,7 @@ def test_both_dtypes_of_a_product_are_timed() -> None:
 @pytest.fixture
 def native_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the speed of bf16 on the machine at hand."""
-    monkeypatch.setattr(dtypes, "_instructions", lambda: [lambda: True])
+    monkeypatch.setattr(dtypes, "has_instructions", lambda: True)
 
 
 @pytest.mark.usefixtures("native_bf16")

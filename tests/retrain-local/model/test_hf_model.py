@@ -148,12 +148,6 @@ def test_a_body_that_adds_something_of_its_own_is_found_out(
         make_pair(tmp_path)
 
 
-def test_torch_compile_is_refused(make_pair: MakePair, tmp_path: Path) -> None:
-    hf_model("GPT2", SERVED["GPT2"]).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="GPT2LMHeadModel"):
-        make_pair(tmp_path).trained.compile()
-
-
 @pytest.mark.parametrize("kind", first_or_long(["Gemma2", "GPT2", "GptOss"]))
 def test_a_whole_step(
     kind: str, make_backend: Callable[..., LocalBackend], roll: Callable[..., TrainBatch], tmp_path: Path

@@ -88,11 +88,10 @@ def test_it_is_refused_where_it_cannot_be(
     make_context: Callable[..., Any], make_pair: MakePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("retrain_local.checks.find_spec", lambda name: None)
-    inference = {"engine": "vllm", "dtype": "fp8"}
+    inference = {"engine": "vllm"}
     found = quantize_problems(make_context(rank=0, quantize="nf4", inference=inference).config)
     assert [problem.where for problem in found] == [
-        f"[{where} (default)"
-        for where in ("model] quantize", "model] quantize", "inference] engine", "inference] dtype")
+        f"[{where} (default)" for where in ("model] quantize", "model] quantize", "inference] engine")
     ]
     assert found[0].fix == 'pip install "retrain-local[quantize]", or use "int8"'
     assert quantize_problems(make_context(rank=0, inference=inference).config) == []

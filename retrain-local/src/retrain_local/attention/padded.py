@@ -39,7 +39,8 @@ class PaddedAttend:
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         sizes = [bucket.index_ST.size for bucket in self._buckets]
-        padded = [_padded(x, self._index_P, self._places_N).split(sizes) for x in (queries_NHD, keys_NKD, values_NKD)]
+        inputs, index = (queries_NHD, keys_NKD, values_NKD), (self._index_P, self._places_N)
+        padded = [_Padded.apply(x, *index).split(sizes) for x in inputs]
         parts = []
         for number, bucket in enumerate(self._buckets):
             queries, keys, values = (x[number].unflatten(0, bucket.index_ST.shape) for x in padded)
@@ -48,7 +49,8 @@ class PaddedAttend:
                 values = torch.cat([_picked(values_NKD, bucket.prefix_SP), values], dim=1)
             q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
             parts.append(self._attended(number, q, k, v, scores).transpose(1, 2).flatten(0, 1))
-        return _packed(torch.cat(parts), self._places_N, self._index_P, self._pads_Q)
+        out: Tensor = _Packed.apply(torch.cat(parts), self._places_N, self._index_P, self._pads_Q)
+        return out
 
     def _attended(self, number: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         """Attention of one bucket, [segments, heads, length, size]."""
@@ -165,16 +167,6 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         index_P, pads_Q = ctx.saved_tensors
         return gradients[0].index_select(0, index_P).index_fill_(0, pads_Q, 0.0), None, None, None
-
-
-def _padded(x_N: Tensor, index_P: Tensor, places_N: Tensor) -> Tensor:
-    result: Tensor = _Padded.apply(x_N, index_P, places_N)
-    return result
-
-
-def _packed(x_P: Tensor, places_N: Tensor, index_P: Tensor, pads_Q: Tensor) -> Tensor:
-    result: Tensor = _Packed.apply(x_P, places_N, index_P, pads_Q)
-    return result
 
 
 def _picked(x_N: Tensor, index_SP: Tensor) -> Tensor:

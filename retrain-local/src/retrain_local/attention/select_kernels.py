@@ -7,11 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from retrain.api import Config, ConfigError, Problem
 from retrain_local.attention import varlen
@@ -19,7 +17,7 @@ from retrain_local.attention.kernel_check import packed_fault, paged_fault
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.pages import STORED, PagedKernels
 from retrain_local.attention.spans import Spans
-from retrain_local.decoder import Attend, Scores, Shape
+from retrain_local.decoder import Attend, Shape
 
 log = logging.getLogger("retrain")
 T = TypeVar("T")
@@ -27,7 +25,6 @@ KEY = "inference.attention_kernel"
 MakeAttend = Callable[[Spans, torch.device], Attend]
 LARGEST_GROUP = 64  # query heads per key head that one Triton program can hold
 FA4 = "flash_attn.cute.interface"  # what PyTorch itself looks for
-KITTENS = "thunderkittens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +66,17 @@ def kernels_for(
     name = config.value(KEY, "default")
     stored = STORED.get(config.inference.kv_cache_dtype, dtype)
     site = Site(device=device, dtype=dtype, shape=shape, stored=stored, exact=exact)
-    asked = {"flash": _flash, "cutlass": _cutlass, "tk": _kittens}
+    asked = {"flash": _flash, "cutlass": _cutlass}
     try:
+        if name == "tk":
+            raise _RefusedError("ThunderKittens has no release to install, so its attention is not served")
         packed = asked[name](site) if name in asked else _at_hand("flash", _flash, site) or PaddedAttend
         paged = _triton(site) if name == "triton" else _at_hand("triton", _triton, site)
     except _RefusedError as refused:
         what, why = f"attention_kernel = {name!r} is refused on {device}", str(refused)
         fix = 'use "default", which takes the best available kernel'
         raise ConfigError(Problem(where=config.place(KEY), what=what, why=why, fix=fix)) from refused
-    return Kernels(packed=packed, paged=paged, is_ordered=exact and name != "tk" and packed is not PaddedAttend)
+    return Kernels(packed=packed, paged=paged, is_ordered=exact and packed is not PaddedAttend)
 
 
 class _RefusedError(Exception):
@@ -145,15 +144,6 @@ def _cutlass(site: Site) -> MakeAttend:
         raise
 
 
-def _kittens(site: Site) -> MakeAttend:
-    _need_cuda(site, (9, 0), "ThunderKittens' attention")
-    if not _is_installed(KITTENS):
-        raise _RefusedError(f"looked for the module {KITTENS}, built from HazyResearch/ThunderKittens: not installed")
-    if refusal := kittens_refusal(site.dtype, site.shape):
-        raise _RefusedError(refusal)
-    return _proven(KittensAttend, site)
-
-
 def _proven(make: MakeAttend, site: Site) -> MakeAttend:
     if fault := packed_fault(make, site.shape, site.device, site.dtype):
         raise _WrongError(fault)
@@ -174,50 +164,3 @@ def _is_installed(module: str) -> bool:
         return find_spec(module) is not None
     except ImportError:  # a parent package that is not installed
         return False
-
-
-HEAD_SIZES = 64, 128
-LENGTH_STEP = 768  # its forward pass takes multiples of 192 tokens, its backward pass of 256
-
-
-class KittensAttend(PaddedAttend):
-    """`Attend` that falls back to `PaddedAttend` for prefixes, windows, custom scales and sinks."""
-
-    def _attended(self, number: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        is_plain = scores.window is None and scores.softcap is None and scores.sinks_H is None
-        length, size = q.shape[2:]
-        if not is_plain or k.shape[2] != length or scores.scale != size**-0.5:
-            return super()._attended(number, q, k, v, scores)
-        # causal attention: padding after the last token is never attended to
-        more = -length % LENGTH_STEP
-        longer = (functional.pad(x, (0, 0, 0, more)).contiguous() for x in (q, k, v))
-        out: Tensor = _Kittens.apply(*longer)
-        return out[:, :, :length]
-
-
-def kittens_refusal(dtype: torch.dtype, shape: Shape) -> str | None:
-    """Why the kernel cannot serve a model; None if it can."""
-    if dtype is not torch.bfloat16:
-        return f"ThunderKittens' attention computes in bfloat16, the model is {dtype}"
-    if shape.head_size not in HEAD_SIZES or shape.value_size != shape.head_size:
-        return f"ThunderKittens' attention has heads of size 64 and 128, the model's are {shape.head_size}"
-    return None
-
-
-class _Kittens(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        import thunderkittens
-
-        out, sums = thunderkittens.mha_forward(q, k, v, True)
-        ctx.save_for_backward(q, k, v, out, sums)
-        kept: Tensor = out
-        return kept
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        import thunderkittens
-
-        into = thunderkittens.mha_backward(*ctx.saved_tensors, gradients[0].contiguous(), True)
-        q, k, v = ctx.saved_tensors[:3]
-        return tuple(gradient.to(x.dtype) for gradient, x in zip(into, (q, k, v), strict=True))

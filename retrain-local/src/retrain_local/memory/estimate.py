@@ -137,7 +137,7 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
     if work.is_served:
         return {}
     trained = sizes.weight_bytes(work.device, work.model_dtype)
-    element = {"bf16": 2, "fp8": 1}.get(work.dtype, trained)
+    element = 2 if work.dtype == "bf16" else trained
     if not work.lora_rank:
         return {"sampler": (shape.parameters + _prepacked(shape, work.device)) * element}
     if work.quantize in sizes.QUANTISED_BYTES:  # a small model is sampled from an expanded copy
@@ -175,7 +175,7 @@ SCALE_BYTES = 4
 
 def bytes_per_token(shape: ModelShape, work: Workload) -> int:
     """Bytes of a token's keys and values in all layers; 8-bit ones have a scale per head."""
-    computed = 2 if work.dtype in ("bf16", "fp8") else sizes.weight_bytes(work.device, work.model_dtype)
+    computed = 2 if work.dtype == "bf16" else sizes.weight_bytes(work.device, work.model_dtype)
     stored = STORED_BYTES.get(work.kv_cache_dtype, computed)
     vectors = 2 * shape.head_size * stored + (2 * SCALE_BYTES if stored == 1 else 0)
     return shape.layers * shape.kv_heads * vectors
@@ -231,10 +231,8 @@ def row_blocks(work: Workload) -> int:
 
 def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, resident: Mapping[str, int]) -> MemoryPhase:
     """All rows at full length, as many at a time as fit the cache; one always does."""
-    element, per_block = (
-        sizes.weight_bytes(work.device, work.model_dtype),
-        bytes_per_token(shape, work) * sizes.BLOCK_SIZE,
-    )
+    element = sizes.weight_bytes(work.device, work.model_dtype)
+    per_block = bytes_per_token(shape, work) * sizes.BLOCK_SIZE
     devices, is_cpu = max(1, work.samplers), work.device == "cpu"
     wanted = math.ceil(work.most_sampled / devices)
     needed = Blocks.needed(work)
@@ -294,32 +292,29 @@ def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
 def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
     """Tokens that a pack may hold, and whether activations are recomputed; `room_bytes` None = unknown."""
     element = sizes.weight_bytes(work.device, work.model_dtype)
+    kept, recomputed = (
+        activation_elements(shape, recompute=again, device=work.device) * element for again in (False, True)
+    )
+    longest_row = work.prompt_tokens + work.max_tokens - 1  # a longer one than fits is recomputed
     if work.device == "cpu":
-        return _cpu_pack_tokens(shape, work, room_bytes)
+        plan = plan_cpu_packs(
+            kept,
+            recomputed,
+            math.inf if room_bytes is None else room_bytes,
+            asked=work.gradient_checkpointing,
+            at_a_time=packs_at_a_time(shape, work),
+            prompt=work.prompt_tokens,
+            context=shape.context,
+        )
+        tokens = work.micro_batch_tokens or plan.tokens
+        return tokens, plan.recompute or 0 < plan.kept_tokens < max(tokens, longest_row)
     room = math.inf if room_bytes is None else int(sizes.ACTIVATION_SHARE_GPU * room_bytes)
-    plain = room / (activation_elements(shape, recompute=False) * element)
+    plain = room / kept
     asked = work.gradient_checkpointing
     recompute = asked == "on" or (asked == "auto" and plain < sizes.FULL_SPEED_TOKENS)
-    fitting = room / (activation_elements(shape, recompute=recompute) * element)
+    fitting = room / (recomputed if recompute else kept)
     tokens = work.micro_batch_tokens or max(1, int(min(sizes.TOKEN_BUDGET[work.device], fitting)))
-    largest = max(tokens, work.prompt_tokens + work.max_tokens - 1)  # a longer row than fits is recomputed
-    return tokens, recompute or (asked == "auto" and plain < largest)
-
-
-def _cpu_pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
-    element = sizes.weight_bytes(work.device, work.model_dtype)
-    plan = plan_cpu_packs(
-        activation_elements(shape, recompute=False, device="cpu") * element,
-        activation_elements(shape, recompute=True, device="cpu") * element,
-        math.inf if room_bytes is None else room_bytes,
-        asked=work.gradient_checkpointing,
-        at_a_time=packs_at_a_time(shape, work),
-        prompt=work.prompt_tokens,
-        context=shape.context,
-    )
-    tokens = work.micro_batch_tokens or plan.tokens
-    largest = max(tokens, work.prompt_tokens + work.max_tokens - 1)
-    return tokens, plan.recompute or 0 < plan.kept_tokens < largest
+    return tokens, recompute or (asked == "auto" and plain < max(tokens, longest_row))
 
 
 def _gradient_elements(shape: ModelShape, rank: int, at_a_time: int, is_summed: bool) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,13 @@ OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "backend_state.json"
 PUBLISHED_FILE, EARLIER_FILE = "published_adapter.safetensors", "published_adapter_v{}.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 FORMAT = 1
+Adapter = Mapping[str, Tensor]
 Moments = dict[nn.Parameter, dict[str, Tensor]]  # of each parameter that was updated, by name of the moment
 log = logging.getLogger("retrain")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Published:
-    """The adapter that the sampler used when it was not the trained one, and how many steps were in it."""
-
-    adapter: Mapping[str, Tensor]
-    version: int
-
-
 class PublishedHistory:
-    """Copies, in CPU memory, of the adapter published last and of the `earlier` ones before it; the oldest first.
+    """Copies, in CPU memory, of the adapter published last and of the `earlier` ones before it, by version.
 
     With overlap a step trains on completions sampled from an earlier adapter, while coming steps are sampled from later
     ones. A resumed run samples them again, so the earlier adapters are part of a checkpoint.
@@ -49,25 +42,24 @@ class PublishedHistory:
 
     def __init__(self, pair: Pair, earlier: int = 1) -> None:
         self._most = earlier + 1
-        self.kept: tuple[Published, ...] = (Published(adapter=_copied(pair.adapter), version=0),)
+        self.kept: dict[int, Adapter] = {0: _copied(pair.adapter)}  # the oldest first
 
     def record(self, pair: Pair, version: int) -> None:
         """Note that the trained adapter was published as `version`."""
-        others = (each for each in self.kept if each.version != version)
-        self.kept = (*others, Published(adapter=_copied(pair.adapter), version=version))[-self._most :]
+        self.kept.pop(version, None)
+        self.reset({**self.kept, version: _copied(pair.adapter)})
 
-    def reset(self, published: Sequence[Published]) -> None:
-        """Start again from what an interrupted run had published."""
-        self.kept = tuple(published)[-self._most :]
+    def reset(self, published: Mapping[int, Adapter]) -> None:
+        """Start again from the adapters that an interrupted run had published."""
+        self.kept = dict(list(published.items())[-self._most :])
 
-    def find(self, version: int) -> Published:
+    def find(self, version: int) -> Adapter:
         """The adapter published as `version`; BackendError when it is not kept."""
-        for each in self.kept:
-            if each.version == version:
-                return each
-        what = f"policy version {version} is not kept, only {', '.join(str(each.version) for each in self.kept)}"
-        fix = "resume with the [training] max_staleness of the run"
-        raise BackendError(Problem(where="sampling", what=what, fix=fix))
+        if version not in self.kept:
+            what = f"policy version {version} is not kept, only {', '.join(map(str, self.kept))}"
+            fix = "resume with the [training] max_staleness of the run"
+            raise BackendError(Problem(where="sampling", what=what, fix=fix))
+        return self.kept[version]
 
 
 def save_adapter(pair: Pair, folder: Path, *, writes: bool = True) -> None:
@@ -95,7 +87,7 @@ def save_state(
     version: int,
     folder: Path,
     limits: MemoryLimits | None = None,
-    published: Sequence[Published] = (),
+    published: Mapping[int, Adapter] | None = None,
     *,
     group: Group = ALONE,
 ) -> None:
@@ -113,18 +105,18 @@ def save_state(
     save_tensors(whole, folder / OPTIMIZER_FILE)
     state: dict[str, Any] = {"format": FORMAT, "policy_version": version}
     state |= {"memory_limits": asdict(limits or MemoryLimits()), "ranks": group.size}
-    for each in published[-1:]:
-        save_tensors(each.adapter, folder / PUBLISHED_FILE)
-        state["published_version"] = each.version
-    for each in published[:-1]:
-        save_tensors(each.adapter, folder / EARLIER_FILE.format(each.version))
-        state.setdefault("earlier_versions", []).append(each.version)
+    if published:
+        *earlier, last = published
+        save_tensors(published[last], folder / PUBLISHED_FILE)
+        state |= {"published_version": last} | ({"earlier_versions": earlier} if earlier else {})
+        for each in earlier:
+            save_tensors(published[each], folder / EARLIER_FILE.format(each))
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
 
 def load_state(
     pair: Pair, moments: Moments, folder: Path, limits: MemoryLimits | None = None
-) -> tuple[int, tuple[Published, ...], int]:
+) -> tuple[int, dict[int, Adapter], int]:
     """Restore parameters, moments and limits from what `save_state` wrote; publishing is left to the caller.
 
     Returns the number of optimizer steps in the adapter, the adapters published before it, the oldest first, and the
@@ -139,14 +131,14 @@ def load_state(
         raise _unusable(folder, f"{type(error).__name__}: {error}") from error
     if found != FORMAT:
         raise _unusable(folder, f"{STATE_FILE} has format {found}, this version reads {FORMAT}")
-    targets, published = file_names(pair.parameters), list[Published]()
+    targets, published = file_names(pair.parameters), dict[int, Adapter]()
     adapter = _loaded(weights_file, targets)
     wanted = {f"{name}.{m}": p if m != "step" else None for name, p in pair.parameters.items() for m in MOMENTS}
     stored = _loaded(folder / OPTIMIZER_FILE, wanted, may_be_empty=True)
     files = {EARLIER_FILE.format(version): version for version in state.get("earlier_versions", ())}
     for name, each in (files | {PUBLISHED_FILE: state.get("published_version")}).items():
         if each is not None:
-            published.append(Published(adapter=_loaded(folder / name, targets), version=int(each)))
+            published[int(each)] = _loaded(folder / name, targets)
     with torch.no_grad():
         for name, target in targets.items():
             put(target, adapter[name])
@@ -156,7 +148,7 @@ def load_state(
         moments[p] = {m: t if m == "step" else like(p, t) for m, t in loaded.items()}
     if limits is not None:
         limits.restore(state.get("memory_limits", {}))
-    return version, tuple(published), int(state.get("ranks", 1))
+    return version, published, int(state.get("ranks", 1))
 
 
 def beginning_of(pair: Pair) -> Mapping[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,33 +10,12 @@ from retrain_local.attention.paged_triton import on_device_of
 from retrain_local.decoder import Target
 from retrain_local.model.decode_kernels import DecodeKernels
 from retrain_local.model.operations import Turn
+from retrain_local.model.operations_triton import add_norm
 from retrain_local.model.stacked import LowRankSum
 
 TILE_ROWS = 16, 32  # the least that a tensor core multiplies, and what shares a tile of B where there are more rows
 TILE_RANKS = 16, 32
 TILE_COLUMNS = 64
-
-
-def add_norm(x_ND: Tensor, added_ND: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
-    """See `DecodeKernels`; the sum is rounded, then the quotient, then its product with the weight."""
-    y_ND = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
-    rows, size = x_ND.shape
-    added = x_ND if added_ND is None else added_ND
-    with on_device_of(x_ND):
-        _add_norm[(rows,)](
-            x_ND,
-            added,
-            weight_D,
-            y_ND,
-            x_ND.stride(0),
-            added.stride(0),
-            eps,
-            SIZE=size,
-            TILE=triton.next_power_of_2(size),
-            ADDS=added_ND is not None,
-            num_warps=8,
-        )
-    return y_ND
 
 
 def heads(product: LowRankSum, turn: Turn, target: Target) -> Tensor:
@@ -102,23 +80,6 @@ def swiglu(product: LowRankSum) -> Tensor:
 
 
 KERNELS = DecodeKernels(add_norm=add_norm, heads=heads, swiglu=swiglu)  # without gradients
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _add_norm(  # type: ignore[no-untyped-def]
-    x, added, weight, y, x_row, added_row, eps, SIZE: tl.constexpr, TILE: tl.constexpr, ADDS: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, TILE)
-    inside = at < SIZE
-    total = tl.load(x + row * x_row + at, mask=inside, other=0.0)
-    if ADDS:  # in 16 bits: the compiler drops a rounding between two conversions
-        total += tl.load(added + row * added_row + at, mask=inside, other=0.0)
-        tl.store(x + row * x_row + at, total, mask=inside)
-    wide = total.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    normed = (wide * scale).to(y.dtype.element_ty)
-    tl.store(y + row * SIZE + at, normed * tl.load(weight + at, mask=inside, other=0.0), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

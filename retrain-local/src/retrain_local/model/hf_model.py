@@ -18,12 +18,12 @@ from transformers.utils import logging as transformers_logging
 
 from retrain.api import ConfigError, Problem
 from retrain_local.decoder import Attend, Shape
-from retrain_local.model.adapter import adapter_config
+from retrain_local.model.adapter import ADAPTER, adapter_config
 from retrain_local.model.model_files import Folder, refuse_recurrent
 from retrain_local.model.pair import Lora, Pair, Placement, Publish
-from retrain_local.model.peft_layers import attach, create_sampler, fan_in_fan_out, targets, trainable
+from retrain_local.model.peft_layers import attach, create_sampler, trainable
 from retrain_local.model.probe import KEYWORD, UnsupportedAttentionError, measured, own_logits, register
-from retrain_local.model.weights import MissingWeightsError
+from retrain_local.model.weights import UnfitWeightsError
 
 
 class HfDecoder:
@@ -90,11 +90,6 @@ class HfDecoder:
     def _adapted(self) -> list[LoraLayer]:
         return [module for module in self._model.modules() if isinstance(module, LoraLayer)]
 
-    def compile(self) -> None:
-        what = f"{type(self._model).__name__} is computed by transformers' modules, which are not compiled"
-        fix = "leave [backend.options] compile at false"
-        raise ConfigError(Problem(where="[backend.options] compile", what=what, fix=fix))
-
     def logits(self, hidden_MD: Tensor) -> Tensor:
         logits_MV: Tensor = self._head(inputs_embeds=hidden_MD[None], use_cache=False).logits[0]
         return logits_MV
@@ -102,10 +97,6 @@ class HfDecoder:
 
 def load_base(folder: Folder, place: Placement) -> Any:
     """The model of transformers, frozen; ConfigError for what its modules cannot do."""
-    if place.is_quantised:
-        what = f"fp8 is not served for {folder.document['model_type']}"
-        fix = 'set [inference] dtype to "auto" or "bf16"'
-        raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
     if place.quantize != "none":
         what = f"quantize = {place.quantize!r} is not served for {folder.document['model_type']}"
         fix = 'set [model] quantize to "none", or name a model of the Llama family (llama, qwen2, qwen3, mistral)'
@@ -147,12 +138,13 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
         for publish in published:
             publish(adapter)
 
+    peft_config = peft.peft_config[ADAPTER]
     written = adapter_config(
-        targets(peft),
+        peft_config.target_modules,
         rank=lora.rank,
         alpha=lora.alpha,
         base=lora.name,
-        fan_in_fan_out=fan_in_fan_out(peft),
+        fan_in_fan_out=bool(peft_config.fan_in_fan_out),
         rslora=lora.rslora,
         dora=lora.dora,
     )
@@ -187,7 +179,7 @@ def _load(folder: Folder, place: Placement) -> Any:
         **options,
     )
     if report["missing_keys"]:
-        raise MissingWeightsError(sorted(report["missing_keys"]))
+        raise UnfitWeightsError.missing(sorted(report["missing_keys"]))
     if model.get_output_embeddings() is None:
         what = f"{type(model).__name__} has no language-model head"
         raise ConfigError(Problem(where=folder.where, what=what, fix="name a causal language model"))

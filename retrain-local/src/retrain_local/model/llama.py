@@ -15,7 +15,7 @@ from retrain_local.decoder import Attend, PagedAttend, Scores, Shape
 from retrain_local.model.architecture import Architecture
 from retrain_local.model.decode_kernels import DecodeKernels, fused_decode, scratch_target
 from retrain_local.model.fused import fused_operations
-from retrain_local.model.operations import Operations, Turn, compiled
+from retrain_local.model.operations import Operations, Turn
 from retrain_local.model.prepacked import Matrix
 from retrain_local.model.projection import Projection, Trained
 from retrain_local.model.stacked import SampledInParts
@@ -74,9 +74,6 @@ class LlamaDecoder:
             _Layer(at, architecture, layer, Projections(*projections[4 * at : 4 * at + 4]), self.dtype)
             for at, layer in enumerate(weights.layers)
         ]
-
-    def compile(self) -> None:
-        self._operations = compiled()
 
     def keep_reference(self) -> None:
         for projection in self._trained():

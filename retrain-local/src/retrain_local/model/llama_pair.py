@@ -17,7 +17,6 @@ from retrain_local.model.pair import Lora, Pair, Placement
 from retrain_local.model.prepacked import frozen_matrix
 from retrain_local.model.projection import Sampled, SampledLowRank, SampledMerged
 from retrain_local.model.qlora import QuantisedLinear, quantiser
-from retrain_local.model.quantised import SampledFp8, takes_fp8
 from retrain_local.model.stacked import SampledStacked
 from retrain_local.model.weights import Linear, Reader, Weights, matrices, read_weights
 
@@ -48,7 +47,7 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
             may_copy = is_light or theirs.embedding is not weights.embedding
             there = (linear.to(device, place.sampler_dtype) for linear in _linears(weights))
             how = {"is_merged": is_merged, "is_light": is_light, "may_copy": may_copy}
-            published.append([_sampled(linear, lora.rank, place, **how) for linear in there])
+            published.append([_sampled(linear, lora.rank, **how) for linear in there])
             their_head = head if theirs.head is weights.head else frozen_matrix(theirs.head, may_copy=may_copy)
             samplers.append(LlamaDecoder(architecture, theirs, published[-1], head=their_head, parameters=total))
             samplers[-1].fuse()
@@ -71,13 +70,9 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
     )
 
 
-def _sampled(
-    linear: Linear, rank: int, place: Placement, *, is_merged: bool, is_light: bool, may_copy: bool
-) -> Sampled:
+def _sampled(linear: Linear, rank: int, *, is_merged: bool, is_light: bool, may_copy: bool) -> Sampled:
     if isinstance(linear, QuantisedLinear):
         return SampledLowRank(linear, rank, expands=not is_light)
-    if place.is_quantised and takes_fp8(linear):
-        return SampledFp8(linear, rank)
     if is_merged and linear.weight.dtype == torch.float32:
         return SampledMerged(linear)
     if linear.stacked is not None:

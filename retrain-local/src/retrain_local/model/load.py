@@ -6,8 +6,8 @@ Other architectures go through transformers. bf16 is refused where the CPU only 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+import timeit
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from retrain_local.memory.sizes import AUTO_DTYPE
 from retrain_local.model.architecture import read_architecture
 from retrain_local.model.model_files import Source, open_folder
 from retrain_local.model.pair import Lora, Pair, Placement
-from retrain_local.model.quantised import FP8, fp8_refusal
 from retrain_local.options import ModelKeys
 
 log = logging.getLogger("retrain")
@@ -41,8 +40,8 @@ def create_pair(
     """Load the base once, from safetensors only, attach LoRA to every linear layer except the head, and publish it.
 
     With [model] lora_rank = 0 there is no adapter: all weights are trained, and sharded over a `mesh` if there is one.
-    One sampler is made for each of `sampler_devices`, in `sampler_dtype`; both default to the trainer's, and
-    float8_e4m3fn quantises the matrices. None is made without `samples`. `role` is what the console calls the model.
+    One sampler is made for each of `sampler_devices`, in `sampler_dtype`; both default to the trainer's. None is made
+    without `samples`. `role` is what the console calls the model.
     ConfigError when the model cannot be loaded completely or cannot be computed exactly; BackendError when it does not
     fit on a device.
     """
@@ -81,16 +80,11 @@ def _placement(
     config: Config, trainer: torch.device, samplers: tuple[torch.device, ...], dtype: torch.dtype | None
 ) -> Placement:
     trainer_dtype = trained_dtype(config, trainer)
-    is_quantised = dtype == FP8
-    if is_quantised and (why := next(filter(None, map(fp8_refusal, samplers)), None)):
-        where, fix = config.place("inference.dtype"), 'set it to "auto" or "bf16"'
-        raise ConfigError(Problem(where=where, what="fp8 cannot be used for sampling here", why=why, fix=fix))
     return Placement(
         trainer=trainer,
         trainer_dtype=trainer_dtype,
         samplers=samplers,
-        sampler_dtype=trainer_dtype if dtype is None or is_quantised else dtype,
-        is_quantised=is_quantised,
+        sampler_dtype=dtype or trainer_dtype,
         quantize=config.table("model", ModelKeys).quantize,
     )
 
@@ -110,32 +104,25 @@ def trained_dtype(config: Config, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def bf16_refusal(seconds: Callable[[torch.dtype], float] | None = None) -> str | None:
+def bf16_refusal() -> str | None:
     """Why bf16 does not pay on this CPU, by a product timed both ways; None where the CPU has instructions for it."""
-    if seconds is None:
-        if any(has() for has in _instructions()):
-            return None
-        seconds = product_s
-    fp32_s, bf16_s = seconds(torch.float32), seconds(torch.bfloat16)
+    if has_instructions():
+        return None
+    fp32_s, bf16_s = product_s(torch.float32), product_s(torch.bfloat16)
     if bf16_s < fp32_s:
         return None
     times = f"{1e3 * bf16_s:.2f} ms in bf16 and {1e3 * fp32_s:.2f} ms in fp32"
     return f"it emulates bf16: a product of {ROWS} x {WIDTH} x {WIDTH} takes {times}"
 
 
+def has_instructions() -> bool:
+    """True for products of bf16 numbers by AVX-512 BF16 or AMX, as far as PyTorch can tell; other CPUs are timed."""
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in names)
+
+
 def product_s(dtype: torch.dtype) -> float:
     """Seconds of one product, the fastest of a few, which a busy machine disturbs least."""
     x, weight = torch.ones(ROWS, WIDTH, dtype=dtype), torch.ones(WIDTH, WIDTH, dtype=dtype)
-    times = []
     with torch.no_grad():
-        for _ in range(ROUNDS):
-            started = time.perf_counter()
-            functional.linear(x, weight)
-            times.append(time.perf_counter() - started)
-    return min(times)
-
-
-def _instructions() -> list[Callable[[], bool]]:
-    """What PyTorch can say about products of bf16 numbers: AVX-512 BF16 and AMX; other CPUs are measured."""
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return [has for name in names if (has := getattr(torch.cpu, name, None)) is not None]
+        return min(timeit.repeat(lambda: functional.linear(x, weight), number=1, repeat=ROUNDS))

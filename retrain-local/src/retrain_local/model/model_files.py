@@ -18,7 +18,7 @@ from torch import Tensor
 
 from retrain.api import BackendError, Config, ConfigError, Plugins, Problem
 from retrain_local.memory.limits import is_out_of_memory
-from retrain_local.model.weights import INDEX, SINGLE, MissingWeightsError, file_names
+from retrain_local.model.weights import INDEX, SINGLE, file_names
 
 COMPANIONS = (
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
@@ -152,11 +152,6 @@ class Folder:
             yield
         except (ConfigError, BackendError):
             raise
-        except MissingWeightsError as error:
-            lacking = f"lacks {len(error.names)} weights, first {error.names[0]}; they would stay random"
-            what = f"{self.source.path} {lacking}"
-            fix = "use a complete checkpoint of a causal language model"
-            raise ConfigError(Problem(where=self.where, what=what, fix=fix)) from None
         except Exception as error:  # whatever a reader or an architecture raises, the configured model is at fault
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 what = f"the model does not fit on {device}: {first_line(error)}"

@@ -103,35 +103,6 @@ class Operations:
     spares: Callable[[Tensor], AbstractContextManager[None]] = made_again
 
 
-def compiled() -> Operations:
-    """The same operations as single kernels in both directions, compiled by torch.compile at their first call."""
-    plain = (_plain_rms_norm, _plain_split_heads, _plain_swiglu)
-    # not `dynamic=True`: with every size unknown, PyTorch 2.11 fails to generate code for a GPU
-    made = [torch.compile(operation) for operation in plain]
-    return Operations(rms_norm=made[0], split_heads=made[1], swiglu=made[2])
-
-
-def _plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return wide.to(weight.dtype) * weight
-
-
-def _plain_split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
-    qk, values_NKD = qkv_NHD.split((turn.heads + turn.kv_heads, turn.kv_heads), dim=1)
-    if turn.norm_HD is not None:
-        qk = _plain_rms_norm(qk, turn.norm_HD, turn.eps)
-    (first, second), cos, sin = qk.chunk(2, dim=-1), turn.cos_N1P, turn.sin_N1P
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    queries_NHD, keys_NKD = turned.split((turn.heads, turn.kv_heads), dim=1)
-    return queries_NHD, keys_NKD, values_NKD
-
-
-def _plain_swiglu(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate) * up
-
-
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
     """With r = 1 / sqrt(mean(x^2) + eps) and g' = g w: the gradient is r (g' - x r^2 mean(g' x)).
 

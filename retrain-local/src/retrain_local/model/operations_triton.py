@@ -18,11 +18,29 @@ COLUMNS = 1024  # of the inner size that one program handles
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `operations.rms_norm`; x [N, I], one weight for all rows."""
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    rows, size = x.shape
-    with on_device_of(x):
-        _rms_norm[(rows,)](x, weight, y, x.stride(0), eps, SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8)
-    return y
+    return add_norm(x, None, weight, eps)
+
+
+def add_norm(x_ND: Tensor, added_ND: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
+    """See `DecodeKernels`; the sum is rounded, then the quotient, then its product with the weight."""
+    y_ND = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
+    rows, size = x_ND.shape
+    added = x_ND if added_ND is None else added_ND
+    with on_device_of(x_ND):
+        _add_norm[(rows,)](
+            x_ND,
+            added,
+            weight_D,
+            y_ND,
+            x_ND.stride(0),
+            added.stride(0),
+            eps,
+            SIZE=size,
+            TILE=triton.next_power_of_2(size),
+            ADDS=added_ND is not None,
+            num_warps=8,
+        )
+    return y_ND
 
 
 def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
@@ -61,11 +79,17 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rms_norm(x, weight, y, x_row, eps, SIZE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_norm(  # type: ignore[no-untyped-def]
+    x, added, weight, y, x_row, added_row, eps, SIZE: tl.constexpr, TILE: tl.constexpr, ADDS: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, TILE)
     inside = at < SIZE
-    wide = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(x + row * x_row + at, mask=inside, other=0.0)
+    if ADDS:  # in 16 bits: the compiler drops a rounding between two conversions
+        total += tl.load(added + row * added_row + at, mask=inside, other=0.0)
+        tl.store(x + row * x_row + at, total, mask=inside)
+    wide = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
     # Rounded before the product with the weight, as the trainer does. The product is in 16 bits as well: with both
     # widened to fp32, the compiler would drop the rounding as a cast to and fro.
@@ -116,42 +140,3 @@ def _swiglu(gate_up, y, row_stride, INNER: tl.constexpr, TILE: tl.constexpr):  #
     gate = tl.load(gate_up + row * row_stride + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * row_stride + INNER + at, mask=inside, other=0.0)
     tl.store(y + row * INNER + at, (gate * tl.sigmoid(gate)).to(y.dtype.element_ty) * up, mask=inside)
-
-
-TILE = 4096  # numbers of a row at a time; a wider row is read a second time, out of the cache
-
-
-def rounded(x_NI: Tensor) -> tuple[Tensor, Tensor]:
-    rows, size = x_NI.shape
-    stored_NI = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=x_NI.device)
-    scales_N1 = torch.empty(rows, 1, dtype=torch.float32, device=x_NI.device)
-    x_NI = x_NI if x_NI.stride(-1) == 1 else x_NI.contiguous()
-    with on_device_of(x_NI):
-        _round[(rows,)](
-            x_NI,
-            stored_NI,
-            scales_N1,
-            x_NI.stride(0),
-            SIZE=size,
-            TILE=min(TILE, triton.next_power_of_2(size)),
-            num_warps=4,
-        )
-    return stored_NI, scales_N1
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _round(x, stored, scales, x_row, SIZE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    largest, unseen = 0.0, 0.0  # the largest of numbers need not see a NaN, and so `unseen` has to
-    for first in range(0, SIZE, TILE):
-        at = first + tl.arange(0, TILE)
-        wide = tl.load(x + row * x_row + at, mask=at < SIZE, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.max(tl.abs(wide), 0))
-        unseen += tl.sum(wide * 0.0, 0)
-    scale = tl.maximum(tl.div_rn(largest, 448.0), 1.1754943508222875e-38)
-    for first in range(0, SIZE, TILE):
-        at = first + tl.arange(0, TILE)
-        wide = tl.load(x + row * x_row + at, mask=at < SIZE, other=0.0).to(tl.float32)
-        cells = tl.minimum(tl.maximum(tl.div_rn(wide, scale), -448.0), 448.0)
-        tl.store(stored + row * SIZE + at, cells.to(stored.dtype.element_ty), mask=at < SIZE)
-    tl.store(scales + row, scale + unseen)

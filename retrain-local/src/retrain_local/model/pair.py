@@ -66,7 +66,7 @@ class Pair:
 class Placement:
     """Devices and dtypes of the decoders; frozen weights are shared where both agree, and copied elsewhere.
 
-    `is_quantised`: samplers use 8-bit copies of the matrices. `quantize` is `[model] quantize`, of both sides.
+    `quantize` is `[model] quantize`, of both sides.
     With a `mesh`, a `torch.distributed.DeviceMesh`, what is trained is sharded over it. `progress` counts
     the tensors that are loaded.
     """
@@ -75,7 +75,6 @@ class Placement:
     trainer_dtype: torch.dtype
     samplers: tuple[torch.device, ...]
     sampler_dtype: torch.dtype
-    is_quantised: bool
     quantize: str = "none"
     mesh: Any = None
     progress: PhaseProgress = field(default_factory=PhaseProgress)
@@ -83,7 +82,7 @@ class Placement:
     @property
     def is_stacked(self) -> bool:
         """Whether samplers keep A below the matrix that it belongs to: on GPUs, where launches cost."""
-        return bool(self.samplers) and not self.is_quantised and all(device.type == "cuda" for device in self.samplers)
+        return bool(self.samplers) and all(device.type == "cuda" for device in self.samplers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

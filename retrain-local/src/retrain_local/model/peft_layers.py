@@ -44,16 +44,6 @@ def trainable(peft: PeftModel) -> dict[str, nn.Parameter]:
     return {name: p for name, p in peft.named_parameters() if p.requires_grad}
 
 
-def targets(peft: PeftModel) -> list[str]:
-    """Names of the modules that are adapted."""
-    return sorted(peft.peft_config[ADAPTER].target_modules)
-
-
-def fan_in_fan_out(peft: PeftModel) -> bool:
-    """Whether adapted matrices are stored [inputs, outputs]."""
-    return bool(peft.peft_config[ADAPTER].fan_in_fan_out)
-
-
 def create_sampler(peft: PeftModel, place: Placement, device: torch.device) -> tuple[Any, Publish]:
     """Modules that sample with what was last published, and the function that publishes.
 
@@ -62,9 +52,8 @@ def create_sampler(peft: PeftModel, place: Placement, device: torch.device) -> t
     time, so nothing drifts. In bf16 merging would round the update away: there they have copies of A and B.
     """
     layers = {name: m for name, m in peft.get_base_model().named_modules() if isinstance(m, LoraLayer)}
-    matrices = [
-        getattr(layer.get_base_layer(), "weight", None) for layer in layers.values()
-    ]  # expert layers have no such attribute
+    # expert layers have no such attribute
+    matrices = [getattr(layer.get_base_layer(), "weight", None) for layer in layers.values()]
     is_plain = all(isinstance(w, Tensor) and w.dtype == torch.float32 for w in matrices)
     is_small = is_plain and sum(w.numel() for w in matrices if w is not None) <= projection.MERGE_LIMIT
     model = _copy(peft.get_base_model(), place, device)
@@ -120,7 +109,5 @@ def _copy(model: nn.Module, place: Placement, device: torch.device) -> Any:
         shares = there.data_ptr() == p.data_ptr() and not p.requires_grad
         memo[id(p)] = p if shares else nn.Parameter(there.clone() if p.requires_grad else there, requires_grad=False)
     for buffer in model.buffers():
-        memo[id(buffer)] = (
-            buffer if buffer.device == device else buffer.to(device)
-        )  # keep their dtype: rotary frequencies need it
+        memo[id(buffer)] = buffer.to(device)  # in their dtype, which rotary frequencies need
     return copy.deepcopy(model, memo)

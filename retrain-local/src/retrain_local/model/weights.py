@@ -114,16 +114,13 @@ class Weights:
         return int(sum(x.numel() for x in tensors) + heads)
 
 
-class MissingWeightsError(Exception):
-    """The checkpoint lacks tensors that the architecture needs."""
+class UnfitWeightsError(Exception):
+    """The checkpoint lacks tensors that the architecture needs, or has them in another shape than config.json says."""
 
-    def __init__(self, names: list[str]) -> None:
-        super().__init__(f"{len(names)} weights are missing, first {names[0]}")
-        self.names = names
-
-
-class MisshapenWeightsError(Exception):
-    """A tensor of the checkpoint has another shape than config.json says."""
+    @classmethod
+    def missing(cls, names: Sequence[str]) -> UnfitWeightsError:
+        """The error for tensors that are not there."""
+        return cls(f"{len(names)} weights are missing, first {names[0]}; they would stay random")
 
 
 class Reader:
@@ -196,7 +193,7 @@ def file_names(folder: Path) -> list[str]:
 def read_weights(
     reader: Reader, architecture: Architecture, *, pack: Callable[[Linear], Linear] | None = None
 ) -> Weights:
-    """All weights of a decoder, fused; MissingWeightsError or MisshapenWeightsError when the files do not hold them.
+    """All weights of a decoder, fused; UnfitWeightsError when the files do not hold them.
 
     `pack` is applied to every layer as soon as it is read, so that the model is never whole in memory before it.
     """
@@ -206,20 +203,18 @@ def read_weights(
     if is_tied:
         del shapes["lm_head.weight"]
     if missing := sorted(name for name in shapes if name not in reader):
-        raise MissingWeightsError(missing)
+        raise UnfitWeightsError.missing(missing)
     for name, shape in shapes.items():
         if reader.shape(name) != shape:
-            raise MisshapenWeightsError(
-                f"{name} is {list(reader.shape(name))} in the file, config.json says {list(shape)}"
-            )
+            found = list(reader.shape(name))
+            raise UnfitWeightsError(f"{name} is {found} in the file, config.json says {list(shape)}")
 
     def whole(name: str) -> Tensor:
         return reader.read(name, reader.empty(*shapes[name]))
 
     embedding = whole(f"{prefix}embed_tokens.weight")
     layers = tuple(
-        _layer(reader, shapes, prefix, f"layers.{at}.", architecture, pack or _as_read)
-        for at in range(architecture.layers)
+        _layer(reader, shapes, prefix, f"layers.{at}.", architecture, pack) for at in range(architecture.layers)
     )
     head = embedding if is_tied else whole("lm_head.weight")
     if architecture.is_tied and not is_tied and torch.equal(head, embedding):
@@ -258,17 +253,13 @@ def matrices(a: Architecture) -> dict[str, tuple[int, int]]:
     }
 
 
-def _as_read(linear: Linear) -> Linear:
-    return linear
-
-
 def _layer(
     reader: Reader,
     shapes: Mapping[str, tuple[int, ...]],
     prefix: str,
     layer: str,
     a: Architecture,
-    pack: Callable[[Linear], Linear],
+    pack: Callable[[Linear], Linear] | None,
 ) -> LayerWeights:
     def vector(name: str) -> Tensor:
         name = f"{prefix}{layer}{name}.weight"
@@ -287,7 +278,8 @@ def _layer(
             for name, part in zip(full, bias.split(sizes), strict=True):
                 reader.read(f"{name}.bias", part)
         modules = tuple(f"model.{layer}{name}" for name in names)
-        return pack(Linear(weight=weight, bias=bias, names=modules, sizes=sizes, stacked=stacked if spare else None))
+        linear = Linear(weight=weight, bias=bias, names=modules, sizes=sizes, stacked=stacked if spare else None)
+        return pack(linear) if pack else linear
 
     heads_norm = None
     if a.normalises_heads:

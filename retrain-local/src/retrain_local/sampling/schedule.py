@@ -113,16 +113,6 @@ class Schedule:
         if self._unfinished[row.prompt_key] <= 0:
             self._forget(row.prompt_key)
 
-    def release(self) -> None:
-        """Release the blocks of all rows and prompts."""
-        for row in self.running:
-            self._blocks.release(row.blocks)
-            row.blocks = []
-        for key in list(self._prompts):
-            self._forget(key)
-        self.running.clear()
-        self.waiting.clear()
-
     def _reserve(self, steps: int) -> None:
         if self._batch_tokens is not None:
             while len(self.running) > 1 and self._width(self.running) * len(self.running) > self._batch_tokens:

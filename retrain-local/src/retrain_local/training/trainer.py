@@ -107,8 +107,6 @@ class Trainer:
         self._workers = 1 if group.shards else self._workers  # all ranks compute the same layer at the same time
         self._no_gradient = torch.no_grad if group.shards else torch.inference_mode  # FSDP keeps what it gathers
         self._options = options or LocalOptions()
-        if self._options.compile:
-            decoder.compile()
         self._decoder = decoder
         self._check_stop = check_stop
         self._progress = progress or PhaseProgress()

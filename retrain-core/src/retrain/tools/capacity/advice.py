@@ -72,10 +72,6 @@ def hint(shares: Mapping[str, float], config: Config) -> str:
         if engine != "pytorch":
             return f"{share}: try more servers in [inference] url, or [inference] max_concurrent"
         return f'{share}: try [inference] kv_cache_dtype = "fp8", or engine = "vllm" on another GPU' if has_gpu else ""
-    if shares.get("train", 0.0) >= DOMINANT and has_gpu:
-        options = config.backend.options
-        if not options.get("compile"):
-            return f"training {percent(shares['train'], 0)}: try [backend.options] compile = true"
     return ""
 
 
@@ -104,7 +100,7 @@ def _smaller_weights(work: Workload, room: int, estimated: Estimated, can_quanti
 
 def quantised_ways(work: Workload) -> list[Workload]:
     """The work with frozen weights in fewer bits, where the backend can sample from them."""
-    can = work.lora_rank and work.quantize == "none" and not work.is_served and work.dtype != "fp8"
+    can = work.lora_rank and work.quantize == "none" and not work.is_served
     return [replace(work, quantize=kind) for kind in QUANTISED] if can else []
 
 
