@@ -42,7 +42,7 @@ def warnings_of(campaign: Campaign) -> list[str]:
 def verdict_warnings(campaign: Campaign) -> list[str]:
     """A plan, or a number of seeds, with which no result could be a verdict; empty for a single condition."""
     from retrain.records.runs.registered import Spend
-    from retrain.verdicts.study.deciding_test import Design
+    from retrain.verdicts.study.comparison import Design
     from retrain.verdicts.study.reach import reach_of, reach_sentences
 
     table, plan = campaign.table, campaign.table.plan

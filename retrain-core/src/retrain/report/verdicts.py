@@ -112,8 +112,8 @@ def _explanations(study: Study) -> Items | Fold:
 
 def _forest_plot(study: Study) -> Plot | None:
     caption = (
-        f"dots: single seeds; large dot: their mean; line: its {words.level_words(study)} interval, and where it ends "
-        "in an arrow, these seeds set no limit"
+        f"dots: single seeds; large dot: their mean; line: its {words.level_words(study.comparisons)} interval, and "
+        "where it ends in an arrow, these seeds set no limit"
     )
     figure = forest(study)
     return Plot("Difference to the baseline", caption, figure, kind="forest") if figure else None

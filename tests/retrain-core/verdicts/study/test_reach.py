@@ -17,8 +17,7 @@ from retrain.records.runs.registered import Spend
 from retrain.verdicts.stats.e_process import AnytimeTest
 from retrain.verdicts.stats.flip import EXACT_EXCHANGES, FlipTest
 from retrain.verdicts.stats.sequential import SequentialFlip
-from retrain.verdicts.study.comparison import Verdict
-from retrain.verdicts.study.deciding_test import Design
+from retrain.verdicts.study.comparison import Design, Verdict
 from retrain.verdicts.study.judge import Pairing, judge
 from retrain.verdicts.study.reach import Reach, reach_of, reach_sentences
 from tests.made_runs import WRITTEN, write_campaign

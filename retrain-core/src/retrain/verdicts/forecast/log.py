@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Track:
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether so few held that forecasts of this level are not to be believed."""
+        """True if so few held that forecasts of this level are not to be believed."""
         return evidence_against(self.held, self.ended, self.level) >= 1.0 / WRONGLY_WITHDRAWN
 
 
@@ -93,10 +93,7 @@ def note(home: Path, run: Curve, said: Forecast, *, conditions: int, runs: int) 
         "run": name_in(home, run.folder),
         "started": str(run.record.get("started")),
         "step": run.steps[-1],
-        "level": said.level,
-        "point": said.point,
-        "low": said.low,
-        "high": said.high,
+        **asdict(said),
         "conditions": conditions,
         "runs": runs,
     }
@@ -105,12 +102,11 @@ def note(home: Path, run: Curve, said: Forecast, *, conditions: int, runs: int) 
 
 
 def _final(run: Path, started: str) -> float | None:
-    try:
+    with suppress(ConfigError):
         curve = read_curve(run)
-    except ConfigError:
-        return None
-    is_it = curve.is_done and str(curve.record.get("started")) == started
-    return float(curve.rates_K[-1]) if is_it else None
+        if curve.is_done and str(curve.record.get("started")) == started:
+            return float(curve.rates_K[-1])
+    return None
 
 
 def _key(record: Mapping[str, Any]) -> tuple[Any, ...]:

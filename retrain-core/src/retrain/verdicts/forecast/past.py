@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class Curve:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended as planned, with an evaluation after its last step."""
+        """True if it has ended as planned, with an evaluation after its last step."""
         return self.state == DONE and bool(self.steps) and self.steps[-1] == self.max_steps
 
     @property
@@ -76,29 +77,21 @@ def read_curve(run: Path) -> Curve:
 
 def find_past(run: Curve, among: Path) -> Past:
     """Every usable finished run below `among`, the run itself left out; one that cannot be read is of no use."""
-    curves, finals, conditions, others = [], [], [], 0
     overview = scan(among)
     statuses = [*overview.runs, *(each.status for one in overview.campaigns for each in one.runs if each.status)]
-    for folder in dict.fromkeys(status.path for status in statuses if status.state == DONE):
-        if folder.resolve() == run.folder.resolve():
-            continue
-        try:
+    done = dict.fromkeys(status.path for status in statuses if status.state == DONE)
+    folders = [folder for folder in done if folder.resolve() != run.folder.resolve()]
+    used: list[Curve] = []
+    for folder in folders:
+        with suppress(ConfigError):
             each = read_curve(folder)
-        except ConfigError:
-            others += 1
-            continue
-        is_same = each.is_done and task_of(each.record) == task_of(run.record)
-        if not is_same or each.steps[: len(run.steps)] != run.steps:
-            others += 1
-            continue
-        curves.append(each.rates_K[: len(run.steps)])
-        finals.append(float(each.rates_K[-1]))
-        conditions.append(each.condition)
+            is_same = each.is_done and task_of(each.record) == task_of(run.record)
+            used += [each] if is_same and each.steps[: len(run.steps)] == run.steps else []
     return Past(
-        curves_NK=np.array(curves).reshape(len(curves), len(run.steps)),
-        finals_N=np.array(finals),
-        conditions=tuple(conditions),
-        others=others,
+        curves_NK=np.array([each.rates_K[: len(run.steps)] for each in used]).reshape(len(used), len(run.steps)),
+        finals_N=np.array([float(each.rates_K[-1]) for each in used]),
+        conditions=tuple(each.condition for each in used),
+        others=len(folders) - len(used),
     )
 
 

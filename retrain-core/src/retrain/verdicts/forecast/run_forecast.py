@@ -6,7 +6,7 @@ It only tells. Nothing that trains or runs a campaign reads it, so no planned ru
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,12 @@ def print_forecast(run: Path, among: Path | None, level: float, *, as_json: bool
     if not curve.steps:
         fix = "wait for its first evaluation; [eval] examples and every say when that is"
         raise ConfigError(Problem(where=str(run), what="the run has no evaluation yet", fix=fix))
+    data = {"run": str(run), "step": curve.steps[-1], "max_steps": curve.max_steps, "level": level}
+    data["track"] = {"held": so_far.held, "ended": so_far.ended}
     if curve.is_done:
-        _print_ended(curve, so_far, as_json=as_json)
+        rate = float(curve.rates_K[-1])
+        sentences = [f"The run has ended: its held-out rate is {shown(rate, HELD_OUT)}.", *_fared(so_far)]
+        _print(data | {"rate": rate}, sentences, as_json=as_json)
         return
     if so_far.is_withdrawn:
         raise _withdrawn(so_far, home)
@@ -52,17 +56,22 @@ def print_forecast(run: Path, among: Path | None, level: float, *, as_json: bool
     said = within_range(forecast(past.curves_NK, past.finals_N, past.conditions, curve.rates_K, level=level))
     note(home, curve, said, conditions=len(set(past.conditions)), runs=len(past.finals_N))
     check = checked(past, level)
-    if as_json:
-        click.echo(json.dumps(_data(curve, past, said, check, so_far), indent=2, allow_nan=False))
-        return
-    for line in forecast_sentences(curve, past, said, check, so_far):
-        click.echo(printable(line))
+    counts = {"runs": len(past.finals_N), "conditions": len(set(past.conditions))}
+    counts["same_condition"] = past.conditions.count(curve.condition)
+    found = {"point": said.point, "interval": [said.low, said.high], "check": asdict(check) if check else None}
+    sentences = forecast_sentences(curve, past, said, check, so_far)
+    _print({**data, **found, **counts, "rate": None}, sentences, as_json=as_json)
+
+
+def _print(data: dict[str, Any], sentences: list[str], *, as_json: bool) -> None:
+    for line in [json.dumps(data, indent=2, allow_nan=False)] if as_json else map(printable, sentences):
+        click.echo(line)
 
 
 def within_range(said: Forecast) -> Forecast:
     """The forecast of a rate: cut to [0, 1], which costs no coverage."""
     point, low, high = (min(1.0, max(0.0, value)) for value in (said.point, said.low, said.high))
-    return Forecast(point=point, low=low, high=high, level=said.level)
+    return replace(said, point=point, low=low, high=high)
 
 
 def checked(past: Past, level: float) -> Check | None:
@@ -91,39 +100,14 @@ def forecast_sentences(run: Curve, past: Past, said: Forecast, check: Check | No
             f"Had each of those runs been forecast from the other conditions, {check.held} of {check.runs} intervals "
             f"would have held, at a mean width of {width}."
         )
-    if so_far.ended:
-        lines.append(f"Of {so_far.ended} runs forecast here that have ended, the interval held for {so_far.held}.")
+    lines += _fared(so_far)
     lines.append("It stops nothing: a planned run goes on to its end, since a verdict needs every run.")
     return lines
 
 
-def _data(run: Curve, past: Past, said: Forecast, check: Check | None, so_far: Track) -> dict[str, Any]:
-    return {
-        "run": str(run.folder),
-        "step": run.steps[-1],
-        "max_steps": run.max_steps,
-        "point": said.point,
-        "interval": [said.low, said.high],
-        "level": said.level,
-        "runs": len(past.finals_N),
-        "conditions": len(set(past.conditions)),
-        "same_condition": past.conditions.count(run.condition),
-        "check": {"held": check.held, "runs": check.runs, "mean_width": check.mean_width} if check else None,
-        "track": {"held": so_far.held, "ended": so_far.ended},
-        "rate": None,
-    }
-
-
-def _print_ended(run: Curve, so_far: Track, *, as_json: bool) -> None:
-    rate = float(run.rates_K[-1])
-    if as_json:
-        track_data = {"held": so_far.held, "ended": so_far.ended}
-        data = {"run": str(run.folder), "step": run.steps[-1], "max_steps": run.max_steps, "rate": rate}
-        click.echo(json.dumps(data | {"level": so_far.level, "track": track_data}, indent=2))
-        return
-    click.echo(f"The run has ended: its held-out rate is {shown(rate, HELD_OUT)}.")
-    if so_far.ended:
-        click.echo(f"Of {so_far.ended} runs forecast here that have ended, the interval held for {so_far.held}.")
+def _fared(so_far: Track) -> list[str]:
+    told = f"Of {so_far.ended} runs forecast here that have ended, the interval held for {so_far.held}."
+    return [told] if so_far.ended else []
 
 
 def _refuse_few(past: Past, level: float, among: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,9 @@ class OnRecord:
     name: str
     folder: Path
     manifest: Record
-    opening: Record | None
-    last: Record | None
     keys: frozenset[Key]
+    opening: Record | None = None
+    last: Record | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -59,6 +59,7 @@ def find_campaign(history: History, folder: Path, present: Sequence[RunOnDisk]) 
     named = (name, len(history.openings(name)))
     likely = sorted(heads, key=lambda key: (-heads[key], key != named))
     plan = _plan_hash(manifest)
+    unseen = OnRecord(name=name, folder=folder, manifest=manifest, keys=frozenset({named}))
     sealed = [
         (each, number + 1)
         for each in history.campaigns
@@ -71,16 +72,9 @@ def find_campaign(history: History, folder: Path, present: Sequence[RunOnDisk]) 
             opening = openings[key[1] - 1]
             sessions = [each for each in history.campaigns[key[0]] if each["line"] >= opening["line"]]
             moved = history.campaigns.get(name, ()) if named[1] == 0 else ()
-            keys = frozenset({key, *([named] if moved else [])})
-            return OnRecord(
-                name=name,
-                folder=folder,
-                manifest=manifest,
-                opening=opening,
-                last=(*sessions, *moved)[-1],
-                keys=keys,
-            )
-    return OnRecord(name=name, folder=folder, manifest=manifest, opening=None, last=None, keys=frozenset({named}))
+            keys = frozenset({key, named} if moved else {key})
+            return replace(unseen, opening=opening, last=(*sessions, *moved)[-1], keys=keys)
+    return unseen
 
 
 def check_campaign(history: History, found: OnRecord, present: Sequence[RunOnDisk]) -> Iterator[Finding]:
@@ -174,12 +168,8 @@ def run_before(found: OnRecord, present: Sequence[RunOnDisk], unknown: Iterable[
 
     A ledger that was deleted after a pilot leaves the pilot's folders.
     """
-    setups = {run.setup for run in present}
-    names = [
-        run.name
-        for run in unknown
-        if found.opening and run.started < str(found.opening.get("time")) and run.setup in setups
-    ]
+    setups, opened = {run.setup for run in present}, str(found.opening.get("time")) if found.opening else ""
+    names = [run.name for run in unknown if run.started < opened and run.setup in setups]
     if names:
         count = counted(len(names), "run")
         what = f"{found.name}: these seeds were already run in {first_few(names)} ({count}, which no ledger saw begin)"

@@ -1,7 +1,7 @@
-"""Compares what lies on disk with what the ledger says: runs that are gone, changed, copied or never began here.
+"""Compares runs on disk with the ledger: runs that are gone, changed, copied or never began here.
 
-A contradiction is a fact that cannot be explained by moving or copying whole folders; what the ledger cannot know is
-told as unknown. Runs are found by start time, condition and seed, so a renamed folder hides nothing.
+A contradiction is a fact that moving or copying whole folders cannot explain; the rest is reported as unknown. Runs are
+found by start time, condition and seed, so a renamed folder hides nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ class Finding:
     what: str
     fix: str
     is_certain: bool = True
-
-    def __str__(self) -> str:
-        return self.what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +68,8 @@ def read_run(folder: Path, run: Path) -> RunOnDisk:
 
 def in_ledger(history: History, runs: Iterable[RunOnDisk]) -> list[RunOnDisk]:
     """The runs as this ledger names and knows them."""
-    found = []
-    for run in runs:
-        name = name_in(history.folder, run.folder)
-        found.append(replace(run, name=name, known=history.known(name, run.identity, run.hashes)))
-    return found
+    named = [(name_in(history.folder, run.folder), run) for run in runs]
+    return [replace(run, name=name, known=history.known(name, run.identity, run.hashes)) for name, run in named]
 
 
 class Elsewhere:
@@ -115,9 +109,7 @@ def gone(
     here = {id(each.known): each.folder for each in present if each.known}
     last = {(run.name, run.opening): run.started for run in history.runs.values()}
     found = []
-    for run in history.runs.values():
-        if not in_scope(run):
-            continue
+    for run in filter(in_scope, history.runs.values()):
         later = last[run.name, run.opening]
         again = f"; it was run again at {later}" if later != run.started else ""
         folder = here.get(id(run)) or elsewhere.find(run) if again or id(run) not in here else None
@@ -132,8 +124,7 @@ def gone(
 
 
 def _how(run: RunHistory) -> str:
-    steps = f" after {run.ended.get('steps')} steps" if run.ended else ""
-    return f"{run.state}{steps}" if run.ended else "of which no end is on record"
+    return f"{run.state} after {run.ended.get('steps')} steps" if run.ended else "of which no end is on record"
 
 
 def _steps(run: RunHistory, folder: Path | None) -> int:

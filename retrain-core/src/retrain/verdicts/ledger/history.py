@@ -114,12 +114,10 @@ class RunHistory:
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """A ledger. `campaigns` has the openings of each campaign's folder, `runs` every run that began, in order.
-
-    An opening has its number in `line`, so that it can be ordered against the runs.
+    """A ledger. `campaigns` has the openings of each campaign's folder, with their `line`, `runs` every run that began.
 
     `faults` are breaks of the chain with their lines, `is_torn` says that a kill cut its last line, `head` is the hash
-    of its last line; `has_known_head` says whether the hash that was asked about is that of any line.
+    of its last line; `has_known_head` says that some line has the expected hash.
     """
 
     folder: Path

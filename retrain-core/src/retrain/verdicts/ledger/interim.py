@@ -7,6 +7,7 @@ finished runs and the same command, so repeating it costs one read of the ledger
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,7 @@ def _has_ended(folder: Path) -> bool:
 
 def _is_recorded(folder: Path, look: dict[str, Any]) -> bool:
     """Without checking the chain: only lines of looks are parsed."""
-    mark = f'"kind": "{LOOK}"'.encode()
-    try:
-        with open_regular(folder / NAME) as stream:
-            looks = [parse_record(line) for line in stream if mark in line and line.endswith(b"\n")]
-    except (OSError, ValueError, RecursionError):
-        return False
+    mark, looks = f'"kind": "{LOOK}"'.encode(), []
+    with suppress(OSError, ValueError, RecursionError), open_regular(folder / NAME) as stream:
+        looks = [parse_record(line) for line in stream if mark in line and line.endswith(b"\n")]
     return is_on_record(looks, look)

@@ -31,10 +31,17 @@ def verify(folder: Path | None, *, head: str, as_json: bool) -> int:
     is the hash of an earlier check, which must still be in the chain.
     """
     history = _history(folder, known_head=head)
-    found = [*check_all(history, known_head=head), *_undeclared(history.folder), *_unended(history)]
+    found = [*check_all(history, known_head=head), *_undeclared(history.folder)]
+    if names := [run.name for run in history.runs.values() if run.ended is None]:
+        what = f"unknown: no end of {first_few(names)} is on record, so the files cannot be verified"
+        fix = "it runs or was killed: wait for it, or end it with --resume"
+        found.append(disk.Finding(what=what, fix=fix, is_certain=False))
     wrong = [each for each in found if each.is_certain]
     if as_json:
-        click.echo(json.dumps(_data(history, found, is_intact=not wrong), indent=2))
+        data = {"file": str(history.file), "intact": not wrong, "since": history.since or None}
+        data |= {"lines": history.num_lines, "head": history.head}
+        findings = [{"what": each.what, "fix": each.fix, "certain": each.is_certain} for each in found]
+        click.echo(json.dumps(data | {"findings": findings}, indent=2))
     else:
         for each in found:
             click.echo(printable(f"{'wrong: ' if each.is_certain else ''}{each.what}"))
@@ -43,16 +50,16 @@ def verify(folder: Path | None, *, head: str, as_json: bool) -> int:
     return EXIT_FAILED if wrong else EXIT_DONE
 
 
-def show(folder: Path | None, *, as_json: bool) -> None:
-    """Print the events of the ledger in `folder`, a line each."""
+def show(folder: Path | None, *, as_json: bool) -> int:
+    """Print the events of the ledger in `folder`, a line each; returns the exit code."""
     place = _history(folder).folder
     for entry in read_chain(place / NAME):
         if as_json and entry.record:
             click.echo(json.dumps(entry.record))
         elif not as_json:
-            click.echo(
-                printable(_shown(entry.record) if entry.record else f"line {entry.line}: {entry.fault or 'torn'}")
-            )
+            torn = f"line {entry.line}: {entry.fault or 'torn'}"
+            click.echo(printable(_shown(entry.record) if entry.record else torn))
+    return EXIT_DONE
 
 
 def _history(folder: Path | None, *, known_head: str = "") -> History:
@@ -68,16 +75,6 @@ def _history(folder: Path | None, *, known_head: str = "") -> History:
         what, fix = "holds no event, so nothing can be verified", "restore it from a backup, if it held some"
         raise ConfigError(Problem(where=str(history.file), what=what, fix=fix))
     return history
-
-
-def _unended(history: History) -> Iterator[disk.Finding]:
-    """Runs without an end on record, whose files cannot be compared with those that they ended with."""
-    names = [run.name for run in history.runs.values() if run.ended is None]
-    if names:
-        what = f"unknown: no end of {first_few(names)} is on record, so the files cannot be verified"
-        yield disk.Finding(
-            what=what, fix="it runs or was killed: wait for it, or end it with --resume", is_certain=False
-        )
 
 
 def _undeclared(folder: Path) -> Iterator[disk.Finding]:
@@ -98,17 +95,6 @@ def _undeclared(folder: Path) -> Iterator[disk.Finding]:
                 yield disk.Finding(what=what, fix=fix)
 
 
-def _data(history: History, found: list[disk.Finding], *, is_intact: bool) -> dict[str, Any]:
-    return {
-        "file": str(history.file),
-        "intact": is_intact,
-        "since": history.since or None,
-        "lines": history.num_lines,
-        "head": history.head,
-        "findings": [{"what": each.what, "fix": each.fix, "certain": each.is_certain} for each in found],
-    }
-
-
 def _outcome(history: History, num_wrong: int) -> str:
     num_stepless = sum(run.ended is not None and not run.ended.get("steps") for run in history.runs.values())
     runs = f"{len(history.runs)} runs" + (f", {num_stepless} of them ended without a step" if num_stepless else "")
@@ -118,16 +104,10 @@ def _outcome(history: History, num_wrong: int) -> str:
 
 
 def _shown(record: Mapping[str, Any]) -> str:
-    fields = [f"{name}={_value(value)}" for name, value in record.items() if name not in HIDDEN_FIELDS]
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in record.items()}
+    cut = {name: text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}..." for name, text in texts.items()}
+    fields = [f"{name}={text}" for name, text in cut.items() if name not in HIDDEN_FIELDS]
     return "  ".join([str(record.get("time", "")), str(record.get("kind", "")), *fields])
-
-
-def _value(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}..."
-
-
-TORN = "the last line was cut by a kill while it was written; the next event removes it"
 
 
 def check_all(history: History, *, known_head: str = "") -> Iterator[disk.Finding]:
@@ -141,8 +121,8 @@ def check_all(history: History, *, known_head: str = "") -> Iterator[disk.Findin
         what = f"{history.file}: no line has the hash {known_head[:12]}: the ledger was cut or rewritten since then"
         yield disk.Finding(what=what, fix="restore the ledger from a backup")
     if history.is_torn:
-        fix = "nothing is to be done: a torn line was never on record"
-        yield disk.Finding(what=f"{history.file}: {TORN}", fix=fix, is_certain=False)
+        what = f"{history.file}: the last line was cut by a kill while it was written; the next event removes it"
+        yield disk.Finding(what=what, fix="nothing: a torn line was never on record", is_certain=False)
     folders = folders_below(history.folder)
     present = disk.in_ledger(history, (disk.read_run(history.folder, run) for run in folders))
     yield from disk.gone(history, present, lambda run: True, disk.Elsewhere(history.folder))

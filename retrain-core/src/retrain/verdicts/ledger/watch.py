@@ -1,6 +1,6 @@
-"""What a run tells the ledger: that it began, and how it ended, with the hashes of its final records.
+"""Records in the ledger that a run began, and how it ended, with the hashes of its final records.
 
-The ledger never stops a run: where it cannot be written the run goes on, and says so when it begins.
+A ledger that cannot be written stops nothing: the run continues, and says so when it begins.
 """
 
 from __future__ import annotations
@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 from retrain.kernel.errors import StopRequested
 from retrain.records.run import Run
 from retrain.verdicts.ledger.chain import append
-from retrain.verdicts.ledger.place import (
-    learned_by,
-    ledger_folder,
-    manifest_hashes,
-    name_in,
-    record_hashes,
-)
+from retrain.verdicts.ledger.place import learned_by, ledger_folder, manifest_hashes, name_in, record_hashes
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
@@ -27,20 +21,18 @@ LOG = logging.getLogger("retrain")
 
 def begin(run: RunView) -> None:
     """The run begins, or goes on from a checkpoint."""
-    is_resumed = "resumed_at_step" in run.manifest
-    learns = learned_by(Run(run.folder).record)
-    reason = _append(run, "run_started", first_step=run.first_step, resumed=is_resumed, learns=learns, hashes={})
-    if reason:
+    is_resumed, learns = "resumed_at_step" in run.manifest, learned_by(Run(run.folder).record)
+    if reason := _append(run, "run_started", {}, first_step=run.first_step, resumed=is_resumed, learns=learns):
         LOG.warning("Not in the ledger: %s. The run goes on; `retrain compare` will say what is unknown", reason)
 
 
 def end(run: RunView, error: BaseException | None) -> None:
     """The run ended: `done`, `stopped` by a signal, or `failed`."""
     state = "done" if error is None else "stopped" if isinstance(error, StopRequested) else "failed"
-    _append(run, "run_ended", state=state, steps=Run(run.folder).num_steps, hashes=record_hashes(run.folder))
+    _append(run, "run_ended", record_hashes(run.folder), state=state, steps=Run(run.folder).num_steps)
 
 
-def _append(run: RunView, kind: str, *, hashes: dict[str, str], **fields: Any) -> str:
+def _append(run: RunView, kind: str, hashes: dict[str, str], **fields: Any) -> str:
     folder = ledger_folder(run.folder)
     return append(
         folder,

@@ -1,10 +1,9 @@
-"""Variance components of seeds and examples, and what more of either would buy, with the uncertainty of both.
+"""Variance components of seeds and examples, and the numbers of either that would suffice, with their uncertainty.
 
 The expected mean squares of n seeds and m clusters are MS_S = rest + m seed, MS_E = rest + n cluster, MS_R = rest. A
 figure that depends on them has the interval of its values at drawn components: every mean square is replaced by
 df MS / chi2_df (generalised inference, Weerahandi 1993; Tsui and Weerahandi 1989). Held-out examples are far from
-normal, a few differ much and most hardly: their df is the one that gives MS_E the variance of its kurtosis (after
-Bonett 2006).
+normal: their df is the one that gives MS_E the variance of its kurtosis (after Bonett 2006).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Part:
 class Components:
     """Standard deviations of a difference: of a seed over all examples, of a cluster over all seeds, of the rest.
 
-    The rest is what a seed and a cluster have together, and the noise of few samples.
+    The rest is their interaction, and the noise of few samples.
     """
 
     seed: Part
@@ -80,11 +79,10 @@ def draw_components(squares: MeanSquares) -> Draws:
     stream = _STREAMS.stream("compare", "components")
     df_clusters = 2.0 / (2.0 / squares.df_clusters + max(squares.kurtosis, 0.0) / m)
     dfs = n - 1.0, df_clusters, (n - 1.0) * squares.df_clusters
-    drawn = (
+    seeds_D, clusters_D, rest_D = (
         np.concatenate([[square], df * square / stream.chisquare(df, DRAWS)])
         for square, df in zip((squares.seeds, squares.clusters, squares.rest), dfs, strict=True)
     )
-    seeds_D, clusters_D, rest_D = drawn
     return Draws(
         seed_D=np.maximum(seeds_D - rest_D, 0.0) / m,
         cluster_D=np.maximum(clusters_D - rest_D, 0.0) / n,
@@ -99,14 +97,10 @@ def components(draws: Draws, *, level: float = 0.95) -> Components:
     n, m = draws.num_seeds, draws.num_clusters
     variances = {"seed": (draws.seed_D, n), "cluster": (draws.cluster_D, m), "rest": (draws.rest_D, n * m)}
     total = sum(float(variance_D[0]) / count for variance_D, count in variances.values())
-    parts = {
-        name: Part(
-            sd=float(np.sqrt(variance_D[0])),
-            interval=_interval(np.sqrt(variance_D), level),
-            share=float(variance_D[0]) / count / total if total else 0.0,
-        )
-        for name, (variance_D, count) in variances.items()
-    }
+    parts = {}
+    for name, (variance_D, count) in variances.items():
+        sd_D, share = np.sqrt(variance_D), float(variance_D[0]) / count / total if total else 0.0
+        parts[name] = Part(sd=float(sd_D[0]), interval=_interval(sd_D, level), share=share)
     return Components(**parts)
 
 
@@ -127,7 +121,10 @@ def half_widths(
     dfs = n - 1.0, m - 1.0, (n - 1.0) * (m - 1.0)
     spread_D = of_seeds_D**2 / dfs[0] + of_clusters_D**2 / dfs[1] + of_rest_D**2 / dfs[2]
     df_D = np.maximum(combined_D**2 / np.where(spread_D > 0.0, spread_D, 1.0), n - 1.0)
-    return np.asarray((_student(level, df_D) + float(ndtri(power))) * np.sqrt(combined_D / (n * m)))
+    z = float(ndtri(0.5 + level / 2.0))
+    first, second = (z**3 + z) / 4.0, (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
+    student_D = z + first / df_D + second / df_D**2
+    return np.asarray((student_D + float(ndtri(power))) * np.sqrt(combined_D / (n * m)))
 
 
 def foreseen(draws: Draws, *, seeds: int, clusters: int, level: float) -> Foreseen:
@@ -159,10 +156,12 @@ def numbers_needed(draws: Draws, differences_D: Floats, *, of_seeds: bool, level
 
 def needed(numbers_D: Floats) -> Needed:
     """The estimate and the interval of drawn numbers."""
-    margin = (1.0 - ADVICE_LEVEL) / 2.0
     ordered_D = np.sort(numbers_D[1:])  # infinite ones too, between which nothing can be interpolated
-    low, high = ordered_D[int(margin * ordered_D.size)], ordered_D[-1 - int(margin * ordered_D.size)]
-    return Needed(number=_whole(numbers_D[0]), interval=(_whole(low), _whole(high)))
+    margin = int((1.0 - ADVICE_LEVEL) / 2.0 * ordered_D.size)
+    number, low, high = (
+        int(each) if np.isfinite(each) else None for each in (numbers_D[0], ordered_D[margin], ordered_D[-1 - margin])
+    )
+    return Needed(number=number, interval=(low, high))
 
 
 def true_differences(draws: Draws, difference: float) -> Floats:
@@ -177,19 +176,7 @@ def true_differences(draws: Draws, difference: float) -> Floats:
     return np.asarray(np.abs(difference + noise_D * np.sqrt(variance_D)))
 
 
-def _student(level: float, df_D: Floats) -> Floats:
-    from scipy.special import ndtri
-
-    z = float(ndtri(0.5 + level / 2.0))
-    first, second = (z**3 + z) / 4.0, (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
-    return np.asarray(z + first / df_D + second / df_D**2)
-
-
 def _interval(values_D: Floats, level: float) -> tuple[float, float]:
     """Quantiles of the draws, widened where the estimate itself lies outside them."""
     low, high = (float(q) for q in np.quantile(values_D[1:], [(1.0 - level) / 2.0, (1.0 + level) / 2.0]))
     return min(low, float(values_D[0])), max(high, float(values_D[0]))
-
-
-def _whole(number: float) -> int | None:
-    return int(number) if np.isfinite(number) else None

@@ -26,11 +26,6 @@ class Forecast:
     high: float
     level: float
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether the interval says anything: with too few conditions it must be everything."""
-        return math.isfinite(self.high - self.low)
-
 
 def needed_conditions(level: float) -> int:
     """Conditions without which no interval of this level is finite: level / (1 - level), rounded up."""
@@ -58,8 +53,7 @@ def forecast(
         raise ValueError("a fit without a condition needs another one")
     features_NF = np.stack([_features(each) for each in curves_NK])
     changes_N = finals_N - features_NF[:, 1]
-    number_of = {label: index for index, label in enumerate(labels)}
-    numbers_N = np.array([number_of[each] for each in conditions])
+    numbers_N = np.array([labels.index(each) for each in conditions])
     scores_N, weights_N = np.empty(len(finals_N)), np.empty(len(finals_N))
     for number in range(len(labels)):
         out_N = numbers_N == number
@@ -85,9 +79,9 @@ def left_out(
     """The forecast of each run from the runs of all other conditions: how such forecasts have fared so far."""
     found = []
     for curve_K, condition in zip(curves_NK, conditions, strict=True):
-        others = [index for index, each in enumerate(conditions) if each != condition]
-        kept = [conditions[index] for index in others]
-        found.append(forecast(curves_NK[others], finals_N[others], kept, curve_K, level=level))
+        is_other_N = [each != condition for each in conditions]
+        kept = [each for each in conditions if each != condition]
+        found.append(forecast(curves_NK[is_other_N], finals_N[is_other_N], kept, curve_K, level=level))
     return found
 
 

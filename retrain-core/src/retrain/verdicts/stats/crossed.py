@@ -84,13 +84,14 @@ def crossed(diffs_NE: Floats, *, level: float = 0.95, clusters_E: Sequence[str] 
     squares = _mean_squares(values_NC, factor, df_clusters)
     n, m = squares.num_seeds, squares.num_clusters
     mean, cells = float(diffs_NE.mean()), float(n * m)
-    alone = [
-        _inference(mean, square / cells, df, level)
-        for square, df in ((squares.seeds, float(n - 1)), (squares.clusters, df_clusters))
-    ]
     variance, df = _both(squares)
-    both = _inference(mean, variance / cells, df, level) if n > 1 and m > 1 else None
-    return Crossed(mean=mean, both=both, seeds=alone[0], examples=alone[1], squares=squares)
+    return Crossed(
+        mean=mean,
+        both=_inference(mean, variance / cells, df, level) if n > 1 and m > 1 else None,
+        seeds=_inference(mean, squares.seeds / cells, float(n - 1), level),
+        examples=_inference(mean, squares.clusters / cells, df_clusters, level),
+        squares=squares,
+    )
 
 
 def _mean_squares(values_NC: Floats, factor: float, df_clusters: float) -> MeanSquares:

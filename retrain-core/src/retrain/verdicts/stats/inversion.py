@@ -26,21 +26,16 @@ def inverted(diffs_N: Floats, *, is_rejected: Callable[[float], bool], is_zero_r
     mean = float(diffs_N.mean())
     far = FAR * max(float(np.ptp(diffs_N)), abs(mean), float(np.abs(diffs_N).max()), np.finfo(float).tiny)
     inner = [mean] if is_zero_rejected else [mean, 0.0]
-    return (
-        _limit(min(inner), -far, mean, is_rejected, is_zero_rejected),
-        _limit(max(inner), far, mean, is_rejected, is_zero_rejected),
-    )
+    # Zero, where rejected, bounds the side of the mean on which it lies.
+    low, high = (0.0 if is_zero_rejected and (end < 0.0) == (mean > 0.0) else None for end in (-far, far))
+    return _limit(min(inner), -far, low, is_rejected), _limit(max(inner), far, high, is_rejected)
 
 
-def _limit(
-    inside: float, far: float, mean: float, is_rejected: Callable[[float], bool], is_zero_rejected: bool
-) -> float:
-    """The edge between `inside`, not rejected, and the first rejected shift on the side of `far`."""
-    if is_zero_rejected and (far < 0.0) == (mean > 0.0):
-        outside = 0.0  # known to be rejected, and between the mean and `far`
-    elif not is_rejected(far):
-        return math.copysign(math.inf, far)
-    else:
+def _limit(inside: float, far: float, outside: float | None, is_rejected: Callable[[float], bool]) -> float:
+    """The edge between `inside`, not rejected, and the first rejected shift towards `far`: `outside` if it is known."""
+    if outside is None:
+        if not is_rejected(far):
+            return math.copysign(math.inf, far)
         outside = _first_rejected(inside, far, is_rejected)
     for _ in range(STEPS):
         middle = (inside + outside) / 2

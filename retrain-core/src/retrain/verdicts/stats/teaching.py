@@ -1,6 +1,6 @@
 """The chance that a group teaches: a distribution of each prompt's rate, drifting with the policy; and calibration.
 
-A group of G completions teaches when it is neither all right nor all wrong. At a rate p that is 1 - p^G - (1-p)^G.
+A group of G completions teaches when it is neither all right nor all wrong: at a rate p, 1 - p^G - (1-p)^G.
 Shapes: N prompts, K rates of a fixed grid, F forecasts.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,10 +22,10 @@ _DRIFT_SD, _DRIFT_STEP_SD = 0.1, 0.01  # of the drift per step before anything i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeachingForecast:
-    """How a `RateBook` turns outcomes into rates.
+    """How a `RateBook` turns outcomes into rates; ValueError for values out of range.
 
-    `decay` in (0, 1] is what a completion's evidence keeps with each step, because the policy that gave it changes.
-    Rates of prompts have a common distribution, which is fitted to all of them: `prior` = (alpha, beta) is its
+    A completion's evidence is multiplied by `decay` in (0, 1] with each step, because the policy changes. Rates of
+    prompts have a common distribution, which is fitted to all of them: `prior` = (alpha, beta), both positive, is its
     guess before anything is seen, and counts as much as `prior_weight` prompts.
     """
 
@@ -34,14 +34,12 @@ class TeachingForecast:
     prior_weight: float = 2.0
 
     def __post_init__(self) -> None:
-        """ValueError for a decay outside (0, 1] or anything else that is not positive."""
         positive = (*self.prior, self.prior_weight)
         if not (0.0 < self.decay <= 1.0 and all(0.0 < each < math.inf for each in positive)):
             raise ValueError(f"{self}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Evidence:
+class _Evidence(NamedTuple):
     """Right and wrong completions of a prompt as of step `at`, each times decay^(steps since), and their mean step."""
 
     right: float = 0.0
@@ -52,14 +50,14 @@ class _Evidence:
 
 @dataclass(slots=True, kw_only=True)
 class RateBook:
-    """What is known of each prompt's rate of correct completions at a step, from those of the steps before it.
+    """Each prompt's rate of correct completions at a step, as known from the steps before it.
 
     Rates lie on a grid. A prompt's posterior is proportional to population(p) q^right (1-q)^wrong, where q is the
     rate that one of p had when the evidence was drawn: log-odds of all prompts move by a common drift per step, but
     for the outermost rates, which stand for never and always. An extended Kalman filter follows the drift. The
     population's distribution is the non-parametric estimate from all prompts' present evidence (Laird 1978, by
-    expectation maximisation): unlike a Beta distribution it holds prompts that are never and always right beside
-    those that are learnt. It is the posterior of an unseen prompt, and of one whose evidence has decayed.
+    expectation maximisation), which can hold prompts that are never or always right. It is the posterior of an unseen
+    prompt, and of one whose evidence has decayed.
     """
 
     settings: TeachingForecast = field(default_factory=TeachingForecast)
@@ -115,7 +113,7 @@ class RateBook:
     def state(self) -> dict[str, Any]:
         """Everything as JSON; `restore` continues from it exactly."""
         return {
-            "seen": {each: [e.right, e.wrong, e.mean, e.at] for each, e in self._seen.items()},
+            "seen": {each: list(evidence) for each, evidence in self._seen.items()},
             "pending": [list(group) for group in self._pending],
             "step": self._step,
             "drift": [self.drift, self._variance],
@@ -123,7 +121,7 @@ class RateBook:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`."""
-        self._seen = {each: _Evidence(right=r, wrong=w, mean=m, at=at) for each, (r, w, m, at) in state["seen"].items()}
+        self._seen = {each: _Evidence(*evidence) for each, evidence in state["seen"].items()}
         self._pending = [(example_id, correct, judged) for example_id, correct, judged in state["pending"]]
         self._step = state["step"]
         self.drift, self._variance = state["drift"]
@@ -145,12 +143,8 @@ class RateBook:
         old = self._seen.get(example_id, _Evidence(at=step))
         kept = self.settings.decay ** (step - old.at)
         before, now = kept * (old.right + old.wrong), right + wrong
-        self._seen[example_id] = _Evidence(
-            right=kept * old.right + right,
-            wrong=kept * old.wrong + wrong,
-            mean=(before * old.mean + now * step) / (before + now),
-            at=step,
-        )
+        mean = (before * old.mean + now * step) / (before + now)
+        self._seen[example_id] = _Evidence(kept * old.right + right, kept * old.wrong + wrong, mean, step)
 
     def _follow(self, step: int, groups: Sequence[tuple[str, int, int]]) -> None:
         """Move the drift towards what the groups of `step` say of it: one update of the filter for each."""
@@ -170,7 +164,7 @@ class RateBook:
     def _likelihood(self, example_ids: Sequence[str], step: int) -> Floats:
         """Up to a factor per prompt: [N, K]."""
         found = [self._seen[each] for each in example_ids]
-        right_N, wrong_N, mean_N, at_N = np.array([(e.right, e.wrong, e.mean, e.at) for e in found]).reshape(-1, 4).T
+        right_N, wrong_N, mean_N, at_N = np.array(found).reshape(-1, 4).T
         kept_N = self.settings.decay ** (step - at_N)
         odds_NK = _ODDS_K - self.drift * (step - mean_N)[:, None]
         odds_NK[:, [0, -1]] = _ODDS_K[[0, -1]]
@@ -226,8 +220,7 @@ def calibration(forecasts_F: Sequence[float], outcomes_F: Sequence[bool], *, bin
         raise ValueError("a forecast in [0, 1] is wanted for each outcome")
     if not forecasts.size:
         return None
-    order = np.argsort(forecasts, kind="stable")
-    parts = [part for part in np.array_split(order, bins) if part.size]
+    parts = [part for part in np.array_split(np.argsort(forecasts, kind="stable"), bins) if part.size]
     found = tuple((float(forecasts[part].mean()), float(outcomes[part].mean()), len(part)) for part in parts)
     error = sum(count * abs(forecast - share) for forecast, share, count in found) / len(forecasts)
     return Calibration(bins=found, error=error)

@@ -35,11 +35,11 @@ class Component:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """Estimated components, the rest last, and what of the factors could not be estimated.
+    """Estimated components, the rest last, and the factors that could not be estimated.
 
-    `constant` never changed, so their share is unknown and in no row; `in_rest` had another level in every run, so
-    theirs is part of the rest; `together` are factors that always changed at once, joined by `+` in their row's name;
-    `tangled` cannot be told from the other factors. `total` is the sum of the variances.
+    `constant` never changed, so their share is unknown; `in_rest` had another level in every run and is part of
+    the rest; `together` always changed at once, joined by `+` in their row's name; `tangled` cannot be told from the
+    other factors. `total` is the sum of the variances.
     """
 
     parts: tuple[Component, ...]
@@ -102,16 +102,8 @@ def components(
     if df < 1 or np.abs(within_N).max() <= _ROUNDING * np.abs(values_N).max():
         return None
     parts, total = _parts(squares, rest, df, level)
-    return Components(
-        parts=parts,
-        total=total,
-        level=level,
-        runs=len(values_N),
-        constant=constant,
-        in_rest=in_rest,
-        together=together,
-        tangled=tuple(tangled),
-    )
+    found = Components(parts=parts, total=total, level=level, runs=len(values_N), tangled=tuple(tangled))
+    return replace(found, constant=constant, in_rest=in_rest, together=together)
 
 
 def _designs(
@@ -171,9 +163,8 @@ def _parts(squares: Sequence[_Square], rest: float, df: int, level: float) -> tu
     for name, degrees, variance, each_R in zip(names, dfs, found, drawn_R, strict=True):
         low, high = np.quantile(each_R / total_R, [tail, 1.0 - tail])
         share = variance / total if total > 0.0 else 0.0
-        parts.append(
-            Component(name=name, variance=variance, share=share, interval=(float(low), float(high)), df=degrees)
-        )
+        limits = float(low), float(high)
+        parts.append(Component(name=name, variance=variance, share=share, interval=limits, df=degrees))
     first, *others = parts
     if all(part.interval[0] == 0.0 for part in others):  # if no factor need add anything, the rest may be all there is
         first = replace(first, interval=(first.interval[0], 1.0))

@@ -1,16 +1,60 @@
-"""What is known about one condition against its baseline: the verdict and everything that it rests on."""
+"""One condition against its baseline: the verdict, and everything that it rests on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Protocol
 
 from retrain.verdicts.stats import power
 from retrain.verdicts.stats.components import Components
 from retrain.verdicts.study.advice import Advice
-from retrain.verdicts.study.deciding_test import LooksView
 from retrain.verdicts.study.per_seed import PerSeed
+
+
+class DecidingTest(Protocol):
+    """A test of the differences of one pairing against zero."""
+
+    @property
+    def p(self) -> float:
+        """Two-sided p value, before Holm's correction."""
+
+    @property
+    def smallest_p(self) -> float:
+        """The least that p could be with as many seeds."""
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """Interval of the mean difference that leaves out zero exactly where p <= 1 - level; limits may be infinite."""
+
+
+class Design(StrEnum):
+    """Which test decides."""
+
+    FIXED = "fixed"
+    UNPAIRED = "unpaired"
+    PLANNED = "planned looks"
+    ANYTIME = "anytime"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LooksView:
+    """The looks taken at one comparison, and the test that allows for them.
+
+    With planned looks: `planned` and `taken` are numbers of seeds, `decided_after` the look at which the verdict came.
+    With `anytime`: `taken` are the earlier looks on record, and `reason` says what was not planned.
+    """
+
+    design: Design
+    reason: str = ""
+    planned: tuple[int, ...] = ()
+    taken: tuple[int, ...] = ()
+    spend: str | None = None
+    decided_after: int | None = None
+
+    @property
+    def next_look(self) -> int | None:
+        """Seeds of the next planned look."""
+        return next((look for look in self.planned if look > max(self.taken, default=0)), None)
 
 
 class Verdict(StrEnum):
@@ -82,11 +126,6 @@ class ControlsView:
     def unbeaten(self) -> tuple[ControlResult, ...]:
         """The controls that the condition does not beat."""
         return tuple(each for each in self.results if not each.is_beaten)
-
-    def as_data(self) -> dict[str, Any]:
-        """The documented JSON form."""
-        results = [{name: getattr(each, name) for name in ControlResult.__slots__} for each in self.results]
-        return {"p_holm": self.p_holm, "results": results}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +208,3 @@ class Comparison:
     def seeds_needed(self) -> int | None:
         """Seeds that find the observed difference in 80 % of studies, if it is the true one."""
         return power.seeds_needed(self.d_z, self.alpha / self.num_comparisons) if self.d_z else None
-
-    @property
-    def more_seeds(self) -> int | None:
-        """Seeds to add to find the observed difference, if it is the true one."""
-        needed = self.seeds_needed
-        return None if needed is None else max(0, needed - len(self.seeds))

@@ -32,9 +32,9 @@ UNKNOWN = "unknown"  # a notice that begins so is no accusation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ledger:
-    """One ledger and the runs that it may know. `is_own` is False for a ledger further up, whose runs were moved down.
+    """One ledger and the runs that it may know, with the compared campaign as it has it, or why that cannot be read.
 
-    `campaign` is the compared campaign as this ledger has it; `problem` says why it cannot be read.
+    `is_own` is False for a ledger further up, from which runs may have been moved down.
     """
 
     history: History
@@ -71,11 +71,9 @@ def comparison_with_ledger(paths: Sequence[Path], options: Options, *, is_record
     findings = [found for each in ledgers for found in _findings(each) if found.is_certain or each.is_own]
     notices += [found.what for found in findings]
     has_left_plan = any(found.is_certain for found in findings)
-    study = replace(
-        study,
-        exploratory=(*study.exploratory, CONTRADICTED) if has_left_plan else study.exploratory,
-        is_unverified=any(each.startswith(UNKNOWN) for each in notices),
-    )
+    exploratory = (*study.exploratory, CONTRADICTED) if has_left_plan else study.exploratory
+    is_unverified = any(each.startswith(UNKNOWN) for each in notices)
+    study = replace(study, exploratory=exploratory, is_unverified=is_unverified)
     looks = Looks()
     for each in ledgers:
         if each.is_own:
@@ -107,22 +105,18 @@ def _opened(history: History, source: Source, runs: Sequence[disk.RunOnDisk], *,
 
 
 def _by_ledger(source: Source) -> dict[Path, list[Candidate]]:
-    if source.campaign:
-        return {ledger_folder(source.campaign): list(source.candidates)}
-    found: dict[Path, list[Candidate]] = {}
+    found: dict[Path, list[Candidate]] = {ledger_folder(source.campaign): []} if source.campaign else {}
     for each in source.candidates:
-        if each.folder:
-            found.setdefault(ledger_folder(each.folder), []).append(each)
+        if place := source.campaign or each.folder:
+            found.setdefault(ledger_folder(place), []).append(each)
     return found
 
 
 def _findings(ledger: _Ledger) -> list[disk.Finding]:
     """What the ledger and the disk disagree on, about these runs and their campaign."""
     history, present, campaign = ledger.history, ledger.present, ledger.campaign
-    found = [
-        disk.Finding(what=f"{history.file}: {fault}", fix="`retrain compare --ledger` says more")
-        for fault in history.faults[:1]
-    ]
+    fix = "`retrain compare --ledger` says more"
+    found = [disk.Finding(what=f"{history.file}: {fault}", fix=fix) for fault in history.faults[:1]]
     found += [ledger.problem] if ledger.problem else []
     alike = {each.setup for each in present}
     names = {each.name for each in present}
@@ -142,9 +136,8 @@ def _findings(ledger: _Ledger) -> list[disk.Finding]:
 def _data(study: Study, source: Source, present: Sequence[disk.RunOnDisk]) -> str:
     """Hash of the records that were compared."""
     left_out = {each.name for each in study.left_out}
-    compared = {str(each.folder.resolve()) for each in source.candidates if each.folder and each.name not in left_out}
-    hashes = [[*run.identity[1:], run.hashes.get(METRICS)] for run in present]
-    kept = [each for run, each in zip(present, hashes, strict=True) if str(run.folder.resolve()) in compared]
+    compared = {each.folder.resolve() for each in source.candidates if each.folder and each.name not in left_out}
+    kept = [[*run.identity[1:], run.hashes.get(METRICS)] for run in present if run.folder.resolve() in compared]
     return seal_of({"runs": sorted(kept, key=str)})
 
 
@@ -156,15 +149,11 @@ def _recorded(
     name = name_in(history.folder, source.campaign) if source.campaign else ""
     scope: dict[str, Any] = {"campaign": name} if name else {"runs": sorted(each.name for each in present)}
     data = _data(study, source, present)
+    chosen: dict[str, Any] = {"metric": str(study.metric), "direction": study.direction.value, "alpha": study.alpha}
+    chosen |= {"baseline": study.baseline, "align": study.align.value, "at": options.at, "last": options.last}
     look = {
         **scope,
-        "metric": str(study.metric),
-        "direction": study.direction.value,
-        "alpha": study.alpha,
-        "baseline": study.baseline,
-        "align": study.align.value,
-        "at": options.at,
-        "last": options.last,
+        **chosen,
         "all_pairs": options.all_pairs,
         "seeds": {each.label: list(each.seeds) for each in study.conditions if each.seeds},
         "data": data,
@@ -173,21 +162,9 @@ def _recorded(
     if not is_on_record(history.looks, look):
         reason = append(history.folder, LOOK, **look) if is_recorded else ""
         history.looks.append(look)
-    verdict = {**scope, "look": seal_of(look), "standing": study.standing, "comparisons": _verdicts(study)}
+    names = ("condition", "baseline", "difference", "interval", "p_holm")
+    verdicts = [{n: getattr(each, n) for n in names} | {"verdict": each.verdict.value} for each in study.comparisons]
+    verdict = {**scope, "look": seal_of(look), "standing": study.standing, "comparisons": verdicts}
     if is_recorded and study.comparisons and not is_on_record(history.verdicts, verdict):
         reason = append(history.folder, VERDICT, **verdict) or reason
     return ledger.looks(data=data), reason
-
-
-def _verdicts(study: Study) -> list[dict[str, Any]]:
-    return [
-        {
-            "condition": each.condition,
-            "baseline": each.baseline,
-            "difference": each.difference,
-            "interval": each.interval,
-            "p_holm": each.p_holm,
-            "verdict": each.verdict.value,
-        }
-        for each in study.comparisons
-    ]

@@ -53,25 +53,23 @@ def with_controls(
     """
     if not controls:
         return tuple(comparisons)
-    wanted = tuple(control for control in Control if any(name is control for _, name in controls.values()))
-    tried: dict[str, tuple[ControlResult, ...]] = {}
-    for label in dict.fromkeys(each.condition for each in comparisons):
-        tried[label] = tuple(
+    wanted = [control for control in Control if any(name is control for _, name in controls.values())]
+    tried = {
+        label: tuple(
             _result(pairing(control_label(label, each), label), each, alpha=alpha, direction=direction)
             for each in wanted
         )
+        for label in dict.fromkeys(each.condition for each in comparisons)
+    }
     p_M = [_p(each, tried[each.condition], direction) for each in comparisons]
     judged = []
     for each, p_holm in zip(comparisons, holm(p_M), strict=True):
         view = ControlsView(results=tried[each.condition], p_holm=p_holm, alpha=alpha)
-        is_withheld = each.verdict in (Verdict.BETTER, Verdict.WORSE) and not at_most(p_holm, alpha)
-        judged.append(replace(_withheld(each) if is_withheld else each, controls=view))
+        if each.verdict in (Verdict.BETTER, Verdict.WORSE) and not at_most(p_holm, alpha):
+            lost = each.lost and replace(each.lost, verdict=Verdict.CANNOT_TELL, survives=True)
+            each = replace(each, verdict=Verdict.CANNOT_TELL, cause=VerdictReason.NOT_BEYOND_CONTROL, lost=lost)
+        judged.append(replace(each, controls=view))
     return tuple(judged)
-
-
-def _withheld(comparison: Comparison) -> Comparison:
-    lost = comparison.lost and replace(comparison.lost, verdict=Verdict.CANNOT_TELL, survives=True)
-    return replace(comparison, verdict=Verdict.CANNOT_TELL, cause=VerdictReason.NOT_BEYOND_CONTROL, lost=lost)
 
 
 def controls_sentence(comparison: Comparison, metric: Metric) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.types import Floats
 from retrain.records.run import Run
 from retrain.records.runs.budget import Spent
 from retrain.records.runs.curves import SECONDS
@@ -24,8 +23,9 @@ from retrain.records.runs.example_rates import (
 )
 from retrain.records.runs.metric import Metric
 from retrain.records.runs.readable import ComparedRun
+from retrain.text.amounts import counted
 from retrain.verdicts.stats.components import components, draw_components
-from retrain.verdicts.stats.crossed import Inference, crossed
+from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.study.advice import Cost, advise
 from retrain.verdicts.study.comparison import Comparison, ExamplesView
 from retrain.verdicts.study.two_policies import TwoPolicies, two_policies
@@ -59,7 +59,7 @@ def two_runs(runs: Sequence[ComparedRun], *, metric: Metric, budget: float) -> T
 def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
     seeds = comparison.seeds
     if len(seeds) < 2:
-        return ExamplesView(reason=f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'} in common")
+        return ExamplesView(reason=f"{counted(len(seeds), 'seed')} in common")
     try:
         found = [reader.rates(label, seed) for label in (comparison.baseline, comparison.condition) for seed in seeds]
         rates_RE = aligned(found)
@@ -79,8 +79,11 @@ def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
     if result.both is None:
         what = "one example, or one cluster" if squares.num_clusters < 2 else "the differences do not spread"
         return replace(view, reason=what)
-    draws = draw_components(squares)
-    interval, p = _not_narrower(result.both, comparison)
+    draws, both = draw_components(squares), result.both
+    # Widened to those over seeds where few seeds let the exact test say less than Student's t.
+    low, high = comparison.interval or both.interval
+    interval = min(low, both.interval[0]), max(high, both.interval[1])
+    p = both.p if comparison.p is None else max(both.p, comparison.p)
     advice = None
     if interval[0] <= 0.0 <= interval[1] and result.mean:
         advice = advise(
@@ -93,15 +96,14 @@ def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
             cost=reader.cost(comparison.baseline, comparison.condition, seeds),
         )
     normal = crossed(diffs_NE, level=1.0 - comparison.alpha, clusters_E=clusters_E).both
-    view = replace(view, normal=normal.interval if normal else None)
-    return replace(view, interval=interval, p=p, components=components(draws), advice=advice)
-
-
-def _not_narrower(both: Inference, comparison: Comparison) -> tuple[tuple[float, float], float]:
-    """Interval and p, widened to those over seeds where few seeds let the exact test say less than Student's t."""
-    low, high = comparison.interval or both.interval
-    p = both.p if comparison.p is None else max(both.p, comparison.p)
-    return (min(low, both.interval[0]), max(high, both.interval[1])), p
+    return replace(
+        view,
+        interval=interval,
+        p=p,
+        normal=normal.interval if normal else None,
+        components=components(draws),
+        advice=advice,
+    )
 
 
 class _Reader:
@@ -139,11 +141,14 @@ class _Reader:
         return Cost(seed_s=run_s, example_s=example_s) if run_s > 0.0 and example_s > 0.0 else None
 
     def _read(self, run: ComparedRun) -> tuple[str, ExampleRates]:
-        folder, name = run.candidate.folder, run.candidate.name
-        found = _evaluated(run.spent, self._metric, self._budget)
-        if folder is None or found is None:
+        """The examples of the last evaluation of the metric within the budget, as `budget.value_at` takes it."""
+        folder, name, curves = run.candidate.folder, run.candidate.name, run.curves
+        values_R = curves.column(self._metric.field)
+        rows = np.flatnonzero((run.spent.spent_R <= self._budget) & (curves.steps_R >= 0) & np.isfinite(values_R))
+        if folder is None or not rows.size:
             raise NoExamplesError(f"{name} has no evaluation")
-        rates = read_rates(folder, self._figure, step=found[0], expected=found[1])
+        step, value = int(curves.steps_R[rows[-1]]), float(values_R[rows[-1]])
+        rates = read_rates(folder, self._figure, step=step, expected=value)
         ids, clusters = (self._names.setdefault(each, each) for each in (rates.ids, rates.clusters))
         return name, replace(rates, ids=ids, clusters=clusters)
 
@@ -158,26 +163,15 @@ class _Reader:
         return self._times[folder]
 
 
-def _evaluated(spent: Spent, metric: Metric, budget: float) -> tuple[int, float] | None:
-    """Step and value of the last evaluation of the metric within the budget, as `budget.value_at` takes it."""
-    curves, values_R = spent.curves, spent.curves.column(metric.field)
-    rows = np.flatnonzero((spent.spent_R <= budget) & (curves.steps_R >= 0) & np.isfinite(values_R))
-    return (int(curves.steps_R[rows[-1]]), float(values_R[rows[-1]])) if rows.size else None
-
-
 def _timed(folder: Path, spent: Spent, examples: int, budget: float) -> tuple[float, float] | None:
     try:
         curves = Run(folder).curves({SECONDS, EVAL_SECONDS})
     except ConfigError:  # read once already: it has changed since
         return None
     steps_R, evaluations_R = curves.column(SECONDS), curves.column(EVAL_SECONDS)
-    within_R = _same_rows(spent.spent_R, steps_R.size) <= budget
+    added = max(0, steps_R.size - spent.spent_R.size)  # rows that a running run wrote since, beyond any budget
+    within_R = np.concatenate([spent.spent_R[: steps_R.size], np.full(added, np.inf)]) <= budget
     in_steps, evaluated = float(np.nansum(steps_R[within_R])), evaluations_R[within_R & np.isfinite(evaluations_R)]
     if not evaluated.size or not in_steps > 0.0:
         return None
     return in_steps + float(evaluated.sum()), float(np.median(evaluated)) / examples
-
-
-def _same_rows(spent_R: Floats, rows: int) -> Floats:
-    """The cost after each row of the file as it is now: what a running run has added since is beyond any budget."""
-    return np.concatenate([spent_R[:rows], np.full(max(0, rows - spent_R.size), np.inf)])

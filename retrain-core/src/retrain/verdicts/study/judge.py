@@ -20,8 +20,7 @@ from retrain.records.runs.metric import Direction
 from retrain.verdicts.stats import paired, power
 from retrain.verdicts.stats.flip import FlipTest, at_most, fewest_exchanged, patterns_for
 from retrain.verdicts.stats.paired import t_interval
-from retrain.verdicts.study.comparison import Comparison, FewSeeds, Verdict, VerdictReason
-from retrain.verdicts.study.deciding_test import DecidingTest
+from retrain.verdicts.study.comparison import Comparison, DecidingTest, FewSeeds, Verdict, VerdictReason
 from retrain.verdicts.study.per_seed import Values
 
 
@@ -29,9 +28,8 @@ from retrain.verdicts.study.per_seed import Values
 class Pairing:
     """A baseline and a condition over their common seeds, one value per seed each, in the order of `seeds`.
 
-    `test_of` makes the test that decides, of the seeds and their differences; None for the sign-flip test of a fixed
-    number of seeds. It is made anew for other values of the same pair (`replace`), lost seeds at the worst value, say.
-    Without `is_paired` it is the permutation test of unpaired runs.
+    `test_of` makes the test that decides from the seeds and their differences; None for the sign-flip test of a fixed
+    number of seeds, or without `is_paired` the permutation test of unpaired runs.
     """
 
     baseline: str
@@ -46,11 +44,6 @@ class Pairing:
     def diffs_N(self) -> Floats:
         """Condition minus baseline, per seed."""
         return self.condition_N - self.baseline_N
-
-    @property
-    def test(self) -> DecidingTest | None:
-        """The test that decides; None for the sign-flip test of a fixed number of seeds."""
-        return self.test_of(self.seeds, self.diffs_N) if self.test_of else None
 
 
 def with_values(pairing: Pairing, baseline: Values, condition: Values) -> Pairing:
@@ -69,22 +62,39 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
     patterns = patterns_for(len(pairings), alpha)
     tests = [deciding_test(each, patterns) for each in pairings]
     p_M = [1.0 if test is None else test.p for test in tests]
-    holm_M = holm(p_M)
-    level_M = levels(p_M, alpha=alpha)
+    holm_M, level_M = holm(p_M), levels(p_M, alpha=alpha)
     judged = []
     for index, (pairing, test) in enumerate(zip(pairings, tests, strict=True)):
+        diffs_N, num_seeds, share = pairing.diffs_N, len(pairing.seeds), alpha / len(pairings)
+        difference = float(diffs_N.mean()) if num_seeds else None
         smallest = 1.0 if test is None else test.smallest_p
         at_best = holm([*p_M[:index], smallest, *p_M[index + 1 :]])[index]
+        can_decide = at_most(at_best, alpha)
+        verdict, cause = Verdict.CANNOT_TELL, VerdictReason.NOT_SIGNIFICANT if can_decide else VerdictReason.TOO_FEW
+        if test is not None and difference is not None and at_most(holm_M[index], alpha):
+            is_better = (difference > 0.0) == (direction is Direction.HIGHER)
+            verdict, cause = (Verdict.BETTER if is_better else Verdict.WORSE), VerdictReason.FOUND
+        sd = paired.spread(diffs_N)
+        detectable_d = power.detectable_d(num_seeds, share) if sd and pairing.is_paired else None
         judged.append(
-            _judged(
-                pairing,
-                test,
-                p_holm=holm_M[index],
+            Comparison(
+                baseline=pairing.baseline,
+                condition=pairing.condition,
+                seeds=pairing.seeds,
+                difference=difference,
+                interval=None if test is None else test.interval(level_M[index]),
                 level=level_M[index],
-                can_decide=at_most(at_best, alpha),
+                p=None if test is None else test.p,
+                p_holm=None if test is None else holm_M[index],
+                smallest_p=smallest,
+                d_z=paired.paired_d(diffs_N),
+                d_pooled=paired.pooled_d(pairing.baseline_N, pairing.condition_N),
+                detectable=None if detectable_d is None or sd is None else detectable_d * sd,
+                least_seeds=power.least_seeds(share) if pairing.is_paired else fewest_exchanged(share),
+                verdict=verdict,
+                cause=cause,
                 alpha=alpha,
-                comparisons=len(pairings),
-                direction=direction,
+                num_comparisons=len(pairings),
             )
         )
     return tuple(judged)
@@ -96,7 +106,9 @@ def deciding_test(pairing: Pairing, patterns: int) -> DecidingTest | None:
         return None
     if not pairing.is_paired:
         return FlipTest.of_exchanges(pairing.baseline_N, pairing.condition_N, patterns=patterns)
-    return pairing.test or FlipTest.of(pairing.diffs_N, patterns=patterns)
+    if pairing.test_of:
+        return pairing.test_of(pairing.seeds, pairing.diffs_N)
+    return FlipTest.of(pairing.diffs_N, patterns=patterns)
 
 
 def holm(p_M: Sequence[float]) -> list[float]:
@@ -124,46 +136,6 @@ def levels(p_M: Sequence[float], *, alpha: float) -> list[float]:
     return level_M
 
 
-def _judged(
-    pairing: Pairing,
-    test: DecidingTest | None,
-    *,
-    p_holm: float,
-    level: float,
-    can_decide: bool,
-    alpha: float,
-    comparisons: int,
-    direction: Direction,
-) -> Comparison:
-    diffs_N, num_seeds = pairing.diffs_N, len(pairing.seeds)
-    difference = float(diffs_N.mean()) if num_seeds else None
-    sd, share = paired.spread(diffs_N), alpha / comparisons
-    detectable_d = power.detectable_d(num_seeds, share) if sd and pairing.is_paired else None
-    verdict, cause = Verdict.CANNOT_TELL, VerdictReason.NOT_SIGNIFICANT if can_decide else VerdictReason.TOO_FEW
-    if test is not None and difference is not None and at_most(p_holm, alpha):
-        is_better = (difference > 0.0) == (direction is Direction.HIGHER)
-        verdict, cause = (Verdict.BETTER if is_better else Verdict.WORSE), VerdictReason.FOUND
-    return Comparison(
-        baseline=pairing.baseline,
-        condition=pairing.condition,
-        seeds=pairing.seeds,
-        difference=difference,
-        interval=None if test is None else test.interval(level),
-        level=level,
-        p=None if test is None else test.p,
-        p_holm=None if test is None else p_holm,
-        smallest_p=1.0 if test is None else test.smallest_p,
-        d_z=paired.paired_d(diffs_N),
-        d_pooled=paired.pooled_d(pairing.baseline_N, pairing.condition_N),
-        detectable=None if detectable_d is None or sd is None else detectable_d * sd,
-        least_seeds=power.least_seeds(share) if pairing.is_paired else fewest_exchanged(share),
-        verdict=verdict,
-        cause=cause,
-        alpha=alpha,
-        num_comparisons=comparisons,
-    )
-
-
 def with_margin(
     comparisons: Sequence[Comparison], pairings: Sequence[Pairing], margin: float | None
 ) -> tuple[Comparison, ...]:
@@ -176,21 +148,22 @@ def with_margin(
     if margin is None:
         return tuple(comparisons)
     pairs = zip(comparisons, pairings, strict=True)
-    return tuple(_against(each, pairing, margin) for each, pairing in pairs)
+    return tuple(_against(replace(each, margin=margin), pairing, margin) for each, pairing in pairs)
 
 
 def _against(comparison: Comparison, pairing: Pairing, margin: float) -> Comparison:
-    told = replace(comparison, margin=margin)
     test = deciding_test(pairing, patterns_for(comparison.num_comparisons, comparison.alpha))
     if test is None:
-        return told
+        return comparison
     level = 1.0 - comparison.alpha / comparison.num_comparisons
     interval = test.interval(level)
     is_found = comparison.verdict in (Verdict.BETTER, Verdict.WORSE)
-    if not all(math.isfinite(limit) and -margin < limit < margin for limit in interval):
-        return told if is_found else replace(told, interval=interval, level=level)
-    cause = VerdictReason.FOUND_WITHIN if is_found else VerdictReason.WITHIN
-    return replace(told, interval=interval, level=level, verdict=Verdict.PRACTICALLY_SAME, cause=cause)
+    if all(math.isfinite(limit) and -margin < limit < margin for limit in interval):
+        cause = VerdictReason.FOUND_WITHIN if is_found else VerdictReason.WITHIN
+        comparison = replace(comparison, verdict=Verdict.PRACTICALLY_SAME, cause=cause)
+    elif is_found:
+        return comparison
+    return replace(comparison, interval=interval, level=level)
 
 
 FEWEST = 3  # Student's t of two seeds is about six times as wide as of four

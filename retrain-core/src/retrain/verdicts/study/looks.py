@@ -13,8 +13,7 @@ from retrain.records.runs.run_status import DONE
 from retrain.records.runs.source import Source
 from retrain.verdicts.stats.e_process import AnytimeTest, fewest_equal
 from retrain.verdicts.stats.sequential import SequentialFlip
-from retrain.verdicts.study.comparison import Comparison, Verdict
-from retrain.verdicts.study.deciding_test import DecidingTest, Design, LooksView
+from retrain.verdicts.study.comparison import Comparison, DecidingTest, Design, LooksView, Verdict
 from retrain.verdicts.study.judge import Pairing
 
 
@@ -46,10 +45,6 @@ class Looks:
             is_paired=self.design is not Design.UNPAIRED,
         )
 
-    def viewed(self, comparisons: Sequence[Comparison], pairings: Sequence[Pairing]) -> tuple[Comparison, ...]:
-        """The judged pairings with what was looked at."""
-        return tuple(self.view(each, pairing) for each, pairing in zip(comparisons, pairings, strict=True))
-
     def test_of(self, baseline: str, condition: str) -> Callable[[Sequence[int], Floats], DecidingTest] | None:
         """Makes the test of two conditions from their common seeds, in order; None for a fixed number of seeds."""
         if self.design in (Design.FIXED, Design.UNPAIRED):
@@ -79,16 +74,15 @@ class Looks:
 
     def view(self, comparison: Comparison, pairing: Pairing) -> Comparison:
         """The comparison with what was looked at; the least seeds are those of the test that decided."""
-        if self.design in (Design.FIXED, Design.UNPAIRED):
-            view = LooksView(design=self.design, taken=self.earlier)
-            return replace(comparison, looks=view)
-        if self.design is Design.ANYTIME:
-            view = LooksView(design=self.design, reason=self.reason, taken=self.earlier)
-            return replace(
-                comparison, looks=view, least_seeds=fewest_equal(comparison.alpha / comparison.num_comparisons)
+        if self.design is not Design.PLANNED:
+            comparison = replace(
+                comparison, looks=LooksView(design=self.design, reason=self.reason, taken=self.earlier)
             )
-        taken, test = self.taken(comparison.baseline, comparison.condition), pairing.test
-        decided = None
+            if self.design is not Design.ANYTIME:
+                return comparison
+            return replace(comparison, least_seeds=fewest_equal(comparison.alpha / comparison.num_comparisons))
+        taken, decided = self.taken(comparison.baseline, comparison.condition), None
+        test = pairing.test_of(pairing.seeds, pairing.diffs_N) if pairing.test_of else None
         if comparison.verdict is not Verdict.CANNOT_TELL and isinstance(test, SequentialFlip):
             # Holm may have granted more alpha than its first step does; the look is that of the p value itself.
             decided = test.rejected_at(test.p)
@@ -118,14 +112,8 @@ def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
     has_pending = len(ended) < len({cell for _, cell in runs})
     unplanned = len(set(seeds) - set(plan.seeds)) if plan else len(source.added_seeds)
     if plan and plan.looks and plan.is_intact and not unplanned:
-        return Looks(
-            design=Design.PLANNED,
-            seeds=plan.seeds,
-            earlier=fewer,
-            planned=plan.looks,
-            spend=plan.spend,
-            ended=ended,
-        )
+        planned = Looks(design=Design.PLANNED, seeds=plan.seeds, earlier=fewer, ended=ended)
+        return replace(planned, planned=plan.looks, spend=plan.spend)
     reason = ""
     if unplanned:
         reason = f"{unplanned} seed{'s were' if unplanned > 1 else ' was'} added without planned looks"
@@ -148,3 +136,18 @@ def _in_order(source: Source) -> tuple[int, ...]:
     seeds = sorted(began, key=began.__getitem__)
     added = dict.fromkeys(seed for seed in source.added_seeds if seed in seeds)
     return (*(seed for seed in seeds if seed not in added), *added)
+
+
+def looks_sentence(view: LooksView) -> str:
+    """The looks taken and the test that allows for them; empty for one look at a fixed number of seeds."""
+    match view.design:
+        case Design.FIXED:
+            return ""
+        case Design.UNPAIRED:
+            return "judged by the planned permutation test of unpaired runs"
+        case Design.ANYTIME:
+            return f"judged by a stricter test, because {view.reason}"
+    looked = f"{len(view.taken)} of {len(view.planned)} planned looks taken ({view.spend} spending)"
+    if view.decided_after is not None:
+        return f"decided at the planned look of {view.decided_after} seeds; {looked}"
+    return f"{looked}; the next is at {view.next_look} seeds" if view.next_look else looked

@@ -37,9 +37,9 @@ def sides_of(candidates: Iterable[Candidate], values: Mapping[str, Values], *, i
     lost: dict[str, dict[int, None]] = {label: {} for label in values}
     for each in candidates:
         is_short = is_cut and each.state == DONE and not each.problem
-        if each.seed is None or each.seed in values[each.condition] or each.state in PENDING or is_short:
-            continue
-        lost[each.condition][each.seed] = None
+        is_open = each.state in PENDING or is_short
+        if each.seed is not None and each.seed not in values[each.condition] and not is_open:
+            lost[each.condition][each.seed] = None
     return Sides(values=values, lost={label: tuple(seeds) for label, seeds in lost.items()})
 
 
@@ -63,41 +63,32 @@ def with_lost(
         label: {**values, **dict.fromkeys(sides.lost.get(label, ()), worst)} for label, values in sides.values.items()
     }
     again = judged([with_values(each, filled[each.baseline], filled[each.condition]) for each in pairings])
-    return tuple(
-        replace(first, lost=_lost(first, second, sides, worst))
-        if sides.lost.get(first.baseline) or sides.lost.get(first.condition)
-        else first
-        for first, second in zip(comparisons, again, strict=True)
-    )
+    found = []
+    for first, second in zip(comparisons, again, strict=True):
+        left, right = sides.lost.get(first.baseline, ()), sides.lost.get(first.condition, ())
+        lost = Lost(
+            baseline_seeds=left,
+            condition_seeds=right,
+            worst=worst,
+            seeds=second.seeds,
+            difference=second.difference,
+            interval=second.interval,
+            level=second.level,
+            p_holm=second.p_holm,
+            verdict=second.verdict,
+            survives=second.verdict is first.verdict,
+        )
+        found.append(replace(first, lost=lost) if left or right else first)
+    return tuple(found)
 
 
 def with_seeds(
     comparisons: Sequence[Comparison], values: Mapping[str, Values], *, direction: Direction
 ) -> tuple[Comparison, ...]:
     """The comparisons with the values behind them."""
-    return tuple(
-        replace(
-            each, per_seed=per_seed(_ordered(values[each.baseline], each), values[each.condition], direction=direction)
-        )
-        for each in comparisons
-    )
-
-
-def _ordered(values: Values, comparison: Comparison) -> Values:
-    """The values with those of the compared seeds first, in the order of the comparison."""
-    return {seed: values[seed] for seed in (*comparison.seeds, *values)}
-
-
-def _lost(first: Comparison, second: Comparison, sides: Sides, worst: float) -> Lost:
-    return Lost(
-        baseline_seeds=sides.lost.get(first.baseline, ()),
-        condition_seeds=sides.lost.get(first.condition, ()),
-        worst=worst,
-        seeds=second.seeds,
-        difference=second.difference,
-        interval=second.interval,
-        level=second.level,
-        p_holm=second.p_holm,
-        verdict=second.verdict,
-        survives=second.verdict is first.verdict,
-    )
+    found = []
+    for each in comparisons:
+        own = values[each.baseline]
+        ordered = {seed: own[seed] for seed in (*each.seeds, *own)}  # the compared seeds first, in their order
+        found.append(replace(each, per_seed=per_seed(ordered, values[each.condition], direction=direction)))
+    return tuple(found)

@@ -75,10 +75,10 @@ def per_seed(baseline: Values, condition: Values, *, direction: Direction) -> Pe
 
 
 def collapses(values: Mapping[str, Values], metric: Metric, *, direction: Direction) -> tuple[Collapse, ...]:
-    """The conditions with collapsed seeds, as `stats.collapse` defines them; a rate must also be 5 pp below."""
+    """The conditions with collapsed seeds, see `collapsed`; a rate must also be 5 pp below."""
     sign = 1.0 if direction is Direction.HIGHER else -1.0
     arrays = [sign * np.array(list(each.values())) for each in values.values()]
-    least_gap = LEAST_GAP_OF_A_RATE if metric.is_rate else 0.0
+    found = collapsed(arrays, least_gap=LEAST_GAP_OF_A_RATE if metric.is_rate else 0.0)
     return tuple(
         Collapse(
             condition=label,
@@ -86,9 +86,7 @@ def collapses(values: Mapping[str, Values], metric: Metric, *, direction: Direct
             worst=sign * float(values_N.min()),
             median=sign * float(np.median(values_N)),
         )
-        for (label, by_seed), values_N, indices in zip(
-            values.items(), arrays, collapsed(arrays, least_gap=least_gap), strict=True
-        )
+        for (label, by_seed), values_N, indices in zip(values.items(), arrays, found, strict=True)
         if indices
     )
 
@@ -112,12 +110,9 @@ def collapsed(values_by_condition: Sequence[Floats], *, least_gap: float = 0.0) 
     if not known:
         return [[] for _ in gaps]
     common = float(np.median(np.abs(np.concatenate(known))))
-    found: list[list[int]] = []
-    for gaps_N in gaps:
-        if gaps_N.size < LEAST_SEEDS:
-            found.append([])
-            continue
-        spread = _NORMAL * max(common, float(np.median(np.abs(gaps_N))))
-        limit = max(FAR * spread, least_gap, _ROUNDING)
-        found.append([int(index) for index in np.flatnonzero(gaps_N > limit)])
+    found: list[list[int]] = [[] for _ in gaps]
+    for indices, gaps_N in zip(found, gaps, strict=True):
+        if gaps_N.size >= LEAST_SEEDS:
+            spread = _NORMAL * max(common, float(np.median(np.abs(gaps_N))))
+            indices += np.flatnonzero(gaps_N > max(FAR * spread, least_gap, _ROUNDING)).tolist()
     return found

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrain.records.runs.registered import Spend
+from retrain.text.amounts import counted
 from retrain.verdicts.stats import e_process, power
 from retrain.verdicts.stats.flip import EXACT_EXCHANGES, EXACT_SEEDS, at_most, fewest_exchanged, patterns_for
 from retrain.verdicts.stats.sequential import SequentialFlip
-from retrain.verdicts.study.deciding_test import Design
+from retrain.verdicts.study.comparison import Design
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +72,18 @@ def reach_of(
 def reach_sentences(reach: Reach) -> list[str]:
     """Warnings before the first run, with what to plan; empty where the plan can reach a verdict."""
     if reach.can_decide:
-        return _idle(reach)
+        looks, first = ", ".join(map(str, reach.idle_looks)), reach.first_look
+        told = f"no result can end the look after {looks} seeds; begin with a look after {first} or more"
+        return [told] if looks else []
     holm = ""
     if reach.comparisons > 1:
         corrected = min(1.0, reach.comparisons * reach.smallest_p)
         holm = f" ({corrected:.2g} after Holm's correction over {reach.comparisons} comparisons)"
-    seeds = f"{reach.num_seeds} seed{'' if reach.num_seeds == 1 else 's'}"
+    seeds = counted(reach.num_seeds, "seed")
     fix = f"plan at least {reach.fewest_seeds}"
     if reach.design is Design.FIXED and reach.num_seeds >= fewest_exchanged(reach.alpha / reach.comparisons):
         fix += ', or [campaign.plan] test = "unpaired"'
     return [f"no verdict is possible. {seeds}: smallest possible p {reach.smallest_p:.2g}{holm}; {fix}"]
-
-
-def _idle(reach: Reach) -> list[str]:
-    if not reach.idle_looks:
-        return []
-    looks = ", ".join(map(str, reach.idle_looks))
-    return [f"no result can end the look after {looks} seeds; begin with a look after {reach.first_look} or more"]
 
 
 def _smallest_p(design: Design, num_seeds: int, comparisons: int, alpha: float) -> float:

@@ -92,7 +92,8 @@ def set_metrics(candidates: Iterable[Candidate], requested: Metric | None) -> di
 
     `requested` names the measure and summary, on whichever set: `eval_mean_reward:best`, `eval_hard_pass_at_4`.
     """
-    names = list(dict.fromkeys(name for each in candidates for name in _configured(each)))
+    tables = (table_of(each.record, "config", "eval", "sets") for each in candidates)
+    names = list(dict.fromkeys(name for table in tables for name in table if isinstance(name, str)))
     metric = requested or HELD_OUT
     measure = metric.field.removeprefix(EVAL_PREFIX)
     is_of_a_set = not measure.startswith(OF_EVERY_SET)  # a set may be called `correct`
@@ -138,10 +139,6 @@ def sets_view(
     )
 
 
-def _configured(candidate: Candidate) -> list[str]:
-    return [name for name in table_of(candidate.record, "config", "eval", "sets") if isinstance(name, str)]
-
-
 def _matrix(by_set: Sequence[Values]) -> tuple[tuple[int, ...], Floats]:
     """The seeds with a number on every set, and their scores, (N, M)."""
     seeds = tuple(seed for seed in by_set[0] if all(seed in values for values in by_set))
@@ -158,20 +155,19 @@ def _thresholds(scores: Sequence[Floats], *, is_rate: bool) -> Floats:
 
 def _scores(label: str, seeds: tuple[int, ...], scores_NM: Floats, thresholds_T: Floats, *, is_rate: bool) -> SetScores:
     means_N = scores_NM.mean(axis=1)
+    interval = t_interval(means_N)
+    if interval and is_rate:
+        interval = max(interval[0], 0.0), min(interval[1], 1.0)
     return SetScores(
         condition=label,
         seeds=seeds,
-        mean=Aggregate(value=float(means_N.mean()), interval=_within(t_interval(means_N), is_rate=is_rate)),
+        mean=Aggregate(value=float(means_N.mean()), interval=interval),
         iqm=_aggregate(scores_NM, benchmarks.interquartile_mean),
         gap=_aggregate(scores_NM, benchmarks.optimality_gap) if is_rate else None,
         scores=tuple(tuple(row) for row in scores_NM.tolist()),
         set_means=tuple(scores_NM.mean(axis=0).tolist()),
         profile=tuple(benchmarks.performance_profile(scores_NM, thresholds_T).tolist()),
     )
-
-
-def _within(interval: Interval | None, *, is_rate: bool) -> Interval | None:
-    return (max(interval[0], 0.0), min(interval[1], 1.0)) if interval and is_rate else interval
 
 
 def _aggregate(scores_NM: Floats, statistic: benchmarks.Statistic) -> Aggregate:
@@ -194,23 +190,14 @@ def _comparisons(
     }
     columns = [means, *values.values()]
     family = [
-        with_values(pairing, column[pairing.baseline], column[pairing.condition])
-        for column in columns
-        for pairing in pairings
+        with_values(each, column[each.baseline], column[each.condition]) for column in columns for each in pairings
     ]
     verdicts = iter(judged(family))
     by_column = [[next(verdicts) for _ in pairings] for _ in columns]
-    return tuple(
-        SetsComparison(
-            overall=overall,
-            per_set=tuple(per_set),
-            improvement=_improvement(found[overall.baseline][1], found[overall.condition][1]),
-        )
-        for overall, *per_set in zip(*by_column, strict=True)
-    )
-
-
-def _improvement(baseline_NM: Floats, condition_KM: Floats) -> float | None:
-    if not baseline_NM.size or not condition_KM.size:
-        return None
-    return benchmarks.improvement_over_benchmarks(baseline_NM, condition_KM)
+    compared = []
+    for overall, *per_set in zip(*by_column, strict=True):
+        left_NM, right_KM = found[overall.baseline][1], found[overall.condition][1]
+        known = bool(left_NM.size and right_KM.size)
+        improvement = benchmarks.improvement_over_benchmarks(left_NM, right_KM) if known else None
+        compared.append(SetsComparison(overall=overall, per_set=tuple(per_set), improvement=improvement))
+    return tuple(compared)

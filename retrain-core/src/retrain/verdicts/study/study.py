@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from retrain.records.runs.readable import (
     readable_runs,
 )
 from retrain.records.runs.registered import Analysis, Plan, departures
-from retrain.records.runs.source import Source, find_runs
+from retrain.records.runs.source import Candidate, Source, find_runs
 from retrain.records.runs.undeclared import other_examples, undeclared, without_inputs
 from retrain.verdicts.ledger.looks import Looks as RecordedLooks
 from retrain.verdicts.study.comparison import Comparison
@@ -105,13 +105,12 @@ def options_of(
 class Study:
     """The whole comparison. `exploratory` lists departures from the plan; empty if as planned.
 
-    `budget` is where the curves are cut, `shortest` the runs that set it unless `at` was given. `undeclared` says in
-    what the compared runs differ besides what their conditions say, `unknown` how many recorded no code and data.
-    `num_examples` is the number of held-out examples that decide, None for metrics of training; `other_examples` says
-    which runs had other ones than the first.
-    `samplers` are those of the runs if they differ and the metric is one of training, whose prompts they chose.
-    `notices` and `looks` are what the ledger knows, `is_unverified` says that it does not have all runs and
-    the plan as they are on disk; `comparison_with_ledger` adds them.
+    `budget` is where the curves are cut, `shortest` the runs that set it unless `at` was given. `undeclared` are
+    differences of the runs that their conditions do not name, `unknown` counts runs that recorded no code and data.
+    `num_examples` held-out examples decide, None for metrics of training; `other_examples` names runs that had other
+    ones than the first. `samplers` are listed if they differ and the metric is one of training, whose prompts they
+    chose. `notices` and `looks` are on record in the ledger, `is_unverified` says that it lacks a run or the plan as
+    they are on disk; `comparison_with_ledger` adds them.
     """
 
     campaign: Path | None
@@ -162,9 +161,9 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     requested = options.metric or (plan.metric if plan else None)
     costs = [COSTS[options.align]] if options.align in COSTS else []
     sets = set_metrics(source.candidates, requested) if options.sets else {}
-    wanted = {CORRECT.field, *costs, *(each.field for each in sets.values())}
-    wanted |= {requested.field} if requested else set()
-    runs, left_out = readable_runs(source, wanted, align=options.align, at=options.at)
+    wanted = {CORRECT, *sets.values(), *([requested] if requested else [])}
+    fields = {*costs, *(each.field for each in wanted)}
+    runs, left_out = readable_runs(source, fields, align=options.align, at=options.at)
     metric = chosen_metric(requested, [run.curves for run in runs], where="--metric" if options.metric else "plan")
     budget, shortest = common_budget(runs, options.at)
     judging = _Judging(
@@ -179,12 +178,15 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     )
     summaries = Summaries(runs, budget=budget, last=options.last, direction=judging.direction)
     metrics = condition_metrics(metric, [run.curves for run in runs])
-    asked_for = Counter(each.condition for each in source.candidates)
+    num_runs = Counter(each.condition for each in source.candidates)
     values = {label: summaries.values(label, metric) for label in source.conditions}
     pairings = judging.pairings(summaries)
+    judged = partial(judge, alpha=judging.alpha, direction=judging.direction)
+    of_sets = partial(sets_view, sets, source.conditions, pairings, values_of=summaries.values, judged=judged)
     comparisons = judging.comparisons(pairings, summaries, values)
     comparisons = with_few_seeds(with_examples(comparisons, runs, metric=metric, budget=budget))
-    others = _other_examples(comparisons, runs, metric)
+    compared = [run.candidate for run in runs]
+    others = _other_examples(comparisons, compared, metric)
     study = Study(
         campaign=source.campaign,
         metric=metric,
@@ -194,19 +196,19 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         align=options.align,
         budget=budget,
         shortest=shortest,
-        conditions=tuple(summaries.condition(each, metrics, num_runs=asked_for[each]) for each in source.conditions),
+        conditions=tuple(summaries.condition(each, metrics, num_runs=num_runs[each]) for each in source.conditions),
         metrics=metrics,
         comparisons=comparisons,
         left_out=tuple(left_out),
         plan=plan,
         exploratory=(),
-        undeclared=undeclared(source, [run.candidate for run in runs], judging.baseline),
-        unknown=without_inputs([run.candidate for run in runs]),
+        undeclared=undeclared(source, compared, judging.baseline),
+        unknown=without_inputs(compared),
         num_examples=None if others else summaries.num_examples(source.conditions, metric),
         other_examples=others,
         collapses=collapses(values, metric, direction=judging.direction),
-        sets=judging.sets(sets, pairings, summaries) if options.sets else None,
-        samplers=_samplers(runs, metric),
+        sets=of_sets() if options.sets else None,
+        samplers=_samplers(compared, metric),
         two_runs=None if source.campaign else two_runs(runs, metric=metric, budget=budget),
     )
     return replace(study, exploratory=_departures(study, options, source))
@@ -228,8 +230,8 @@ class _Judging:
     def pairings(self, summaries: Summaries) -> list[Pairing]:
         """The baseline with every condition, or all pairs; a control is only held against its own condition."""
         labels = [label for label in self.source.conditions if label not in self.controls or label == self.baseline]
-        pairs = _pairs(labels, self.baseline, all_pairs=self.options.all_pairs)
-        return [self._pairing(summaries, first, second) for first, second in pairs]
+        pairs = combinations(labels, 2) if self.options.all_pairs else product([self.baseline], labels)
+        return [self._pairing(summaries, first, second) for first, second in pairs if first != second]
 
     def comparisons(
         self, pairings: Sequence[Pairing], summaries: Summaries, values: Mapping[str, Mapping[int, float]]
@@ -237,19 +239,10 @@ class _Judging:
         """The verdicts, then what may weaken them: lost runs and controls; then what was looked at."""
         sides = sides_of(self.source.candidates, values, is_cut=self.options.at is not None)
         found = with_lost(self._judged(pairings), pairings, sides, direction=self.direction, judged=self._judged)
-        found = with_controls(
-            found,
-            self.controls,
-            partial(self._pairing, summaries),
-            alpha=self.alpha,
-            direction=self.direction,
-        )
-        return self.looks.viewed(with_seeds(found, values, direction=self.direction), pairings)
-
-    def sets(self, sets: Mapping[str, Metric], pairings: Sequence[Pairing], summaries: Summaries) -> SetsView:
-        """All evaluation sets together."""
-        judged = partial(judge, alpha=self.alpha, direction=self.direction)
-        return sets_view(sets, self.source.conditions, pairings, values_of=summaries.values, judged=judged)
+        of_pair = partial(self._pairing, summaries)
+        found = with_controls(found, self.controls, of_pair, alpha=self.alpha, direction=self.direction)
+        found = with_seeds(found, values, direction=self.direction)
+        return tuple(self.looks.view(each, pairing) for each, pairing in zip(found, pairings, strict=True))
 
     def _pairing(self, summaries: Summaries, first: str, second: str) -> Pairing:
         return self.looks.prepared(summaries.pairing(first, second, self.metric))
@@ -277,19 +270,19 @@ def _departures(study: Study, options: Options, source: Source) -> tuple[str, ..
     return (*found, MORE_DIFFERS) if study.undeclared else found
 
 
-def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[ComparedRun], metric: Metric) -> tuple[str, ...]:
+def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Candidate], metric: Metric) -> tuple[str, ...]:
     """By the ids in `eval.jsonl` where all runs have them, and by the settings that draw the examples."""
     views = [each.examples for each in comparisons if each.examples]
     are_alike = bool(views) and all(view.num_examples for view in views)
-    found = other_examples([run.candidate for run in runs], metric, are_ids_alike=are_alike)
+    found = other_examples(runs, metric, are_ids_alike=are_alike)
     return found or tuple(f"other held-out examples: {view.reason}" for view in views if view.are_others)[:1]
 
 
-def _samplers(runs: Sequence[ComparedRun], metric: Metric) -> tuple[str, ...]:
+def _samplers(runs: Sequence[Candidate], metric: Metric) -> tuple[str, ...]:
     """The samplers of the runs where they differ and chose the prompts behind the metric."""
     if metric.is_eval:
         return ()
-    data = (table_of(run.candidate.record, "config", "data") for run in runs)
+    data = (table_of(run.record, "config", "data") for run in runs)
     found = {str(keys["sampler"]) for keys in data if "sampler" in keys}
     return tuple(sorted(found)) if len(found) > 1 else ()
 
@@ -300,13 +293,6 @@ def _baseline(options: Options, source: Source, runs: Sequence[ComparedRun]) -> 
     first = next(label for label in source.conditions if label in present)
     baseline = options.baseline or (source.plan.baseline if source.plan else "") or first
     if baseline not in source.conditions:
-        where = "--baseline" if options.baseline else "plan"
-        fix = f"one of: {', '.join(source.conditions)}"
+        where, fix = "--baseline" if options.baseline else "plan", f"one of: {', '.join(source.conditions)}"
         raise ConfigError(Problem(where=where, what=f"{baseline!r} is not a condition here", fix=fix))
     return baseline
-
-
-def _pairs(labels: Sequence[str], baseline: str, *, all_pairs: bool) -> list[tuple[str, str]]:
-    if all_pairs:
-        return list(combinations(labels, 2))
-    return [(baseline, label) for label in labels if label != baseline]

@@ -24,9 +24,8 @@ MOST_PROMPTS = 10**6  # per step; beyond any real number
 class Estimate:
     """A metric of one condition: the value of each seed, their mean and its 95 % interval.
 
-    That of a held-out share is for another seed and other examples like these, with one seed for that run on other
-    examples (`stats.binomial`). That of a share of training, or of any other number, is for another seed, and None
-    below two.
+    The interval of a held-out share is for another seed and other examples like these, with one seed for that run on
+    other examples (`stats.binomial`); any other is for another seed, and None below two.
     """
 
     values: Mapping[int, float]
@@ -59,16 +58,12 @@ class Summaries:
     def values(self, label: str, metric: Metric) -> Mapping[int, float]:
         """Values by seed, without runs that have none."""
         if (label, metric) not in self._values:
-            self._values[label, metric] = self._read(label, metric)
+            found = self._values[label, metric] = {}
+            for seed, spent in self._runs.get(label, {}).items():
+                value = value_at(spent, metric, budget=self._budget, last=self._last, direction=self._direction)
+                if value is not None:
+                    found[seed] = value
         return self._values[label, metric]
-
-    def _read(self, label: str, metric: Metric) -> dict[int, float]:
-        found = {}
-        for seed, spent in self._runs.get(label, {}).items():
-            value = value_at(spent, metric, budget=self._budget, last=self._last, direction=self._direction)
-            if value is not None:
-                found[seed] = value
-        return found
 
     def condition(self, label: str, metrics: Sequence[Metric], *, num_runs: int) -> Condition:
         """The condition with its metrics."""
@@ -86,12 +81,9 @@ class Summaries:
         elif examples >= 1:
             interval = held_out_limits(values_N, int(examples))
         else:
-            interval = training_limits(values_N, self._prompts(label))
+            prompts = min(map(_batch_size, self._records.get(label, ())), default=1)
+            interval = training_limits(values_N, prompts)
         return Estimate(values=values, mean=float(values_N.mean()), interval=interval)
-
-    def _prompts(self, label: str) -> int:
-        """The fewest prompts per step of the condition's runs; 1 where one did not record them."""
-        return min((_batch_size(record) for record in self._records.get(label, ())), default=1)
 
     def pairing(self, baseline: str, condition: str, metric: Metric) -> Pairing:
         """Two conditions over the seeds for which both have a number."""
@@ -114,5 +106,6 @@ class Summaries:
 
 
 def _batch_size(record: Mapping[str, Any]) -> int:
+    """Prompts per step; 1 where the run did not record them."""
     size = table_of(record, "config", "training").get("batch_size")
     return size if isinstance(size, int) and 1 <= size <= MOST_PROMPTS else 1

@@ -59,10 +59,8 @@ def two_evaluations(files: Sequence[Path], metric: Metric | None) -> TwoPolicies
     metric = metric or HELD_OUT
     kinds = {HELD_OUT: "correct_rate", HELD_OUT_REWARD: "mean_reward"}
     if metric not in kinds:
-        fix = f"use {' or '.join(map(str, kinds))}"
-        raise ConfigError(
-            Problem(where="--metric", what=f"files of `retrain eval` are not compared by {metric}", fix=fix)
-        )
+        what, fix = f"files of `retrain eval` are not compared by {metric}", f"use {' or '.join(map(str, kinds))}"
+        raise ConfigError(Problem(where="--metric", what=what, fix=fix))
     figure = PerExample(name="", kind=kinds[metric], k=0)
     try:
         return two_policies([(str(file), _rates(file, figure)) for file in files], metric)
@@ -72,6 +70,7 @@ def two_evaluations(files: Sequence[Path], metric: Metric | None) -> TwoPolicies
 
 
 def _rates(file: Path, figure: PerExample) -> ExampleRates:
+    fix = "give two files below `evaluations` of a run"
     ids, clusters, values = [], [], []
     for number, record in read_records(file):
         if number == 1 and "example" not in record:  # the first line describes the evaluation
@@ -82,10 +81,7 @@ def _rates(file: Path, figure: PerExample) -> ExampleRates:
             values.append(figure.of(record))
         except (KeyError, TypeError, ValueError) as error:
             what = f"is not an example of an evaluation: {error}"
-            fix = "give two files below `evaluations` of a run"
             raise ConfigError(Problem(where=f"{file}:{number}", what=what, fix=fix)) from error
     if not values:
-        raise ConfigError(
-            Problem(where=str(file), what="has no example", fix="give two files below `evaluations` of a run")
-        )
+        raise ConfigError(Problem(where=str(file), what="has no example", fix=fix))
     return ExampleRates(ids=tuple(ids), clusters=tuple(clusters), values_E=np.array(values), lines=len(values))

@@ -6,7 +6,7 @@ A source can be told apart only where `[training] seeds` moved it without anothe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -18,8 +18,9 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import table_of
 from retrain.records.run import Run, settings_key
 from retrain.records.runs.budget import Align, along, value_at
+from retrain.records.runs.curves import Curves
 from retrain.records.runs.example_rates import HELD_OUT_SET
-from retrain.records.runs.metric import CORRECT, HELD_OUT, Direction, Metric, Summary, shown_difference
+from retrain.records.runs.metric import CORRECT, HELD_OUT, Direction, Metric, shown_difference
 from retrain.records.runs.readable import chosen_metric
 from retrain.records.runs.run_status import DONE
 from retrain.records.runs.source import Candidate, find_runs
@@ -54,42 +55,52 @@ class Decomposition:
     left_out: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    run: Candidate
-    group: Hashable
-    levels: Mapping[str, int]
-    value: float
-
-
 def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: float = 0.95) -> Decomposition:
     """Estimate the shares over the finished runs of a campaign, or run folders; ConfigError where that cannot be done.
 
     Runs whose settings are equal, seeds apart, form a group, and only spread within groups counts. The components of
     all groups are taken to be the same.
     """
-    candidates = find_runs(paths).candidates
     fields = {CORRECT.field} | ({metric.field} if metric else set())
-    found, left_out = [], []
-    for each in candidates:
+    found: list[tuple[Candidate, Path, Curves]] = []
+    left_out = []
+    for each in find_runs(paths).candidates:
         if each.state != DONE or each.folder is None or each.seed is None:
             left_out.append((each.name, each.problem or each.state if each.state != DONE else "no seed is recorded"))
-            continue
-        found.append((each, Run(each.folder).curves(fields)))
+        else:
+            found.append((each, each.folder, Run(each.folder).curves(fields)))
     if len(found) < LEAST_RUNS:
-        raise _too_few(len(found), paths)
-    chosen = chosen_metric(metric, [curves for _, curves in found], where="--metric")
-    spents = [along(curves, Align.STEPS) for _, curves in found]
+        what = f"{len(found)} finished runs are too few for shares of variance"
+        fix = f"at least {LEAST_RUNS}, better 16: 4 data seeds x 4 initialisation seeds"
+        raise ConfigError(Problem(where=", ".join(map(str, paths[:3])), what=what, fix=fix))
+    chosen = chosen_metric(metric, [curves for *_, curves in found], where="--metric")
+    spents = [along(curves, Align.STEPS) for *_, curves in found]
     budget = min(spent.total for spent in spents if spent)
-    measured = []
-    for (run, _), spent in zip(found, spents, strict=True):
+    values, folders, groups, levels = [], [], [], []
+    for (run, folder, _), spent in zip(found, spents, strict=True):
         value = value_at(spent, chosen, budget=budget, direction=Direction.HIGHER) if spent else None
         if value is None:
             left_out.append((run.name, f"it has no {chosen}"))
-        else:
-            group, levels = settings_key(run.record), seed_levels(run.record)
-            measured.append(_Measured(run=run, group=group, levels=levels, value=value))
-    return _decomposed(measured, chosen, budget, tuple(left_out), level)
+            continue
+        values.append(value)
+        folders.append(folder)
+        groups.append(settings_key(run.record))
+        levels.append(seed_levels(run.record))
+    factors = {CALLED.get(source, source): [each[source] for each in levels] for source in SOURCES}
+    parts = components(np.array(values), factors, groups, level=level)
+    if parts is None:
+        what = "no spread is left to compare with"
+        why = "every run has a seed combination that its own sources explain, or all runs have the same number"
+        fix = "add runs that cross the seeds, such as 4 data seeds x 4 initialisation seeds"
+        raise ConfigError(Problem(where="--variance", what=what, why=why, fix=fix))
+    return Decomposition(
+        metric=chosen,
+        budget=budget,
+        conditions=len(set(groups)),
+        components=parts,
+        noise=_noise(folders, parts.total) if chosen == HELD_OUT else None,
+        left_out=tuple(left_out),
+    )
 
 
 def seed_levels(record: Mapping[str, Any]) -> dict[str, int]:
@@ -100,31 +111,9 @@ def seed_levels(record: Mapping[str, Any]) -> dict[str, int]:
     return followed | {source: seed for source, seed in given.items() if source in SOURCES}
 
 
-def _decomposed(
-    measured: Sequence[_Measured], metric: Metric, budget: float, left_out: tuple[tuple[str, str], ...], level: float
-) -> Decomposition:
-    groups = [each.group for each in measured]
-    factors = {CALLED.get(source, source): [each.levels[source] for each in measured] for source in SOURCES}
-    found = components(np.array([each.value for each in measured]), factors, groups, level=level)
-    if found is None:
-        what = "no spread is left to compare with"
-        why = "every run has a seed combination that its own sources explain, or all runs have the same number"
-        fix = "add runs that cross the seeds, such as 4 data seeds x 4 initialisation seeds"
-        raise ConfigError(Problem(where="--variance", what=what, why=why, fix=fix))
-    noise = _noise(measured, found.total) if (metric.field, metric.summary) == (HELD_OUT.field, Summary.FINAL) else None
-    return Decomposition(
-        metric=metric,
-        budget=budget,
-        conditions=len(set(groups)),
-        components=found,
-        noise=noise,
-        left_out=left_out,
-    )
-
-
-def _noise(measured: Sequence[_Measured], total: float) -> SampledNoise | None:
+def _noise(runs: Sequence[Path], total: float) -> SampledNoise | None:
     """The mean over runs of the estimated sampling variance of their last held-out rate."""
-    found = [noise for each in measured if each.run.folder and (noise := _noise_of(each.run.folder)) is not None]
+    found = [noise for each in runs if (noise := _noise_of(each)) is not None]
     if not found:
         return None
     variance = float(np.mean(found))
@@ -142,12 +131,6 @@ def _noise_of(run: Path) -> float | None:
     return sum(noises_E) / len(right) ** 2
 
 
-def _too_few(count: int, paths: Sequence[Path]) -> ConfigError:
-    what = f"{count} finished runs are too few for shares of variance"
-    fix = f"at least {LEAST_RUNS}, better 16: 4 data seeds x 4 initialisation seeds"
-    return ConfigError(Problem(where=", ".join(map(str, paths[:3])), what=what, fix=fix))
-
-
 def variance_sentences(found: Decomposition) -> Iterator[str]:
     """What was estimated and what could not be, in plain English."""
     parts = found.components
@@ -157,9 +140,10 @@ def variance_sentences(found: Decomposition) -> Iterator[str]:
         f"{parts.runs} runs{conditions}: {found.metric} has a standard deviation of {spread} within a condition "
         f"after {found.budget:,.0f} steps. Shares of that variance, with {100 * parts.level:.0f} % intervals:"
     )
+    rest = f"rest (with {_joined(parts.in_rest)})" if parts.in_rest else "rest (interactions, and what no seed decides)"
     for part in parts.parts:
         low, high = part.interval
-        name = rest_name(parts) if part.name == REST else part.name
+        name = rest if part.name == REST else part.name
         yield f"{name}: {100 * part.share:.0f} % ({100 * low:.0f} to {100 * high:.0f} %)"
     for names in parts.together:
         yield f"{_joined(names)} always moved together: their shares cannot be told apart."
@@ -179,19 +163,14 @@ def variance_sentences(found: Decomposition) -> Iterator[str]:
         )
 
 
-def rest_name(parts: Components) -> str:
-    """The rest, with the sources that had another seed in every run."""
-    return f"rest (with {_joined(parts.in_rest)})" if parts.in_rest else "rest (interactions, and what no seed decides)"
-
-
 def variance_data(found: Decomposition) -> dict[str, Any]:
     """Plain data; `noise` is null where the runs recorded no single completions of held-out examples."""
-    parts = asdict(found.components)
+    parts = {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(found.components).items()}
     return {
         "metric": str(found.metric),
         "budget": found.budget,
         "conditions": found.conditions,
-        **{name: list(value) if isinstance(value, tuple) else value for name, value in parts.items()},
+        **parts,
         "noise": asdict(found.noise) if found.noise else None,
         "left_out": [{"name": name, "reason": reason} for name, reason in found.left_out],
     }

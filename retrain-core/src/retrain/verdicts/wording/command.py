@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from retrain.kernel.errors import EXIT_DONE
 from retrain.records.runs.budget import Align
-from retrain.records.runs.metric import parse_metric
+from retrain.records.runs.metric import Metric, parse_metric
 from retrain.text.command_options import json_option, runs_argument
 from retrain.text.tables import table_console
 from retrain.text.terminal_text import printable
@@ -83,69 +82,64 @@ def command(
     """
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
-    others = {**chosen, "metric": None, "align": chosen["align"] != Align.STEPS}
+    others = {**chosen, "metric": None, "align": chosen["align"] != Align.STEPS, "markdown": as_markdown}
     if ledger:
-        if as_markdown or variance or chosen["metric"] or any(others.values()) or len(paths) > 1 or (head and events):
+        if variance or chosen["metric"] or any(others.values()) or len(paths) > 1 or (head and events):
             raise click.UsageError("--ledger goes with one folder, --head or --events, and --json only")
-        ctx.exit(_print_ledger(paths[0] if paths else None, head, events=events, as_json=as_json))
+        from retrain.verdicts.ledger.printed import show, verify
+
+        folder = paths[0] if paths else None
+        ctx.exit(show(folder, as_json=as_json) if events else verify(folder, head=head, as_json=as_json))
     if head or events:
         raise click.UsageError("--head and --events go with --ledger")
     if not paths:
         raise click.UsageError("name a campaign or runs")
-    if variance:
-        if as_markdown or any(others.values()):
-            raise click.UsageError("--variance goes with --metric and --json only")
-        _print_variance(paths, chosen["metric"], as_json=as_json)
-        return
-    if len(paths) == 2 and all(path.is_file() for path in paths):
-        if as_markdown or any(others.values()):
-            raise click.UsageError("two files of `retrain eval` go with --metric and --json only")
-        InterimLooks("compare of evaluations", partial(click.echo, err=True)).at(paths)
-        _print_policies(paths, chosen["metric"], as_json=as_json)
+    are_files = len(paths) == 2 and all(path.is_file() for path in paths)
+    if variance or are_files:
+        if any(others.values()):
+            named = "--variance goes" if variance else "two files of `retrain eval` go"
+            raise click.UsageError(f"{named} with --metric and --json only")
+        metric = parse_metric(chosen["metric"], where="--metric") if chosen["metric"] else None
+        (_print_variance if variance else _print_policies)(paths, metric, as_json=as_json)
         return
     options = options_of(**chosen, called=lambda name: f"--{name}")
     _print(comparison_with_ledger(paths, options), as_json=as_json, as_markdown=as_markdown)
 
 
-def _print_ledger(folder: Path | None, head: str, *, events: bool, as_json: bool) -> int:
-    """Print the events of a ledger, or whether it is intact; returns the exit code."""
-    from retrain.verdicts.ledger.printed import show, verify
-
-    if not events:
-        return verify(folder, head=head, as_json=as_json)
-    show(folder, as_json=as_json)
-    return EXIT_DONE
-
-
-def _print_variance(paths: Sequence[Path], metric: str | None, *, as_json: bool) -> None:
+def _print_variance(paths: Sequence[Path], metric: Metric | None, *, as_json: bool) -> None:
     from retrain.verdicts.study.variance import decompose, variance_data, variance_sentences
 
-    found = decompose(paths, parse_metric(metric, where="--metric") if metric else None)
+    found = decompose(paths, metric)
     InterimLooks("compare --variance", partial(click.echo, err=True)).at(paths)
     if as_json:
-        click.echo(json.dumps(variance_data(found), indent=2, allow_nan=False))
+        _print_json(variance_data(found))
         return
     for line in variance_sentences(found):
         click.echo(printable(line))
 
 
-def _print_policies(files: Sequence[Path], metric: str | None, *, as_json: bool) -> None:
+def _print_policies(files: Sequence[Path], metric: Metric | None, *, as_json: bool) -> None:
     from retrain.verdicts.study.two_policies import two_evaluations
     from retrain.verdicts.wording.data import plain_data
     from retrain.verdicts.wording.words import policies_sentence
 
-    found = two_evaluations(files, parse_metric(metric, where="--metric") if metric else None)
+    InterimLooks("compare of evaluations", partial(click.echo, err=True)).at(files)
+    found = two_evaluations(files, metric)
     if as_json:
-        click.echo(json.dumps(plain_data(found) | {"metric": str(found.metric)}, indent=2, allow_nan=False))
-        return
-    click.echo(printable(f"{policies_sentence(found)}."))
+        _print_json(plain_data(found) | {"metric": str(found.metric)})
+    else:
+        click.echo(printable(f"{policies_sentence(found)}."))
+
+
+def _print_json(data: Any) -> None:
+    click.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
 def _print(study: Study, *, as_json: bool, as_markdown: bool) -> None:
     if as_json:
         from retrain.verdicts.wording.data import study_data
 
-        click.echo(json.dumps(study_data(study), indent=2, allow_nan=False))
+        _print_json(study_data(study))
         return
     from retrain.verdicts.wording.show import markdown, picture
 

@@ -11,42 +11,45 @@ from pathlib import Path
 from typing import Any
 
 from retrain.records.runs.registered import Plan
-from retrain.verdicts.ledger.looks import Looks
-from retrain.verdicts.study.comparison import Comparison
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.study.summaries import Condition
 from retrain.verdicts.wording.sentences import explanation
 from retrain.verdicts.wording.verdict_line import answer, verdict_line
+
+AS_THEY_ARE = (
+    *("direction", "alpha", "baseline", "align", "budget", "shortest", "standing", "exploratory", "undeclared"),
+    *("notices", "collapses", "sets", "left_out", "campaign"),
+)
 
 
 def study_data(study: Study) -> dict[str, Any]:
     """Plain data: numbers that do not exist are null, never NaN."""
-    return {
-        "answer": answer(study),
-        "campaign": str(study.campaign) if study.campaign else None,
-        "metric": str(study.metric),
-        "direction": study.direction.value,
-        "alpha": study.alpha,
-        "baseline": study.baseline,
-        "align": study.align.value,
-        "budget": study.budget,
-        "shortest": list(study.shortest),
-        "standing": study.standing,
-        "exploratory": list(study.exploratory),
-        "undeclared": list(study.undeclared),
+    looks = study.looks
+    data: dict[str, Any] = {"answer": answer(study), "metric": str(study.metric)}
+    data |= {name: plain_data(getattr(study, name)) for name in AS_THEY_ARE}
+    return data | {
         "unknown_inputs": study.unknown,
-        "notices": list(study.notices),
-        "shopping": _looks(study.looks),
-        "plan": _plan(study.plan),
-        "conditions": [_condition(each) for each in study.conditions],
-        "comparisons": [_comparison(each, study) for each in study.comparisons],
-        "collapses": plain_data(study.collapses),
-        "sets": plain_data(study.sets),
-        "two_runs": plain_data(study.two_runs) | {"metric": str(study.metric)} if study.two_runs else None,
-        "left_out": [
-            {"name": each.name, "condition": each.condition, "seed": each.seed, "reason": each.reason}
-            for each in study.left_out
+        "shopping": looks
+        and {
+            "looks": len(looks.looks),
+            "metrics": list(looks.metrics),
+            "choices": looks.num_choices,
+            "registered_in": looks.registered_in or None,
+        },
+        "plan": study.plan and _plan(study.plan),
+        "conditions": [
+            {
+                "condition": each.label,
+                "seeds": list(each.seeds),
+                "num_runs": each.num_runs,
+                "metrics": plain_data(each.estimates),
+            }
+            for each in study.conditions
         ],
+        "comparisons": [
+            plain_data(each) | {"line": verdict_line(each, study), "explanation": explanation(each, study)}
+            for each in study.comparisons
+        ],
+        "two_runs": study.two_runs and plain_data(study.two_runs) | {"metric": str(study.metric)},
     }
 
 
@@ -69,46 +72,8 @@ def plain_data(value: Any) -> Any:
     return value
 
 
-def _comparison(comparison: Comparison, study: Study) -> dict[str, Any]:
-    data: dict[str, Any] = plain_data(comparison)
-    return data | {"line": verdict_line(comparison, study), "explanation": explanation(comparison, study)}
-
-
-def _condition(condition: Condition) -> dict[str, Any]:
-    return {
-        "condition": condition.label,
-        "seeds": list(condition.seeds),
-        "num_runs": condition.num_runs,
-        "metrics": {
-            name: {
-                "mean": estimate.mean,
-                "interval": None if estimate.interval is None else list(estimate.interval),
-                "values": {str(seed): value for seed, value in estimate.values.items()},
-            }
-            for name, estimate in condition.estimates.items()
-        },
-    }
-
-
-def _looks(looks: Looks | None) -> dict[str, Any] | None:
-    if looks is None:
-        return None
-    counts = {"looks": len(looks.looks), "metrics": list(looks.metrics), "choices": looks.num_choices}
-    return counts | {"registered_in": looks.registered_in or None}
-
-
-def _plan(plan: Plan | None) -> dict[str, Any] | None:
-    if plan is None:
-        return None
-    return {
-        "hypothesis": plan.hypothesis,
-        "primary_metric": str(plan.metric) if plan.metric else None,
-        "alpha": plan.alpha,
-        "stop_rule": plan.stop_rule,
-        "baseline": plan.baseline,
-        "direction": plan.direction.value if plan.direction else None,
-        "margin": plan.margin,
-        "written": plan.written.isoformat() if plan.written else None,
-        "sha256": plan.sha256,
-        "intact": plan.is_intact,
-    }
+def _plan(plan: Plan) -> dict[str, Any]:
+    names = ("hypothesis", "alpha", "stop_rule", "baseline", "direction", "margin", "written", "sha256")
+    metric = str(plan.metric) if plan.metric else None
+    plain: dict[str, Any] = {name: plain_data(getattr(plan, name)) for name in names}
+    return plain | {"primary_metric": metric, "intact": plan.is_intact}

@@ -35,12 +35,9 @@ def _compared(study: Study) -> str:
         times = f"each was trained up to {count(most)} times, from different seeds ({count(least)} at the least)"
     where = f" on {study.num_examples:,} test questions" if study.num_examples else ""
     ways = f"{count(len(study.conditions))} ways to train".capitalize()
-    return f"{ways} were compared with one another; {times}. What counts is {_measured(study.metric)}{where}."
-
-
-def _measured(metric: Metric) -> str:
-    field = {HELD_OUT.field: "the share of right answers", CORRECT.field: "the share of right answers in training"}
-    return f"{field.get(metric.field, metric.field)} {WHEN[metric.summary]}"
+    fields = {HELD_OUT.field: "the share of right answers", CORRECT.field: "the share of right answers in training"}
+    measured = f"{fields.get(study.metric.field, study.metric.field)} {WHEN[study.metric.summary]}"
+    return f"{ways} were compared with one another; {times}. What counts is {measured}{where}."
 
 
 def _found(study: Study) -> list[str]:
@@ -63,14 +60,15 @@ def _found(study: Study) -> list[str]:
 
 def _open(study: Study) -> list[str]:
     undecided = [each for each in study.comparisons if each.verdict is Verdict.CANNOT_TELL]
-    withheld = [each for each in undecided if each.cause is VerdictReason.NOT_BEYOND_CONTROL]
-    told = [_controlled([each.condition for each in withheld])] if withheld else []
-    found = [each for each in undecided if each not in withheld]
-    few = [each for each in found if each.cause is VerdictReason.TOO_FEW]
+    withheld = [each.condition for each in undecided if each.cause is VerdictReason.NOT_BEYOND_CONTROL]
+    why = "there is a difference, but training with useless rewards, or none, comes as far"
+    told = [f"{_listed(withheld)}: {why}. So it is not shown that the rewards did it."] if withheld else []
+    few = [each for each in undecided if each.cause is VerdictReason.TOO_FEW]
     told += [f"{each.condition} against {each.baseline}: {too_few_seeds(each, study)}." for each in few[:MOST_NAMED]]
     if len(few) > MOST_NAMED:
         told.append(f"For {len(few) - MOST_NAMED} more there are too few seeds, too.")
-    found = [each for each in found if each not in few]
+    settled = (VerdictReason.NOT_BEYOND_CONTROL, VerdictReason.TOO_FEW)
+    found = [each for each in undecided if each.cause not in settled]
     if not found:
         return told
     if len(found) == len(study.comparisons):
@@ -85,25 +83,15 @@ def _open(study: Study) -> list[str]:
     return [*told, f"{sentence}."]
 
 
-def _controlled(names: Sequence[str]) -> str:
-    return (
-        f"{_listed(names)}: there is a difference, but training with useless rewards, or none, comes as far. So it is "
-        "not shown that the rewards did it."
-    )
-
-
 def _named(found: Sequence[Comparison], metric: Metric) -> str:
     """Each condition with its size and the limits of it."""
-    named = [_one(each, metric) for each in found[:MOST_NAMED]]
-    return "; ".join([*named, *([f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else [])])
-
-
-def _one(comparison: Comparison, metric: Metric) -> str:
-    if comparison.difference is None or comparison.interval is None:
-        return comparison.condition
-    low, high = sorted(map(abs, comparison.interval))
-    size = _side(comparison.difference, metric)
-    return f"{comparison.condition}, by {size} (plausible: {limits((low, high), metric)})"
+    named = []
+    for each in found[:MOST_NAMED]:
+        named.append(each.condition)
+        if each.difference is not None and each.interval is not None:
+            low, high = sorted(map(abs, each.interval))
+            named[-1] += f", by {_side(each.difference, metric)} (plausible: {limits((low, high), metric)})"
+    return "; ".join(named + [f"and {len(found) - MOST_NAMED} more"] * (len(found) > MOST_NAMED))
 
 
 def _side(value: float, metric: Metric) -> str:
@@ -125,15 +113,15 @@ def _holds_for(study: Study) -> str:
     known = [each for each in found if each.examples and each.examples.interval]
     if not known:
         return told
-    wider = [each.condition for each in known if _is_clear_elsewhere(each)]
-    open_ = [each.condition for each in known if not _is_clear_elsewhere(each)]
+    wider = [each.condition for each in known if _is_clear(each)]
+    open_ = [each.condition for each in known if not _is_clear(each)]
     also = f" For other questions like these it holds too: {_listed(wider)}." if wider else ""
     told = f"This holds for {which} and for training with other seeds.{also}"
     return f"{told} Whether it does for other questions like these is open: {_listed(open_)}." if open_ else told
 
 
-def _is_clear_elsewhere(comparison: Comparison) -> bool:
-    """Whether the interval for other examples leaves out zero on the side of the difference."""
+def _is_clear(comparison: Comparison) -> bool:
+    """True if the interval for other examples leaves out zero on the side of the difference."""
     interval = comparison.examples.interval if comparison.examples else None
     if interval is None or comparison.difference is None:
         return False
@@ -162,7 +150,6 @@ def _typical(study: Study) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = list(names[:MOST_NAMED])
-    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
-    *first, last = [*shown, *more]
+    more = [f"{len(names) - MOST_NAMED} more"] * (len(names) > MOST_NAMED)
+    *first, last = [*names[:MOST_NAMED], *more]
     return f"{', '.join(first)} and {last}" if first else last

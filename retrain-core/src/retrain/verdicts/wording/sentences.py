@@ -6,12 +6,12 @@ from collections import Counter
 
 from retrain.records.runs.budget import Align
 from retrain.records.runs.metric import Metric, shown_difference
+from retrain.text.amounts import counted
 from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
 from retrain.verdicts.stats.e_process import fewest_equal
 from retrain.verdicts.stats.power import spread_range
-from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
+from retrain.verdicts.study.comparison import Comparison, Design, Verdict, VerdictReason
 from retrain.verdicts.study.controls import controls_sentence
-from retrain.verdicts.study.deciding_test import Design
 from retrain.verdicts.study.reach import reach_of, reach_sentences
 from retrain.verdicts.study.study import Study
 
@@ -29,7 +29,9 @@ def explanation(comparison: Comparison, study: Study) -> str:
         case VerdictReason.NOT_BEYOND_CONTROL:
             return f"{p}, but a gain counts only beyond that of training with useless rewards, or with none."
         case VerdictReason.WITHIN | VerdictReason.FOUND_WITHIN:
-            return _practically_same(comparison, study.metric)
+            margin = shown_difference(comparison.margin, study.metric, signed=False)
+            inside = f"the interval lies inside the planned margin of ±{margin}."
+            return inside if comparison.cause is VerdictReason.WITHIN else f"A difference is found, but {inside}"
         case VerdictReason.TOO_FEW:
             return _too_few(comparison)
     return f"{p} is above {comparison.alpha:g}{_detectable(comparison, study.metric)}."
@@ -37,11 +39,7 @@ def explanation(comparison: Comparison, study: Study) -> str:
 
 def next_step(study: Study) -> str:
     """What can be done where the runs cannot tell, without a test that looking and adding would make wrong."""
-    fixed = [
-        each
-        for each in study.comparisons
-        if each.looks and each.looks.design in (Design.FIXED, Design.UNPAIRED) and each.verdict is Verdict.CANNOT_TELL
-    ]
+    fixed = [each for each in study.comparisons if _is_fixed(each) and each.verdict is Verdict.CANNOT_TELL]
     if not fixed:
         return ""
     least = max(each.least_seeds for each in fixed)
@@ -56,12 +54,17 @@ def next_step(study: Study) -> str:
 def beforehand(study: Study) -> str:
     """A warning while runs are missing, if no result of all the requested ones could be a verdict."""
     requested = min((each.num_runs for each in study.conditions), default=0)
-    few = [each for each in study.comparisons if len(each.seeds) < requested < each.least_seeds and each.looks]
-    if not study.campaign or not few or not few[0].looks or few[0].looks.design not in (Design.FIXED, Design.UNPAIRED):
+    few = (each for each in study.comparisons if len(each.seeds) < requested < each.least_seeds and _is_fixed(each))
+    first = next(few, None)
+    if not study.campaign or first is None or first.looks is None:
         return ""
-    first = few[0]
-    reach = reach_of(few[0].looks.design, num_seeds=requested, comparisons=first.num_comparisons, alpha=first.alpha)
+    reach = reach_of(first.looks.design, num_seeds=requested, comparisons=first.num_comparisons, alpha=first.alpha)
     return " ".join(reach_sentences(reach))
+
+
+def _is_fixed(comparison: Comparison) -> bool:
+    """True if the number of seeds was fixed beforehand: neither looks nor added seeds decide."""
+    return comparison.looks is not None and comparison.looks.design in (Design.FIXED, Design.UNPAIRED)
 
 
 def probability(p: float | None) -> str:
@@ -73,10 +76,8 @@ def probability(p: float | None) -> str:
 
 def runs_sentence(study: Study) -> str:
     """How many runs are compared, and why the others are left out."""
-    compared, requested = (
-        sum(len(each.seeds) for each in study.conditions),
-        sum(each.num_runs for each in study.conditions),
-    )
+    compared = sum(len(each.seeds) for each in study.conditions)
+    requested = sum(each.num_runs for each in study.conditions)
     others = Counter(each.reason for each in study.left_out)
     left_out = "".join(f", {count} left out ({reason})" for reason, count in others.most_common())
     return f"{len(study.conditions)} conditions, {requested} runs: {compared} compared{left_out}"
@@ -100,11 +101,11 @@ def metric_sentence(study: Study) -> str:
 def standing(study: Study) -> str:
     """`as planned`, or `exploratory` and why."""
     looks = recorded_looks(study.looks)
-    counted = f"; {looks}" if looks else ""
+    also = f"; {looks}" if looks else ""
     if not study.exploratory:
         head = f"As planned, but unverified, since {UNVERIFIED}" if study.is_unverified else "As planned"
-        return (f"{head}: {study.plan.hypothesis}" if study.plan else head) + counted
-    return "Exploratory: " + "; ".join(study.exploratory) + counted
+        return (f"{head}: {study.plan.hypothesis}" if study.plan else head) + also
+    return "Exploratory: " + "; ".join(study.exploratory) + also
 
 
 def differing(study: Study) -> list[str]:
@@ -119,7 +120,7 @@ def differing(study: Study) -> list[str]:
     if len(study.undeclared) > MOST_DIFFERING:
         told.append(f"and {len(study.undeclared) - MOST_DIFFERING} more differences: --json has all of them")
     if study.unknown:
-        runs = f"{study.unknown} run{'' if study.unknown == 1 else 's'}"
+        runs = counted(study.unknown, "run")
         told.append(f"{runs} recorded no code and data, as earlier versions did not: whether these differ is unknown")
     return told
 
@@ -140,12 +141,6 @@ def survivors(study: Study) -> list[str]:
     ]
 
 
-def _practically_same(comparison: Comparison, metric: Metric) -> str:
-    margin = shown_difference(comparison.margin, metric, signed=False)
-    inside = f"the interval lies inside the planned margin of ±{margin}"
-    return f"A difference is found, but {inside}." if comparison.cause is VerdictReason.FOUND_WITHIN else f"{inside}."
-
-
 def _corrected(comparison: Comparison) -> str:
     return f" after Holm's correction over {comparison.num_comparisons}" if comparison.num_comparisons > 1 else ""
 
@@ -153,8 +148,7 @@ def _corrected(comparison: Comparison) -> str:
 def _too_few(comparison: Comparison) -> str:
     num_seeds, least = len(comparison.seeds), f"{comparison.least_seeds} seeds are the least"
     if num_seeds < 2:
-        common = f"{num_seeds} seed{'' if num_seeds == 1 else 's'} in common"
-        return f"With {common} nothing can be tested; {least} for any verdict."
+        return f"With {counted(num_seeds, 'seed')} in common nothing can be tested; {least} for any verdict."
     if comparison.looks and comparison.looks.design is not Design.FIXED:
         return f"With {num_seeds} seeds no result of this test could be a verdict; {least} for any verdict."
     smallest = f"the smallest possible p is {comparison.smallest_p:.2g}"

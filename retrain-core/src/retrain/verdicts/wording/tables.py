@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from retrain.records.runs.metric import PASS_PREFIX, Metric, shown, shown_difference
 from retrain.text.amounts import ABSENT
-from retrain.verdicts.study.comparison import Comparison
-from retrain.verdicts.study.sets import Aggregate, SetsView
+from retrain.verdicts.study.sets import SetsView
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.study.summaries import Estimate
 from retrain.verdicts.wording.sentences import probability
-from retrain.verdicts.wording.words import bracketed, percent
+from retrain.verdicts.wording.words import bracketed, level_words, percent, with_interval
+
+PASSES = "held-out pass@k"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +29,20 @@ def condition_tables(study: Study) -> Iterator[TextTable]:
     """Mean and 95 % interval of each metric by condition: a table per field, the deciding one first; one for pass@k."""
     by_title: dict[str, list[Metric]] = {}
     for metric in study.metrics:
-        title = "held-out pass@k" if metric.field.startswith(PASS_PREFIX) else metric.field
-        by_title.setdefault(title, []).append(metric)
+        by_title.setdefault(PASSES if metric.field.startswith(PASS_PREFIX) else metric.field, []).append(metric)
     deciding_first = sorted(by_title.items(), key=lambda item: study.metric not in item[1])
     for title, metrics in deciding_first:
-        heads = [_head(metric, in_group=title != metric.field) for metric in metrics]
-        rows = tuple(
-            (
-                each.label + (" (baseline)" if each.label == study.baseline else ""),
-                f"{len(each.seeds)}/{each.num_runs}",
-                *(_estimate(each.estimates[str(metric)], metric) for metric in metrics),
-            )
-            for each in study.conditions
-        )
-        yield TextTable(title=title, heads=("condition", "seeds", *heads), rows=rows)
+        heads = [
+            f"pass@{each.field.removeprefix(PASS_PREFIX)}" if title == PASSES else each.summary.value
+            for each in metrics
+        ]
+        rows = []
+        for each in study.conditions:
+            label = each.label + (" (baseline)" if each.label == study.baseline else "")
+            found = [(each.estimates[str(metric)], metric) for metric in metrics]
+            cells = [with_interval(estimate.mean, estimate.interval, metric) for estimate, metric in found]
+            rows.append((label, f"{len(each.seeds)}/{each.num_runs}", *cells))
+        yield TextTable(title=title, heads=("condition", "seeds", *heads), rows=tuple(rows))
 
 
 def comparison_table(study: Study) -> TextTable:
@@ -62,18 +62,6 @@ def comparison_table(study: Study) -> TextTable:
         for each in study.comparisons
     )
     return TextTable(title=str(study.metric), heads=heads, rows=rows, num_names=2)
-
-
-def _head(metric: Metric, *, in_group: bool) -> str:
-    return f"pass@{metric.field.removeprefix(PASS_PREFIX)}" if in_group else metric.summary.value
-
-
-def _estimate(estimate: Estimate, metric: Metric) -> str:
-    mean = shown(estimate.mean, metric)
-    if estimate.interval is None:
-        return mean
-    low, high = (shown(end, metric).removesuffix("%") for end in estimate.interval)
-    return f"{mean} [{low}, {high}]"
 
 
 OVER_ALL = "mean over sets"
@@ -106,9 +94,9 @@ def _conditions(view: SetsView) -> TextTable:
         (
             each.condition,
             str(len(each.seeds)),
-            _aggregate(each.mean, view),
-            _aggregate(each.iqm, view),
-            _aggregate(each.gap, view) if each.gap else ABSENT,
+            with_interval(each.mean.value, each.mean.interval, metric),
+            with_interval(each.iqm.value, each.iqm.interval, metric),
+            with_interval(each.gap.value, each.gap.interval, metric) if each.gap else ABSENT,
             *(shown(mean, metric) for mean in each.set_means),
         )
         for each in view.conditions
@@ -117,46 +105,23 @@ def _conditions(view: SetsView) -> TextTable:
 
 
 def _verdicts(view: SetsView) -> TextTable:
+    found = [
+        (name, each)
+        for pair in view.comparisons
+        for name, each in zip((OVER_ALL, *view.names), (pair.overall, *pair.per_set), strict=True)
+    ]
+    level, metric = level_words(each for _, each in found), view.metrics[0]
+    heads = ("condition", "against", "set", "seeds", f"difference [{level} interval]", "p Holm", "verdict")
     rows = tuple(
-        row
-        for each in view.comparisons
-        for name, found in zip((OVER_ALL, *view.names), (each.overall, *each.per_set), strict=True)
-        for row in [_row(found, name, view)]
-    )
-    heads = (
-        "condition",
-        "against",
-        "set",
-        "seeds",
-        f"difference [{_levels(view)} interval]",
-        "p Holm",
-        "verdict",
+        (
+            each.condition,
+            each.baseline,
+            name,
+            str(len(each.seeds)),
+            f"{shown_difference(each.difference, metric)}{bracketed(each.interval, metric)}",
+            probability(each.p_holm),
+            each.verdict.value,
+        )
+        for name, each in found
     )
     return TextTable(title="Verdicts over sets", heads=heads, rows=rows, num_names=3)
-
-
-def _row(found: Comparison, name: str, view: SetsView) -> tuple[str, ...]:
-    metric = view.metrics[0]
-    return (
-        found.condition,
-        found.baseline,
-        name,
-        str(len(found.seeds)),
-        f"{shown_difference(found.difference, metric)}{bracketed(found.interval, metric)}",
-        probability(found.p_holm),
-        found.verdict.value,
-    )
-
-
-def _levels(view: SetsView) -> str:
-    """The level of the intervals, or the range of those of Holm's steps."""
-    found = sorted({each.level for pair in view.comparisons for each in (pair.overall, *pair.per_set)})
-    return " to ".join(dict.fromkeys(percent(level) for level in (found[0], found[-1])))
-
-
-def _aggregate(found: Aggregate, view: SetsView) -> str:
-    metric = view.metrics[0]
-    if found.interval is None:
-        return shown(found.value, metric)
-    low, high = (shown(limit, metric).removesuffix("%") for limit in found.interval)
-    return f"{shown(found.value, metric)} [{low}, {high}]"

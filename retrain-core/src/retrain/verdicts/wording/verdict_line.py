@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from retrain.records.runs.metric import Metric, shown, shown_difference
 from retrain.records.runs.registered import NO_PLAN
+from retrain.text.amounts import counted, first_few
 from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
 from retrain.verdicts.stats.components import MOST, Foreseen, Needed
 from retrain.verdicts.study.advice import Advice, Way
 from retrain.verdicts.study.comparison import Comparison, ExamplesView, Verdict, VerdictReason
 from retrain.verdicts.study.comparison_with_ledger import UNKNOWN
 from retrain.verdicts.study.controls import controls_sentence
-from retrain.verdicts.study.deciding_test import looks_sentence
+from retrain.verdicts.study.looks import looks_sentence
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording.sentences import UNVERIFIED, explanation
 from retrain.verdicts.wording.words import (
@@ -23,43 +24,36 @@ from retrain.verdicts.wording.words import (
     sized,
     too_few_seeds,
     verdict_words,
-    worst_seeds,
 )
 
+MOST_NAMED, MOST_SEEDS = 6, 5
 SUMMARY_CHARS = 240
 NO_PLAN_BRIEF = "no plan was registered"
 
 
 def verdict_line(comparison: Comparison, study: Study) -> str:
     """`better: +11.7 pp (95 % interval 6.1 to 17.2), over 8 seeds, on these 64 examples. Worst seed of each: ...`"""
-    sentences = [
-        f"{verdict_words(comparison)}: {_found(comparison, study)}",
-        worst_seeds(comparison, study),
-        short_standing(study),
-        _on_record(study),
-    ]
-    return " ".join(f"{each}." for each in sentences if each)
+    sentences = [f"{verdict_words(comparison)}: {_found(comparison, study)}"]
+    if seeds := comparison.per_seed:
+        left, right = (shown(value, study.metric) for value in (seeds.worst_baseline, seeds.worst_condition))
+        sentences.append(f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}")
+    sentences.append(short_standing(study))
+    if certain := alarms(study):  # the ledger's doubts are told once, below
+        first, *others = certain
+        cut = first if len(first) <= SUMMARY_CHARS else f"{first[:SUMMARY_CHARS].rstrip()} …"
+        sentences.append(f"The ledger names: {cut}" + (f"; and {len(others)} more" if others else ""))
+    return " ".join(f"{each}." for each in sentences)
 
 
 def short_standing(study: Study) -> str:
     """`Planned`, or `Exploratory:` and the first reason, and the looks on record: `no plan was registered; 3 looks`."""
     looks = recorded_looks(study.looks)
-    counted = f"; {looks}" if looks else ""
+    also = f"; {looks}" if looks else ""
     if not study.exploratory:
-        return f"Planned{f', unverified: {UNVERIFIED}' if study.is_unverified else ''}{counted}"
+        return f"Planned{f', unverified: {UNVERIFIED}' if study.is_unverified else ''}{also}"
     first, *others = (NO_PLAN_BRIEF if each == NO_PLAN else each for each in study.exploratory)
-    more = f", and {len(others)} more reason{'' if len(others) == 1 else 's'}" if others else ""
-    return f"Exploratory: {first[:SUMMARY_CHARS]}{more}{counted}"
-
-
-def _on_record(study: Study) -> str:
-    """What the ledger names: the first of it on the line of each verdict. What it cannot know is told once."""
-    certain = alarms(study)
-    if not certain:
-        return ""
-    first, *others = certain
-    shown = first if len(first) <= SUMMARY_CHARS else f"{first[:SUMMARY_CHARS].rstrip()} …"
-    return f"The ledger names: {shown}" + (f"; and {len(others)} more" if others else "")
+    more = f", and {counted(len(others), 'more reason')}" if others else ""
+    return f"Exploratory: {first[:SUMMARY_CHARS]}{more}{also}"
 
 
 def alarms(study: Study) -> list[str]:
@@ -69,20 +63,18 @@ def alarms(study: Study) -> list[str]:
 
 def further_lines(comparison: Comparison, study: Study) -> list[str]:
     """What else is to be said about this verdict, a sentence each: the reason first."""
+    view = comparison.examples
     told = [
         explanation(comparison, study),
         looks_sentence(comparison.looks) if comparison.looks else "",
         seeds_sentence(comparison),
         lost_sentence(comparison, study),
-        *example_lines(comparison.examples, study.metric),
+        scope_sentence(view, study.metric) if view and view.interval is None else "",
+        advice_sentence(view, study.metric) if view else "",
     ]
-    return [_sentence(each) for each in told if each]
-
-
-def _sentence(text: str) -> str:
-    """With a capital and a full stop, unless it begins with a symbol (`p = 0.03`)."""
-    begun = text if text[1:2] == " " else text[0].upper() + text[1:]
-    return begun if begun.endswith((".", "?", "!")) else f"{begun}."
+    # With a capital and a full stop, unless the sentence begins with a symbol (`p = 0.03`).
+    begun = (each if each[1:2] == " " else each[0].upper() + each[1:] for each in told if each)
+    return [each if each.endswith((".", "?", "!")) else f"{each}." for each in begun]
 
 
 def _found(comparison: Comparison, study: Study) -> str:
@@ -90,11 +82,14 @@ def _found(comparison: Comparison, study: Study) -> str:
         return "no seed has a number on both sides"
     if comparison.cause is VerdictReason.TOO_FEW:
         return too_few_seeds(comparison, study)
-    size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
-    here = f"{size}, {over_seeds(len(comparison.seeds))}, on {scope(study)}"
     view = comparison.examples
     there = f"; {scope_sentence(view, study.metric)}" if view and view.interval else ""
-    return f"{here}{there}{_despite(comparison, study)}"
+    return f"{_here(comparison, study)}{there}{_despite(comparison, study)}"
+
+
+def _here(comparison: Comparison, study: Study) -> str:
+    size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
+    return f"{size}, {over_seeds(len(comparison.seeds))}, on {scope(study)}"
 
 
 def _despite(comparison: Comparison, study: Study) -> str:
@@ -108,7 +103,6 @@ def _despite(comparison: Comparison, study: Study) -> str:
     return ""
 
 
-MOST_NAMED = 6
 NOTHING = "Only one condition: there is nothing to compare it with."
 
 
@@ -118,8 +112,10 @@ def answer(study: Study) -> str:
         return f"{policies_sentence(study.two_runs)}."
     if not study.comparisons:
         return NOTHING
+    decided = any(each.verdict is not Verdict.CANNOT_TELL for each in study.comparisons)
+    standing = f" ({study.standing})" if decided else ""  # without a verdict there is nothing to mark
     if len(study.comparisons) == 1:
-        return f"{_single(study.comparisons[0], study)}{_standing(study, study.comparisons)}."
+        return f"{_single(study.comparisons[0], study)}{standing}."
     against = {each.baseline for each in study.comparisons}
     head = f"Against {study.baseline}" if len(against) == 1 else "In pairs"
     head = f"{head}, {over_seeds(min(len(each.seeds) for each in study.comparisons))}"
@@ -129,7 +125,7 @@ def answer(study: Study) -> str:
             if each.verdict is verdict:
                 groups.setdefault(verdict_words(each), []).append(each)
     parts = [f"{words}: {_named(found, study, in_pairs=len(against) > 1)}" for words, found in groups.items()]
-    return f"{head}, on {scope(study)}: {'; '.join(parts)}{_standing(study, study.comparisons)}."
+    return f"{head}, on {scope(study)}: {'; '.join(parts)}{standing}."
 
 
 def _single(comparison: Comparison, study: Study) -> str:
@@ -138,45 +134,26 @@ def _single(comparison: Comparison, study: Study) -> str:
         return f"Nothing can be told about {condition} against {baseline}: no seed has a number on both sides"
     if comparison.cause is VerdictReason.TOO_FEW:
         return f"{condition} against {baseline}: {too_few_seeds(comparison, study)}"
-    size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
-    found = f"{size}, {over_seeds(len(comparison.seeds))}, on {scope(study)}"
+    found = f"{_here(comparison, study)}{_despite(comparison, study)}"
     match comparison.verdict:
         case Verdict.CANNOT_TELL if comparison.cause is VerdictReason.NOT_BEYOND_CONTROL:
-            but = controls_sentence(comparison, study.metric)
-            return f"{condition} is not shown to be better than {baseline}: {found}, but {but}"
+            return f"{condition} is not shown to be better than {baseline}: {found}"
         case Verdict.CANNOT_TELL:
             return f"These runs cannot tell if {condition} is better than {baseline}: {found}"
         case Verdict.PRACTICALLY_SAME:
-            margin = shown_difference(comparison.margin, study.metric, signed=False)
-            return f"{condition} is practically the same as {baseline}: {found}, inside the planned margin of ±{margin}"
+            return f"{condition} is practically the same as {baseline}: {found}"
     verdict, _, unless = verdict_words(comparison).partition(",")
     return f"{condition} is {verdict} than {baseline}{f',{unless}' if unless else ''}: {found}"
 
 
 def _named(found: Sequence[Comparison], study: Study, *, in_pairs: bool) -> str:
-    named = [
-        f"{each.condition}{f' against {each.baseline}' if in_pairs else ''}{_size(each, study)}"
-        for each in found[:MOST_NAMED]
-    ]
-    return ", ".join([*named, *([f"{len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else [])])
-
-
-def _size(comparison: Comparison, study: Study) -> str:
-    if comparison.difference is None:
-        return ""
-    few = (
-        f", too few seeds: {comparison.least_seeds} are the fewest" if comparison.cause is VerdictReason.TOO_FEW else ""
-    )
-    return f" ({shown_difference(comparison.difference, study.metric)}{few})"
-
-
-def _standing(study: Study, comparisons: Sequence[Comparison]) -> str:
-    """Exploratory verdicts are marked where they are stated; without a verdict there is nothing to mark."""
-    decided = any(each.verdict is not Verdict.CANNOT_TELL for each in comparisons)
-    return f" ({study.standing})" if decided else ""
-
-
-MOST_SEEDS = 5
+    named = []
+    for each in found[:MOST_NAMED]:
+        against = f" against {each.baseline}" if in_pairs else ""
+        few = f", too few seeds: {each.least_seeds} are the fewest" if each.cause is VerdictReason.TOO_FEW else ""
+        size = "" if each.difference is None else f" ({shown_difference(each.difference, study.metric)}{few})"
+        named.append(f"{each.condition}{against}{size}")
+    return ", ".join(named + [f"{len(found) - MOST_NAMED} more"] * (len(found) > MOST_NAMED))
 
 
 def seeds_sentence(comparison: Comparison) -> str:
@@ -196,7 +173,7 @@ def lost_sentence(comparison: Comparison, study: Study) -> str:
     if lost is None or lost.difference is None:
         return ""
     sides = ((comparison.baseline, lost.baseline_seeds), (comparison.condition, lost.condition_seeds))
-    runs = " and ".join(f"{_runs(len(seeds))} of {label}" for label, seeds in sides if seeds)
+    runs = " and ".join(f"{counted(len(seeds), 'lost run')} of {label}" for label, seeds in sides if seeds)
     size = sized(lost.difference, lost.interval, lost.level, study.metric)
     line = f"with {runs} at the worst value seen ({shown(lost.worst, study.metric)}): {lost.verdict}, {size}"
     if lost.survives or comparison.verdict is Verdict.CANNOT_TELL:
@@ -206,21 +183,14 @@ def lost_sentence(comparison: Comparison, study: Study) -> str:
 
 def collapse_sentences(study: Study) -> list[str]:
     """A warning for each condition with collapsed seeds."""
-    return [
-        f"{each.condition}: {_seeds(each.seeds)} far from the others (worst {shown(each.worst, study.metric)}, median "
-        f"{shown(each.median, study.metric)}); a verdict is about the typical seed and does not rule out such a one"
-        for each in study.collapses
-    ]
-
-
-def _runs(number: int) -> str:
-    return f"{number} lost run{'' if number == 1 else 's'}"
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    more = f" and {len(seeds) - MOST_SEEDS} more" if len(seeds) > MOST_SEEDS else ""
-    named = ", ".join(map(str, seeds[:MOST_SEEDS])) + more
-    return f"seed {named} lies" if len(seeds) == 1 else f"seeds {named} lie"
+    told = []
+    for each in study.collapses:
+        named = first_few([*map(str, each.seeds)], MOST_SEEDS)
+        seeds = f"seed {named} lies" if len(each.seeds) == 1 else f"seeds {named} lie"
+        worst, median = shown(each.worst, study.metric), shown(each.median, study.metric)
+        far = f"{each.condition}: {seeds} far from the others (worst {worst}, median {median})"
+        told.append(f"{far}; a verdict is about the typical seed and does not rule out such a one")
+    return told
 
 
 JUDGED = "seeds that no plan foresaw are judged by a stricter test"
@@ -234,13 +204,6 @@ def scope_sentence(view: ExamplesView, metric: Metric) -> str:
     if view.num_clusters < view.num_examples:
         head += f" from other sources (these are of {view.num_clusters})"
     return f"{head}: {sized(view.estimate, view.interval, view.level, metric)}"
-
-
-def example_lines(view: ExamplesView | None, metric: Metric) -> list[str]:
-    """What is below a verdict's line: why there is no second scope, and the advice."""
-    if view is None:
-        return []
-    return [scope_sentence(view, metric) if view.interval is None else "", advice_sentence(view, metric)]
 
 
 def advice_sentence(view: ExamplesView, metric: Metric) -> str:
@@ -269,7 +232,11 @@ def _doubled(view: ExamplesView, advice: Advice, metric: Metric) -> str:
 
 def _needed(view: ExamplesView, advice: Advice, metric: Metric) -> str:
     ways = ((Way.SEEDS, advice.seeds), (Way.EXAMPLES, advice.examples))
-    if told := [f"{_number(needed)} {way}" for way, needed in ways if advice.is_clear(way)]:
+    told = []
+    for way, needed in ways:
+        number = f"more than {MOST:,}" if needed.number is None else f"{needed.number:,}"
+        told += [f"{number} (80 %: {_range(needed)}) {way}"] if advice.is_clear(way) else []
+    if told:
         difference = shown_difference(view.estimate, metric)
         return f"if the true difference is {difference}, it would be found 4 times in 5 with {' or '.join(told)}"
     ranges = ", ".join(f"{_range(needed)} {way}" for way, needed in ways)
@@ -279,11 +246,6 @@ def _needed(view: ExamplesView, advice: Advice, metric: Metric) -> str:
 def _half(foreseen: Foreseen, metric: Metric) -> str:
     low, high = (shown_difference(end, metric, signed=False).removesuffix(" pp") for end in foreseen.interval)
     return f"± {shown_difference(foreseen.half_width, metric, signed=False)} (80 %: {low} to {high})"
-
-
-def _number(needed: Needed) -> str:
-    number = f"{needed.number:,}" if needed.number is not None else f"more than {MOST:,}"
-    return f"{number} (80 %: {_range(needed)})"
 
 
 def _range(needed: Needed) -> str:

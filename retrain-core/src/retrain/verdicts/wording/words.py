@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from retrain.records.runs.metric import Metric, shown, shown_difference
+from retrain.text.amounts import counted
 from retrain.verdicts.study.comparison import Comparison, Verdict
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.study.two_policies import TwoPolicies
@@ -18,11 +20,10 @@ def percent(level: float) -> str:
     return f"{100 * level:.4g} %"
 
 
-def level_words(study: Study) -> str:
+def level_words(comparisons: Iterable[Comparison]) -> str:
     """The level of the intervals, as `95 %`; a range where they have several."""
-    levels = sorted({each.level for each in study.comparisons}) or [1.0 - study.alpha]
-    ends = dict.fromkeys(percent(level) for level in (levels[0], levels[-1]))
-    return " to ".join(ends)
+    levels = sorted({each.level for each in comparisons})
+    return " to ".join(dict.fromkeys(percent(level) for level in (levels[0], levels[-1])))
 
 
 def limits(interval: tuple[float, float], metric: Metric) -> str:
@@ -37,16 +38,25 @@ def limits(interval: tuple[float, float], metric: Metric) -> str:
     return f"{_bare(low, metric)} to {_bare(high, metric)}"
 
 
+def with_interval(value: float | None, interval: tuple[float, float] | None, metric: Metric) -> str:
+    """`41.2% [38.0, 44.5]` for the cell of a table."""
+    if interval is None:
+        return shown(value, metric)
+    low, high = (shown(end, metric).removesuffix("%") for end in interval)
+    return f"{shown(value, metric)} [{low}, {high}]"
+
+
 def bracketed(interval: tuple[float, float] | None, metric: Metric) -> str:
     """`[+6.1, +17.2]` for the cell of a table, `[too few seeds]` where both ends are infinite; empty without one."""
     if interval is None:
         return ""
     if all(map(math.isinf, interval)):
         return " [too few seeds]"
-    return " [{}, {}]".format(*(_signed(end, metric) if math.isfinite(end) else NO_LIMIT for end in interval))
+    signed = (f"{'+' if end > 0 else ''}{_bare(end, metric)}" if math.isfinite(end) else NO_LIMIT for end in interval)
+    return f" [{', '.join(signed)}]"
 
 
-def sized(difference: float, interval: tuple[float, float] | None, level: float, metric: Metric) -> str:
+def sized(difference: float | None, interval: tuple[float, float] | None, level: float, metric: Metric) -> str:
     """`+11.7 pp (95 % interval 6.1 to 17.2)`: a difference is never said without how well it is known."""
     size = shown_difference(difference, metric)
     if interval is None:
@@ -109,26 +119,12 @@ def scope(study: Study) -> str:
 
 def over_seeds(count: int) -> str:
     """`over 8 seeds`."""
-    return f"over {count} seed{'' if count == 1 else 's'}"
-
-
-def worst_seeds(comparison: Comparison, study: Study) -> str:
-    """`Worst seed of each: grpo+none 71.1%, maxrl+none 80.5%`; empty without a common seed."""
-    if comparison.per_seed is None:
-        return ""
-    worst = (comparison.per_seed.worst_baseline, comparison.per_seed.worst_condition)
-    left, right = (shown(value, study.metric) for value in worst)
-    return f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}"
+    return f"over {counted(count, 'seed')}"
 
 
 def _bare(value: float, metric: Metric) -> str:
-    return _digits(100 * value) if metric.is_rate else f"{value:.4g}"
-
-
-def _signed(value: float, metric: Metric) -> str:
-    return f"{'+' if value > 0 else ''}{_bare(value, metric)}"
-
-
-def _digits(points: float) -> str:
     """Percentage points to a tenth, but what is not zero never as `0.0`: on which side of it a limit lies decides."""
+    if not metric.is_rate:
+        return f"{value:.4g}"
+    points = 100 * value
     return f"{points:.1f}" if abs(points) >= 0.05 or not points else f"{points:.1g}"
