@@ -63,28 +63,19 @@ def verdict_warnings(campaign: Campaign) -> list[str]:
     return reach_sentences(reach)
 
 
-def recipes_of(campaign: Campaign) -> dict[str, Any]:
-    """The values that the recipe of each condition sets, with their origin; nothing without a recipe."""
-    found = {}
-    for each in campaign.conditions:
-        rows = value_rows(each.config)
-        if taken := {path: rows[path] for path in rows if each.config.origin(path).layer is Layer.RECIPE}:
-            found[each.label] = taken
-    return found
-
-
 def controls_of(campaign: Campaign) -> dict[str, int]:
     """How many of the runs each control costs; nothing without controls."""
     found = Counter(each.condition.control for each in campaign.conditions if each.condition.control)
     return {str(control): count * len(campaign.table.seeds) for control, count in found.items()}
 
 
-def value_rows(config: Config) -> dict[str, dict[str, Any]]:
-    """Every value that is not a default, with its origin, by path."""
+def value_rows(config: Config, *, of: Layer | None = None) -> dict[str, dict[str, Any]]:
+    """Every value that is not a default, or those of one layer, with its origin, by path."""
     values, rows = config.as_dict(), {}
     for path, origin in sorted(config.origins.items()):
         table, _, name = path.partition(".")
-        rows[path] = {"value": values[table].get(name), "origin": str(origin)}
+        if of in (None, origin.layer):
+            rows[path] = {"value": values[table].get(name), "origin": str(origin)}
     return rows
 
 
@@ -94,15 +85,18 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
     config, table = campaign.config, campaign.table
     capabilities = declared_capabilities(config, plugins)
     origins = {path: row for path, row in value_rows(config).items() if path != "campaign.conditions"}
+    recipes = {c.label: value_rows(c.config, of=Layer.RECIPE) for c in campaign.conditions}
+    clipping = {c.label: unclipped(c.config, plugins, build_flow(c.config, plugins)) for c in campaign.conditions}
+    clipping = {label: line for label, line in clipping.items() if line}
     content = {
         "mode": "campaign",
         "config": config.source,
         "backend": config.backend.backend,
         "backend_capabilities": capability_fields(capabilities, config.backend.backend, plugins),
         "conditions": campaign.labels,
-        **({"clipping": clipping} if (clipping := _clipping(campaign, plugins)) else {}),
+        **({"clipping": clipping} if clipping else {}),
         "controls": controls_of(campaign),
-        "recipes": recipes_of(campaign),
+        "recipes": {label: rows for label, rows in recipes.items() if rows},
         "seeds": table.seeds,
         "max_steps": campaign.max_steps,
         "total_runs": campaign.num_runs,
@@ -116,11 +110,3 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
         "origins": origins,
     }
     return with_plugin_rows(content, config, plugins)
-
-
-def _clipping(campaign: Campaign, plugins: Plugins) -> dict[str, str]:
-    """By condition, the line about a loss that does not clip, where there is one."""
-    lines = {
-        each.label: unclipped(each.config, plugins, build_flow(each.config, plugins)) for each in campaign.conditions
-    }
-    return {label: line for label, line in lines.items() if line}

@@ -146,7 +146,7 @@ def _beaten(condition: Condition, config: Config, plugins: Plugins) -> dict[str,
 
 
 def _recipe_problems(checked: CheckedCondition) -> list[Problem]:
-    """A base configuration that fixes what recipes are to vary: their conditions would differ in name alone."""
+    """A base configuration that fixes the modes which recipes vary: their conditions would differ in name only."""
     paths = [path for path in SET_BY_CONDITIONS if path.partition(".")[2] in checked.beaten]
     what = f"beats recipe {checked.config.algorithm.recipe!r} of a condition"
     fix = "remove it, or move it to a condition"

@@ -64,7 +64,8 @@ def can_continue(run: PlannedRun) -> bool:
 
 def reason_of_failure(run: PlannedRun, code: int) -> str:
     """Exit code or signal, and the last error of the run, in one line."""
-    head = f"killed by {_signal_name(-code)}" if code < 0 else f"exit {code}"
+    known = {int(each): each.name for each in signal.Signals}
+    head = f"killed by {known.get(-code, f'signal {-code}')}" if code < 0 else f"exit {code}"
     error = str(_manifest(run.folder).get("error") or "") or _last_error(run.folder / "stderr.log")
     shown = " ".join(printable(hide_text(error)).split())
     return f"{head}: {shown[:REASON_CHARS]}" if shown else head
@@ -96,15 +97,12 @@ class Adopted:
         """Exit code according to its records; None while a process holds its folder."""
         return None if owner_of(self._folder) else recorded_code(self._folder)
 
-    def stop(self) -> None:
-        """Ask the run to save its state and exit."""
-        self._send(signal.SIGTERM)
-
     def kill(self) -> None:
         """Kill the run."""
-        self._send(signal.SIGKILL)
+        self.stop(signal.SIGKILL)
 
-    def _send(self, number: signal.Signals) -> None:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ask the run to save its state and exit."""
         if (pid := owner_of(self._folder)) > 0:
             with suppress(OSError):
                 os.kill(pid, number)
@@ -115,13 +113,6 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
         return Run(folder).started_manifest()
     except ResumeError:
         return {}
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _last_error(file: Path) -> str:

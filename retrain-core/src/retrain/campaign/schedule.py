@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from retrain.campaign.devices import gpus_per_run
@@ -319,15 +318,12 @@ class Stops:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        before = {each: signal.signal(each, lambda n, _: self.request(signal.Signals(n).name)) for each in SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        self.request(signal.Signals(number).name)
 
 
 HOOK = "retrain_campaign_run_done"

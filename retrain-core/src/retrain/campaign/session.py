@@ -192,9 +192,9 @@ def _config_toml(campaign: Campaign, devices: Mapping[str, RunDevices]) -> str:
 
 def _launcher(campaign: Campaign, plugins: Plugins) -> Launcher:
     context = PluginContext(config=campaign.config, seeds=Seeds(0), plugins=plugins)
-    options = campaign.table.launcher_options
+    name, options = campaign.table.launcher, campaign.table.launcher_options
     launcher: Launcher = build_part(
-        Kind.LAUNCHER, campaign.table.launcher, "campaign.launcher", context, options, "campaign.launcher_options"
+        Kind.LAUNCHER, name, "campaign.launcher", context, options, "campaign.launcher_options"
     )
     return launcher
 

@@ -199,7 +199,11 @@ class SlurmLauncher:
             return
         for job in active:
             job.update(listing)
-        self._tell_reasons(active, listing)
+        states = [listing.of(job.record.name, job.record.task) for job in active]
+        waiting_for = Counter(each.reason for each in states if each and each.state == "PENDING")
+        for reason in waiting_for.keys() - USUAL_REASONS - self._told:
+            self._told.add(reason)
+            LOG.warning("%d runs wait in the queue of Slurm: %s", waiting_for[reason], reason)
         self._pass_on([job for job in active if job.request and job.code is None], listing)
         with self._lock:
             self._handed_in = [job for job in self._handed_in if job.code is None]
@@ -264,15 +268,6 @@ class SlurmLauncher:
         for job, request in asked.items():
             if job.request == request:
                 job.request = ()
-
-    def _tell_reasons(self, jobs: Sequence[SlurmJob], listing: Listing) -> None:
-        """Say once why jobs wait, if it is not for room."""
-        states = [listing.of(job.record.name, job.record.task) for job in jobs]
-        waiting = Counter(each.reason for each in states if each and each.state == "PENDING")
-        for reason, count in waiting.items():
-            if reason not in USUAL_REASONS | self._told:
-                self._told.add(reason)
-                LOG.warning("%d runs wait in the queue of Slurm: %s", count, reason)
 
 
 @dataclass(slots=True, eq=False)

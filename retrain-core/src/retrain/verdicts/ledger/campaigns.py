@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,9 @@ def _redefined(found: OnRecord, opening: Record, last: Record) -> Iterator[Findi
         what = f"{name}: the plan was resealed: it was {sealed[:12] or 'none'} when the campaign began, "
         fix = "restore the plan in manifest.json: `retrain compare --ledger --events --json` has the sealed one"
         yield Finding(what=what + f"and is {now[:12] or 'none'} now", fix=fix)
-    contents = [str(manifest.get("sha256", "")), _content_hash(found.folder)]
+    contents = [str(manifest.get("sha256", ""))]
+    with suppress(ConfigError):  # the file is missing or damaged
+        contents.append(hash_of(read_object(found.folder / CAMPAIGN_CONTENT)))
     if any(each and each != str(last.get("content")) for each in contents):
         what = f"{name}: {CAMPAIGN_CONTENT} or manifest.json does not define the campaign that was run"
         yield Finding(what=what, fix="restore both files from a backup")
@@ -142,7 +145,8 @@ def _run_elsewhere(
     setups = {run.setup for run in own} | {run.setup for run in present} if outside else set[Setup]()
     others: dict[Key, list[RunHistory]] = {}
     for run in outside:
-        if run.setup in setups and _has_result(run):
+        has_result = run.ended is None or bool(number(run.ended.get("steps")))
+        if run.setup in setups and has_result:
             others.setdefault((run.campaign, run.opening), []).append(run)
     start = found.opening["line"] if found.opening else min((run.line for run in own), default=history.num_lines)
     for key, runs in others.items():
@@ -190,21 +194,9 @@ def not_given(history: History, present: Sequence[RunOnDisk]) -> list[Finding]:
     return [Finding(what=what, fix="give them, too", is_certain=False)]
 
 
-def _has_result(run: RunHistory) -> bool:
-    return run.ended is None or bool(number(run.ended.get("steps")))
-
-
 def _plan_hash(manifest: Mapping[str, Any]) -> str:
     plan = manifest.get("plan")
     return str(plan.get("sha256", "")) if isinstance(plan, dict) else ""
-
-
-def _content_hash(folder: Path) -> str:
-    """The hash that the campaign itself computes of its definition; empty where the file is missing or damaged."""
-    try:
-        return hash_of(read_object(folder / CAMPAIGN_CONTENT))
-    except ConfigError:
-        return ""
 
 
 def unreadable(name: str, error: ConfigError) -> Finding:

@@ -46,16 +46,13 @@ def append(folder: Path, kind: str, **fields: Any) -> str:
                 content["healed"] = len(last)
                 last = _last_line(descriptor, size - len(last))
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            line = _line({"time": now, "kind": kind, **content, "previous": hash_of_line(last)})
-            _write(descriptor, line)
+            record = {"time": now, "kind": kind, **content, "previous": hash_of_line(last)}
+            body = redacted_json([record])[0].encode("utf-8", "backslashreplace")
+            sha256 = hashlib.sha256(body).hexdigest()
+            _write(descriptor, body[:-1] + f', "sha256": "{sha256}"}}\n'.encode("ascii"))
     except OSError as error:
         return f"{folder / NAME} cannot be written: {error.strerror or error}"
     return ""
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    body = redacted_json([record])[0].encode("utf-8", "backslashreplace")
-    return body[:-1] + f', "sha256": "{hashlib.sha256(body).hexdigest()}"}}\n'.encode("ascii")
 
 
 def hash_of_line(line: bytes) -> str:

@@ -115,7 +115,9 @@ def gone(
         folder = here.get(id(run)) or elsewhere.find(run) if again or id(run) not in here else None
         if folder is None and id(run) not in here:
             found.append(Finding(what=f"{run.name}, begun {run.started}, {_how(run)}, is gone{again}", fix=RESTORE))
-        elif again and run.campaign and _steps(run, folder):
+            continue
+        num_steps = number(run.ended.get("steps")) if run.ended else Run(folder).num_steps if folder else 0
+        if again and run.campaign and num_steps:
             was = "was done" if run.state == "done" else _how(run)
             what = f"{run.name}, begun {run.started}, {was}{again}"
             fix = "compare the first one, or publish with the verdict that it was run again"
@@ -125,13 +127,6 @@ def gone(
 
 def _how(run: RunHistory) -> str:
     return f"{run.state} after {run.ended.get('steps')} steps" if run.ended else "of which no end is on record"
-
-
-def _steps(run: RunHistory, folder: Path | None) -> int:
-    """Finished steps of a run, on record or in its folder."""
-    if run.ended:
-        return int(number(run.ended.get("steps")) or 0)
-    return Run(folder).num_steps if folder else 0
 
 
 def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:

@@ -74,7 +74,15 @@ def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collect
         or not wanted.isdisjoint(_list(each.get("runs")))
     ]
     distinct: dict[str, Look] = {}
-    for look in map(_look, found):
+    for each in found:
+        given = each.get("seeds")
+        look = Look(
+            metric=str(each.get("metric", "")),
+            seeds={label: tuple(_list(seeds)) for label, seeds in (given if isinstance(given, dict) else {}).items()},
+            choices={name: each.get(name) for name in CHOICES},
+            data=str(each.get("data", "")),
+            by=str(each.get("by", "")),
+        )
         seen = {"by": look.by, "seeds": look.seeds} if look.by else {"data": look.data}
         distinct.setdefault(seal_of({**look.choices, **seen}), look)
     return Looks(looks=tuple(distinct.values()))
@@ -84,17 +92,6 @@ def is_on_record(events: Sequence[Record], fields: Mapping[str, Any]) -> bool:
     """Whether an event with just these fields was recorded before."""
     wanted = seal_of(as_recorded(hide(fields)))
     return any(seal_of({n: value for n, value in each.items() if n not in OF_THE_LINE}) == wanted for each in events)
-
-
-def _look(record: Record) -> Look:
-    seeds = record.get("seeds")
-    return Look(
-        metric=str(record.get("metric", "")),
-        seeds={name: tuple(_list(each)) for name, each in (seeds if isinstance(seeds, dict) else {}).items()},
-        choices={name: record.get(name) for name in CHOICES},
-        data=str(record.get("data", "")),
-        by=str(record.get("by", "")),
-    )
 
 
 def _list(value: Any) -> list[Any]:

@@ -122,11 +122,6 @@ class ControlsView:
     p_holm: float
     alpha: float
 
-    @property
-    def unbeaten(self) -> tuple[ControlResult, ...]:
-        """The controls that the condition does not beat."""
-        return tuple(each for each in self.results if not each.is_beaten)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewSeeds:

@@ -80,20 +80,20 @@ def controls_sentence(comparison: Comparison, metric: Metric) -> str:
     view = comparison.controls
     if view is None:
         return ""
-    if unbeaten := view.unbeaten:
-        listed = ", ".join(f"{each.control} ({_shown(each, metric)})" for each in unbeaten)
-        return f"not better than its control{'s' if len(unbeaten) > 1 else ''} {listed}"
+    if unbeaten := [each for each in view.results if not each.is_beaten]:
+        return f"not better than its {_listed(unbeaten, metric)}"
     if comparison.cause is VerdictReason.NOT_BEYOND_CONTROL:
         return f"with the controls of all conditions the corrected p is {view.p_holm:.2g}, above {view.alpha:g}"
-    listed = ", ".join(f"{each.control} ({_shown(each, metric)})" for each in view.results)
-    return f"better than its control{'s' if len(view.results) > 1 else ''} {listed}"
+    return f"better than its {_listed(view.results, metric)}"
 
 
-def _shown(result: ControlResult, metric: Metric) -> str:
-    if result.difference is None:
-        return "no finished run to compare with"
-    p = "nothing to test" if result.p is None else f"p = {result.p:.2g}"
-    return f"{shown_difference(result.difference, metric)} over it, {p}"
+def _listed(results: Sequence[ControlResult], metric: Metric) -> str:
+    told = []
+    for each in results:
+        p = "nothing to test" if each.p is None else f"p = {each.p:.2g}"
+        size = f"{shown_difference(each.difference, metric)} over it, {p}"
+        told.append(f"{each.control} ({'no finished run to compare with' if each.difference is None else size})")
+    return f"control{'s' if len(told) > 1 else ''} {', '.join(told)}"
 
 
 def _result(pairing: Pairing, control: Control, *, alpha: float, direction: Direction) -> ControlResult:

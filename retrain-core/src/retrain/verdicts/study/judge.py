@@ -175,17 +175,13 @@ def with_few_seeds(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     By crossed effects of seeds and examples where every example is on record, otherwise Student's t over the paired
     differences of the seeds. Both assume roughly normal seeds, which so few can neither show nor refute.
     """
-    return tuple(
-        replace(each, few_seeds=_estimate(each)) if each.cause is VerdictReason.TOO_FEW else each
-        for each in comparisons
-    )
-
-
-def _estimate(comparison: Comparison) -> FewSeeds | None:
-    seeds, level = comparison.per_seed, 1.0 - comparison.alpha
-    if seeds is None or len(seeds.baseline) < FEWEST:
-        return None
-    if comparison.examples and comparison.examples.normal:
-        return FewSeeds(interval=comparison.examples.normal, level=level, is_of_examples=True)
-    interval = t_interval(np.array(seeds.condition) - np.array(seeds.baseline), level=level)
-    return FewSeeds(interval=interval, level=level, is_of_examples=False) if interval else None
+    found = []
+    for each in comparisons:
+        seeds, level, few = each.per_seed, 1.0 - each.alpha, None
+        if each.cause is VerdictReason.TOO_FEW and seeds and len(seeds.baseline) >= FEWEST:
+            over_seeds = t_interval(np.array(seeds.condition) - np.array(seeds.baseline), level=level)
+            normal = each.examples.normal if each.examples else None
+            if interval := normal or over_seeds:
+                few = FewSeeds(interval=interval, level=level, is_of_examples=bool(normal))
+        found.append(replace(each, few_seeds=few))
+    return tuple(found)

@@ -123,9 +123,18 @@ def sets_view(
     if len(values) < 2:
         what = f"the runs were evaluated on {', '.join(values) or 'no set'}: there is nothing to combine"
         raise ConfigError(Problem(where="--sets", what=what, fix="evaluate on several sets: [eval.sets.NAME]"))
-    found = {label: _matrix([by_label[label] for by_label in values.values()]) for label in labels}
+    found: dict[str, tuple[tuple[int, ...], Floats]] = {}
+    for label in labels:
+        by_set = [by_label[label] for by_label in values.values()]
+        seeds = tuple(seed for seed in by_set[0] if all(seed in each for each in by_set))
+        scores_NM = np.array([[each[seed] for each in by_set] for seed in seeds], dtype=np.float64)
+        found[label] = seeds, scores_NM.reshape(len(seeds), len(by_set))
     is_rate = all(metrics[name].is_rate for name in values)
-    thresholds_T = _thresholds([scores_NM for _, scores_NM in found.values() if scores_NM.size], is_rate=is_rate)
+    scored = [scores_NM for _, scores_NM in found.values() if scores_NM.size]
+    low, high = 0.0, 1.0
+    if scored and not is_rate:
+        low, high = min(float(each.min()) for each in scored), max(float(each.max()) for each in scored)
+    thresholds_T = np.linspace(low, high, THRESHOLDS)
     return SetsView(
         names=tuple(values),
         metrics=tuple(metrics[name] for name in values),
@@ -137,20 +146,6 @@ def sets_view(
         ),
         comparisons=_comparisons(pairings, values, found, judged),
     )
-
-
-def _matrix(by_set: Sequence[Values]) -> tuple[tuple[int, ...], Floats]:
-    """The seeds with a number on every set, and their scores, (N, M)."""
-    seeds = tuple(seed for seed in by_set[0] if all(seed in values for values in by_set))
-    scores_NM = np.array([[values[seed] for values in by_set] for seed in seeds], dtype=np.float64)
-    return seeds, scores_NM.reshape(len(seeds), len(by_set))
-
-
-def _thresholds(scores: Sequence[Floats], *, is_rate: bool) -> Floats:
-    if is_rate or not scores:
-        return np.linspace(0.0, 1.0, THRESHOLDS)
-    low, high = min(float(each.min()) for each in scores), max(float(each.max()) for each in scores)
-    return np.linspace(low, high, THRESHOLDS)
 
 
 def _scores(label: str, seeds: tuple[int, ...], scores_NM: Floats, thresholds_T: Floats, *, is_rate: bool) -> SetScores:
