@@ -10,6 +10,7 @@ import numpy as np
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
 from retrain.verdicts.stats.components import (
+    CLEAR,
     MOST,
     Draws,
     components,
@@ -20,7 +21,6 @@ from retrain.verdicts.stats.components import (
     true_differences,
 )
 from retrain.verdicts.stats.crossed import crossed
-from retrain.verdicts.study.advice import CLEAR
 
 SEEDS, SAMPLES = 8, 4  # seeds of each study, samples of an example
 DIFFICULTY, SEED_SD = 1.5, 0.2  # standard deviations of examples and of runs, in logits

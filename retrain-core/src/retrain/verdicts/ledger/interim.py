@@ -43,10 +43,8 @@ class InterimLooks:
         """The command shows this campaign; nothing is recorded of one that is done, or of one without a step."""
         if campaign.state == DONE or not any(run.status and run.status.step for run in campaign.runs):
             return
-        done = {label: list[int]() for label in campaign.conditions}
-        for run in campaign.runs:
-            if run.seed is not None and run.status and run.status.state == DONE:
-                done[run.condition].append(run.seed)
+        ended = [run for run in campaign.runs if run.seed is not None and run.status and run.status.state == DONE]
+        done = {label: [run.seed for run in ended if run.condition == label] for label in campaign.conditions}
         folder = ledger_folder(campaign.path)
         look = {"campaign": name_in(folder, campaign.path), "by": self._by, "seeds": done}
         if look in self._known:

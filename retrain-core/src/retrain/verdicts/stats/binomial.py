@@ -1,8 +1,8 @@
 """Limits of shares: exact binomial ones, over several seeds, and of the chance that one condition ends above another.
 
-Student's t knows nothing of the edges: where every seed has 100 % its interval is that one point, and near the edge it
-leaves [0, 1]. Exact limits need a number of independent trials, and that is the number of examples: the completions of
-one example are not independent of each other, nor are the seeds, which all answer the same examples.
+Student's interval is one point where every seed has 100 %, and leaves [0, 1] near the edge. Exact limits need a number
+of independent trials, and that is the number of examples: neither the completions of one example nor the seeds, which
+all answer the same examples, are independent.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ def binomial_limits(right: float, total: int, *, level: float = 0.95) -> tuple[f
 def held_out_limits(rates_N: Floats, examples: int, *, level: float = 0.95) -> tuple[float, float]:
     """Limits of a condition's share for another seed on other examples like these; `rates_N` has a share per seed.
 
-    All seeds answer the same `examples`, so seeds do not average their luck away, and the pooled data are that many
-    trials, not as many for each seed. With m the mean share, the distance of each limit from m is sqrt(s^2 + b^2): s
-    that of Student's t limit over seeds, b that of the exact binomial limit of m x `examples` right (the method of
-    variance estimates recovery, Zou & Donner 2008). Hence they are never narrower than either; with one seed they are
-    the binomial ones alone. ValueError without a seed or example.
+    All seeds answer the same `examples`, so the pooled data are that many trials, not as many for each seed. With m the
+    mean share, the distance of each limit from m is sqrt(s^2 + b^2): s the distance of Student's t limit over seeds, b
+    that of the exact binomial limit of m x `examples` right (the method of variance estimates recovery, Zou & Donner
+    2008). With one seed they are the binomial limits. ValueError without a seed or example.
     """
     mean = float(rates_N.mean()) if rates_N.size else math.nan
     exact = binomial_limits(mean * examples, examples, level=level)

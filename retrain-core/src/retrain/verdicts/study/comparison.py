@@ -7,8 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from retrain.verdicts.stats import power
-from retrain.verdicts.stats.components import Components
-from retrain.verdicts.study.advice import Advice
+from retrain.verdicts.stats.components import Advice, Components
 from retrain.verdicts.study.per_seed import PerSeed
 
 
@@ -139,11 +138,10 @@ class FewSeeds:
 class ExamplesView:
     """A difference over new seeds and new examples of the same kind, by crossed random effects; see `stats.crossed`.
 
-    `interval` is at `level`, and never narrower than the one over seeds alone, which holds without any assumption about
-    distributions; nor is `p` smaller. `normal` is the interval at 1 - alpha by crossed effects only. With clusters,
-    `num_clusters` < `num_examples`, new examples means new clusters. `advice` is there while the interval holds zero.
-    Where `reason` is not empty it says why there is no such view, and everything else is None or 0; `are_others` if it
-    is that both sides were evaluated on different examples.
+    `interval` is at `level`, and never narrower than the one over seeds, which assumes no distribution; nor is `p`
+    smaller. `normal` is the interval at 1 - alpha by crossed effects only. With clusters, `num_clusters` <
+    `num_examples`, new examples means new clusters. `advice` is there while the interval holds zero. A `reason` says
+    why there is no such view: everything else is None or 0; `are_others` if both sides have different examples.
     """
 
     reason: str = ""
@@ -164,14 +162,13 @@ class ExamplesView:
 class Comparison:
     """The verdict on one pairing; numbers that cannot be computed are None.
 
-    `difference` is condition minus baseline and `interval` the one that the test gives it at `level`, infinite where
-    seeds are too few: that level belongs to the step of Holm's correction at which the comparison stands, so the
-    interval leaves out zero exactly where the verdict is better or worse. `p_holm` is the corrected p that decides,
-    `smallest_p` what p could be at best with these seeds. `detectable` is the true difference found in 80 % of studies
-    like this one, `seeds_needed` how many seeds the observed difference needs for that, both at `alpha / comparisons`.
-    `least_seeds` is how many seeds it takes for any verdict at all. `margin` is the planned one, within which both
-    are practically the same; `lost` the line with lost runs at the worst value, None if there are none; `few_seeds` an
-    estimate where three seeds or more are too few for a verdict.
+    `difference` is condition minus baseline and `interval` its interval at `level`, infinite where seeds are too few:
+    that level belongs to the comparison's step of Holm's correction, so the interval leaves out zero exactly where the
+    verdict is better or worse. `p_holm` is the corrected p that decides, `smallest_p` the least p with these seeds.
+    `detectable` is the true difference found in 80 % of studies like this one, `seeds_needed` the seeds that the
+    observed difference needs for that, both at `alpha / comparisons`; `least_seeds` are the fewest for any verdict.
+    Within the planned `margin` both are practically the same. `lost` is the line with lost runs at the worst value,
+    None if there are none; `few_seeds` an estimate where three seeds or more are too few for a verdict.
     """
 
     baseline: str

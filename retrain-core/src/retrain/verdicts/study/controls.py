@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from retrain.records.run import Control, control_label, control_of_record
 from retrain.records.runs.metric import Direction, Metric, shown_difference
-from retrain.records.runs.source import Candidate, Source
+from retrain.records.runs.source import Source
 from retrain.verdicts.stats.flip import at_most
 from retrain.verdicts.study.comparison import Comparison, ControlResult, ControlsView, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, holm, judge
@@ -21,17 +21,13 @@ def controls_in(source: Source) -> dict[str, tuple[str, Control]]:
     """
     planned = source.plan.conditions if source.plan else ()
     labels = dict.fromkeys([*source.conditions, *planned])
-    first: dict[str, Candidate] = {}
-    for each in source.candidates:
-        if each.record:
-            first.setdefault(each.condition, each)
-    found = {}
-    for of in labels:
-        for control in Control:
-            label = control_label(of, control)
-            if label in labels and (label not in first or control_of_record(first[label].record) == control):
-                found[label] = (of, control)
-    return found
+    first = {each.condition: each.record for each in reversed(source.candidates) if each.record}
+    named = ((control_label(of, control), of, control) for of in labels for control in Control)
+    return {
+        label: (of, control)
+        for label, of, control in named
+        if label in labels and (label not in first or control_of_record(first[label]) == control)
+    }
 
 
 def with_controls(

@@ -24,9 +24,8 @@ from retrain.records.runs.example_rates import (
 from retrain.records.runs.metric import Metric
 from retrain.records.runs.readable import ComparedRun
 from retrain.text.amounts import counted
-from retrain.verdicts.stats.components import components, draw_components
+from retrain.verdicts.stats.components import Cost, advise, components, draw_components
 from retrain.verdicts.stats.crossed import crossed
-from retrain.verdicts.study.advice import Cost, advise
 from retrain.verdicts.study.comparison import Comparison, ExamplesView
 from retrain.verdicts.study.two_policies import TwoPolicies, two_policies
 

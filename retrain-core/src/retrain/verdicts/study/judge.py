@@ -3,8 +3,8 @@
 `practically the same` is two one-sided tests (D. J. Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15:657, 1987),
 each at alpha / 2 divided by the number of comparisons: the interval at 1 - alpha / m. So a difference of the margin or
 more is called the same anywhere in the family in at most alpha / 2 of campaigns. The levels of Holm's steps would not
-do: the last step has the smallest of m differences, with an interval that knows nothing of the others. TOST at
-1 - 2 alpha, which is common, would need fewer seeds, and an interval that is not the one on the page.
+hold that: the last step has the smallest of m differences. TOST at the common 1 - 2 alpha would need fewer seeds, and
+an interval that is not the one on the page.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from retrain.records.runs.metric import Direction, Metric
 from retrain.records.runs.readable import ComparedRun
 from retrain.verdicts.stats.binomial import held_out_limits, training_limits
 from retrain.verdicts.stats.paired import t_interval
-from retrain.verdicts.study.judge import Pairing
+from retrain.verdicts.study.judge import Pairing, with_values
 
 EXAMPLES = Metric("eval_examples")
 MOST_PROMPTS = 10**6  # per step; beyond any real number
@@ -87,15 +87,9 @@ class Summaries:
 
     def pairing(self, baseline: str, condition: str, metric: Metric) -> Pairing:
         """Two conditions over the seeds for which both have a number."""
-        left, right = self.values(baseline, metric), self.values(condition, metric)
-        seeds = tuple(seed for seed in left if seed in right)
-        return Pairing(
-            baseline=baseline,
-            condition=condition,
-            seeds=seeds,
-            baseline_N=np.array([left[seed] for seed in seeds]),
-            condition_N=np.array([right[seed] for seed in seeds]),
-        )
+        none_N = np.zeros(0)
+        pair = Pairing(baseline=baseline, condition=condition, seeds=(), baseline_N=none_N, condition_N=none_N)
+        return with_values(pair, self.values(baseline, metric), self.values(condition, metric))
 
     def num_examples(self, labels: Sequence[str], metric: Metric) -> int | None:
         """The held-out examples behind a metric, if all runs have as many; None for others."""

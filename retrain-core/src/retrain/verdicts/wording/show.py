@@ -23,44 +23,45 @@ COLOURS = {
     Verdict.CANNOT_TELL.value: "yellow",
 }
 MOST_LINES = 20
+VERDICTS = "Verdicts"
 
 
 def picture(study: Study) -> RenderableType:
     """The answer in a sentence, header, one table per metric, the verdicts and their reasons."""
     parts: list[RenderableType] = [Text(printable(answer(study)), style="bold"), Text()]
-    parts += [Text(printable(line), style="bold" if not i else "") for i, line in _heads(study)]
-    for table in condition_tables(study):
-        parts += [Text(), Text(printable(table.title), style="bold"), _rich(table)]
-    if study.comparisons:
-        parts += [Text(), Text("Verdicts", style="bold"), _rich(comparison_table(study))]
-        for line, further in _reasons(study):
+    parts += [Text(printable(line), style="" if i else "bold") for i, line in enumerate(_heads(study))]
+    for title, table in _tables(study):
+        parts += [Text(), Text(printable(title), style="bold"), _rich(table)]
+        for line, further in _reasons(study) if title == VERDICTS else ():
             parts += [Text(), Text(printable(line)), *(Text(printable(f"  {each}")) for each in further)]
-    for table in sets_tables(study):
-        parts += [Text(), Text(printable(table.title), style="bold"), _rich(table)]
     notes = list(_notes(study))
     return Group(*parts, *([Text()] if notes else []), *(Text(printable(note), style="yellow") for note in notes))
 
 
 def markdown(study: Study) -> str:
     """The comparison as Markdown."""
-    lines = [f"**{escaped(answer(study))}**", ""]
-    lines += [f"## {escaped(title)}" if not i else f"{escaped(title)}  " for i, title in _heads(study)]
-    for table in condition_tables(study):
-        lines += ["", f"### {escaped(table.title)}", "", *_markdown_table(table)]
-    if study.comparisons:
-        lines += ["", "### Verdicts", "", *_markdown_table(comparison_table(study)), ""]
-        for line, further in _reasons(study):
-            lines += [f"- {escaped(line)}", *(f"  - {escaped(each)}" for each in further)]
-    for table in sets_tables(study):
-        lines += ["", f"### {escaped(table.title)}", "", *_markdown_table(table)]
+    title, *heads = map(escaped, _heads(study))
+    lines = [f"**{escaped(answer(study))}**", "", f"## {title}", *(f"{each}  " for each in heads)]
+    for title, table in _tables(study):
+        rows = [list(map(escaped, row)) for row in table.rows]
+        lines += ["", f"### {escaped(title)}", "", *markdown_table(table.heads, rows, num_names=table.num_names)]
+        for i, (line, further) in enumerate(_reasons(study) if title == VERDICTS else ()):
+            lines += [*([] if i else [""]), f"- {escaped(line)}", *(f"  - {escaped(each)}" for each in further)]
     notes = list(_notes(study))
     return "\n".join([*lines, *([""] if notes else []), *(f"- {escaped(note)}" for note in notes)])
 
 
-def _heads(study: Study) -> Iterator[tuple[int, str]]:
+def _heads(study: Study) -> list[str]:
     title = f"Comparison of {study.campaign}" if study.campaign else "Comparison"
     parts = (sentences.runs_sentence, sentences.budget_sentence, sentences.metric_sentence, sentences.standing)
-    return enumerate([title, *(part(study) for part in parts)])
+    return [title, *(part(study) for part in parts)]
+
+
+def _tables(study: Study) -> Iterator[tuple[str, TextTable]]:
+    yield from ((each.title, each) for each in condition_tables(study))
+    if study.comparisons:
+        yield VERDICTS, comparison_table(study)
+    yield from ((each.title, each) for each in sets_tables(study))
 
 
 def _reasons(study: Study) -> Iterator[tuple[str, Sequence[str]]]:
@@ -88,7 +89,3 @@ def _notes(study: Study) -> Iterator[str]:
 def _rich(content: TextTable) -> Table:
     rows = ([Text(printable(cell), style=COLOURS.get(cell, "")) for cell in row] for row in content.rows)
     return rich_table(content.heads, rows, num_names=content.num_names)
-
-
-def _markdown_table(content: TextTable) -> list[str]:
-    return markdown_table(content.heads, [list(map(escaped, row)) for row in content.rows], num_names=content.num_names)

@@ -9,8 +9,7 @@ from retrain.records.runs.metric import Metric, shown, shown_difference
 from retrain.records.runs.registered import NO_PLAN
 from retrain.text.amounts import counted, first_few
 from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
-from retrain.verdicts.stats.components import MOST, Foreseen, Needed
-from retrain.verdicts.study.advice import Advice, Way
+from retrain.verdicts.stats.components import MOST, Advice, Foreseen, Needed, Way
 from retrain.verdicts.study.comparison import Comparison, ExamplesView, Verdict, VerdictReason
 from retrain.verdicts.study.comparison_with_ledger import UNKNOWN
 from retrain.verdicts.study.controls import controls_sentence
