@@ -3,8 +3,9 @@
 `diffs_N` are differences (condition minus baseline), one per seed that both have. Differences of independent runs are
 symmetric around their centre, which is all that test and interval assume.
 
-Turning the signs of the seeds in a subset A turns the mean into (S - 2 S_A) / N, with the sums S of all and S_A of A: it
-is at least as far from zero as S / N exactly where S_A, or the sum of the other seeds, lies on the far side of zero. So the p value counts subset means beyond zero, and the limits are subset means counted off from either end (J. A.
+Turning the signs of the seeds in a subset A turns the mean into (S - 2 S_A) / N, with sums S of all and S_A of A: it
+is at least as far from zero as S / N exactly where S_A, or the sum of the other seeds, lies on the far side of zero. So
+the p value counts subset means beyond zero, and the limits are subset means counted off from either end (J. A.
 Hartigan, "Using subsample values as typical values", JASA 64:1303, 1969): the interval leaves out zero exactly where
 p <= 1 - level.
 """
