@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,18 +76,16 @@ def prompts(environment: Counting, tokenizer: Any) -> list[Prompt]:
     ]
 
 
+def context_of(tokenizer: Any, config: Config, progress: PhaseProgress | None = None) -> Any:
+    """What a run's parts are built with, as far as episodes use it."""
+    return SimpleNamespace(tokenizer=tokenizer, config=config, sampling_progress=progress or PhaseProgress())
+
+
 def play(
     environment: Any, backend: Scripted, *, group_size: int = 2, context_length: int | None = None, **more: Any
 ) -> Any:
-    owner = Episodes(
-        backend=backend,  # type: ignore[arg-type]
-        tokenizer=backend.tokenizer,
-        environment=environment,
-        params=PARAMS,
-        config=Config(tables={}),
-        context_length=context_length,
-        **more,
-    )
+    context = context_of(backend.tokenizer, Config(tables={}), **more)
+    owner = Episodes(backend, context, environment, PARAMS, context_length)  # type: ignore[arg-type]
     with owner.batch("step_0") as batch:
         streams = Streams(seeds=Seeds(1), purpose="sample")
         return batch.sample(prompts(environment, backend.tokenizer), group_size, streams), batch
@@ -273,14 +272,8 @@ def judged(tokenizer: Any, tmp_path: Path, words: Words, max_failed_frac: float)
     settings = ScoringTable(workers=1, memory_gb=4.0, retries=0, max_failed_frac=max_failed_frac)
     backend, environment = Scripted(tokenizer, words), Answering(turns=1)
     with ScoringService([NamedReward(name="said", reward=Said(), weight=2.0)], settings) as service:
-        owner = Episodes(
-            backend=backend,  # type: ignore[arg-type]
-            tokenizer=tokenizer,
-            environment=environment,  # type: ignore[arg-type]
-            scoring=service,
-            params=PARAMS,
-            config=Config(tables={"scoring": settings}),
-        )
+        context = context_of(tokenizer, Config(tables={"scoring": settings}))
+        owner = Episodes(backend, context, environment, PARAMS, scoring=service)  # type: ignore[arg-type]
         with owner.batch("step_0", tmp_path) as batch:
             batch.sample(prompts(environment, tokenizer), 2, Streams(seeds=Seeds(1), purpose="sample"))
             return [list(group) for group in batch.scores()], batch.metrics()

@@ -44,11 +44,23 @@ def check_count(values: Sequence[Any], count: int, *, what: str, each: str = "co
         raise refusal(f"{what} {got}, expected {count}, one per {each}")
 
 
-def call_part(function: Any, argument: Any, what: str, *, spread: bool = False) -> Any:
+def as_arrays(values: Any, lengths: Sequence[int], *, what: str) -> list[Floats]:
+    """One checked array per completion, of these lengths."""
+    check_count(values, len(lengths), what=f"{what} output")
+    pairs = zip(values, lengths, strict=True)
+    return [as_numbers(each, length, what=f"{what} completion {i}") for i, (each, length) in enumerate(pairs)]
+
+
+def call_part(what: str, function: Any, *arguments: Any) -> Any:
     """Call a plugin's function; an error in it becomes a CreditError that names the plugin."""
     try:
-        return function(*argument) if spread else function(argument)
+        return function(*arguments)
     except RetrainError:
         raise
     except Exception as error:
         raise refusal(f"{what} raised {type(error).__name__}: {error}{raised_at(error)}") from error
+
+
+def numbers_from(what: str, length: int, function: Any, *arguments: Any) -> Floats:
+    """The `length` finite numbers that a plugin's function returns."""
+    return as_numbers(call_part(what, function, *arguments), length, what=what)

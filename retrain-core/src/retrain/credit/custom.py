@@ -32,7 +32,7 @@ class CustomAlgorithm(WrappedAlgorithm):
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
         """The plugin's credit, checked."""
         what = f"step {step}: algorithm {self.name!r}"
-        credit = call_part(self.algorithm.assign, (step, groups), what, spread=True)
+        credit = call_part(what, self.algorithm.assign, step, groups)
         if not isinstance(credit, Credit):
             raise refusal(f"{what} returned {type(credit).__name__}, not Credit")
         _check_credit(credit, groups, what)
@@ -40,7 +40,7 @@ class CustomAlgorithm(WrappedAlgorithm):
 
     def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
         """Let the plugin learn from the step."""
-        call_part(self.algorithm.observe, (step, groups, credit), f"step {step}: algorithm {self.name!r}", spread=True)
+        call_part(f"step {step}: algorithm {self.name!r}", self.algorithm.observe, step, groups, credit)
 
 
 def build_custom(name: str, context: PluginContext, condition: str = "") -> CustomAlgorithm:

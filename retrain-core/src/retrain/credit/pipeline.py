@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
-from retrain.credit.checks import as_numbers, call_part, check_count, refusal
+from retrain.credit.checks import as_arrays, as_numbers, call_part, check_count, numbers_from, refusal
 from retrain.credit.flow import GTPO, HICRA, TOP_RHO, CreditFlow
 from retrain.credit.specs import (
     AdvantageContext,
@@ -111,7 +110,7 @@ def assign_credit(
     metrics = _average(extras)
     if flow.mask_rho > 0.0:
         counted = [u for raw_G, is_trained in zip(measured, chosen, strict=True) if is_trained for u in raw_G]
-        threshold = float(call_part(flow.stages[TOP_RHO], (counted, flow.mask_rho), f"stage {TOP_RHO!r}", spread=True))
+        threshold = float(call_part(f"stage {TOP_RHO!r}", flow.stages[TOP_RHO], counted, flow.mask_rho))
         token_advs, mask_metrics = _mask(token_advs, measured, chosen, threshold)
         metrics |= mask_metrics
     return CreditResult(
@@ -146,7 +145,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
             params=flow.transform_params,
         )
         what = f"{place}: uncertainty {flow.uncertainty.name!r}"
-        uncertainty_T = as_numbers(call_part(flow.uncertainty.compute, context, what), len(logprobs_T), what=what)
+        uncertainty_T = numbers_from(what, len(logprobs_T), flow.uncertainty.compute, context)
         if uncertainty_T.size and uncertainty_T.min() < 0.0:
             position = int(np.argmax(uncertainty_T < 0.0))
             value = uncertainty_T[position]
@@ -184,7 +183,7 @@ def episode_advantages(rewards_G: Floats, flow: CreditFlow, *, name: str = "") -
     rewards_G = as_numbers(rewards_G, len(rewards_G), what=f"{name}: reward")
     what = f"{name}: advantage {flow.advantage.name!r}"
     context = AdvantageContext(rewards_G=rewards_G, params=flow.advantage_params)
-    return as_numbers(call_part(flow.advantage.compute, context, what), len(rewards_G), what=what)
+    return numbers_from(what, len(rewards_G), flow.advantage.compute, context)
 
 
 def normalised(values_PG: Sequence[Floats]) -> list[Floats]:
@@ -218,12 +217,7 @@ def _by_token(group: CreditGroup, flow: CreditFlow) -> list[Floats]:
         else None,
         params=flow.advantage_params,
     )
-    advs_G = call_part(flow.advantage.compute_tokens, context, what)
-    check_count(advs_G, len(lengths), what=f"{what} output")
-    return [
-        as_numbers(advs_T, length, what=f"{what} completion {i}")
-        for i, (advs_T, length) in enumerate(zip(advs_G, lengths, strict=True))
-    ]
+    return as_arrays(call_part(what, flow.advantage.compute_tokens, context), lengths, what=what)
 
 
 def _from_step(groups: Sequence[CreditGroup], flow: CreditFlow) -> list[Floats]:
@@ -236,7 +230,7 @@ def _from_step(groups: Sequence[CreditGroup], flow: CreditFlow) -> list[Floats]:
         params=flow.advantage_params,
     )
     what = f"advantage {flow.advantage.name!r}"
-    advs_PG = call_part(flow.advantage.compute_step, context, what)
+    advs_PG = call_part(what, flow.advantage.compute_step, context)
     check_count(advs_PG, len(groups), what=f"{what} output", each="group")
     return [
         as_numbers(advs_G, len(group.rewards_G), what=f"{group.name}: {what}")
@@ -268,17 +262,11 @@ def _credit_group(
 
 
 def _run_context(compute: object, context: TransformContext, what: str) -> tuple[Arrays, Mapping[str, float]]:
-    output = call_part(compute, context, what)
-    advs: Any = output.token_advs if isinstance(output, TransformOutput) else output
-    check_count(advs, len(context.rewards_G), what=f"{what} output")
-    lengths = [len(u) for u in context.uncertainties_G]
-    checked = [
-        as_numbers(a, n, what=f"{what} completion {i}") for i, (a, n) in enumerate(zip(advs, lengths, strict=True))
-    ]
-    metrics = output.metrics if isinstance(output, TransformOutput) else {}
+    output = call_part(what, compute, context)
+    advs, metrics = (output.token_advs, output.metrics) if isinstance(output, TransformOutput) else (output, {})
     for name, value in metrics.items():
         as_numbers([value], 1, what=f"{what} metric {name!r}")
-    return tuple(checked), metrics
+    return tuple(as_arrays(advs, [len(u) for u in context.uncertainties_G], what=what)), metrics
 
 
 def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda: float) -> Arrays:
@@ -289,28 +277,23 @@ def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda
     for i, (raw_T, planning) in enumerate(zip(raw_G, group.planning_G, strict=True)):
         what = f"{group.name} completion {i}: entropy_transform of {flow.transform.name!r}"
         planning_T = np.asarray(planning, dtype=np.bool_)
-        pooled.append(
-            as_numbers(call_part(pool, (raw_T, planning_T, sepa_lambda), what, spread=True), len(raw_T), what=what)
-        )
+        pooled.append(numbers_from(what, len(raw_T), pool, raw_T, planning_T, sepa_lambda))
     return tuple(pooled)
 
 
 def _spread(advantage: float | Floats, uncertainty_T: Floats, planning_T: Mask, flow: CreditFlow, place: str) -> Floats:
     """One completion's advantage, one number or one per token, as its tokens get it."""
-    transform, length = flow.transform, len(uncertainty_T)
+    transform, length, stages = flow.transform, len(uncertainty_T), flow.stages
     advs_T: Floats = np.full(length, advantage)
     if transform.use_gtpo:
         what = f"{place}: stage {GTPO!r}"
-        weights = call_part(flow.stages[GTPO], (uncertainty_T, flow.gtpo_beta), what, spread=True)
-        advs_T = advantage * as_numbers(weights, length, what=what)
+        advs_T = advantage * numbers_from(what, length, stages[GTPO], uncertainty_T, flow.gtpo_beta)
     if transform.apply_hicra:
         what = f"{place}: stage {HICRA!r}"
-        amplified = call_part(flow.stages[HICRA], (advs_T, planning_T, flow.hicra_alpha), what, spread=True)
-        advs_T = as_numbers(amplified, length, what=what)
+        advs_T = numbers_from(what, length, stages[HICRA], advs_T, planning_T, flow.hicra_alpha)
     if transform.post_process is not None:
         what = f"{place}: post_process of {transform.name!r}"
-        arguments = (advs_T, planning_T, flow.transform_params)
-        advs_T = as_numbers(call_part(transform.post_process, arguments, what, spread=True), length, what=what)
+        advs_T = numbers_from(what, length, transform.post_process, advs_T, planning_T, flow.transform_params)
     return advs_T
 
 

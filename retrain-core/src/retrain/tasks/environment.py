@@ -138,7 +138,7 @@ class EnvironmentPlayer:
     ) -> Rollouts:
         """One episode per rollout, whose answer the rewards judge."""
         self.start()
-        return _episodes(self.environment, backend, context, params, context_length, scoring)
+        return Episodes(backend, context, self.environment, params, context_length, scoring)
 
     def close(self) -> None:
         """End the environment's process."""
@@ -148,11 +148,12 @@ class EnvironmentPlayer:
 class EnvironmentVerifier:
     """An environment in a process of its own, which started when its tasks were loaded; see `Verifier`."""
 
+    rewards: tuple[Reward, ...] = ()
+    timeout_s: float | None = None
+
     def __init__(self, environment: EnvironmentProcess) -> None:
         self.environment = environment
         self.names: tuple[str, ...] = (environment.name,)
-        self.rewards: tuple[Reward, ...] = ()
-        self.timeout_s: float | None = None
 
     def start(self) -> None:
         """Nothing is left to start."""
@@ -174,28 +175,8 @@ class EnvironmentVerifier:
         self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
     ) -> Rollouts:
         """One episode per rollout."""
-        return _episodes(self.environment, backend, context, params, context_length)
+        return Episodes(backend, context, self.environment, params, context_length)
 
     def close(self) -> None:
         """End the environment's process."""
         self.environment.close()
-
-
-def _episodes(
-    environment: EnvironmentProcess,
-    backend: Backend,
-    context: PluginContext,
-    params: SamplingParams,
-    context_length: int | None,
-    scoring: ScoringService | None = None,
-) -> Episodes:
-    return Episodes(
-        backend=backend,
-        tokenizer=context.tokenizer,
-        environment=environment,
-        scoring=scoring,
-        params=params,
-        config=context.config,
-        context_length=context_length,
-        progress=context.sampling_progress,
-    )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.backend import Backend, Deliver
-from retrain.kernel.contracts.context import PhaseProgress
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.contracts.verifier import Action, EpisodeResult, Observation
 from retrain.kernel.errors import BackendError, Problem, RewardError
@@ -28,18 +27,16 @@ if TYPE_CHECKING:
 CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Episodes:
     """Rollouts that are episodes of an environment, scored by it, or by `scoring` where it gives answers instead."""
 
     backend: Backend
-    tokenizer: Any
+    context: PluginContext
     environment: EnvironmentProcess
-    scoring: ScoringService | None = None
     params: SamplingParams
-    config: Config
     context_length: int | None = None
-    progress: PhaseProgress = field(default_factory=PhaseProgress)
+    scoring: ScoringService | None = None
 
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
@@ -75,26 +72,26 @@ class _Episode:
 
 class _EpisodeBatch:
     def __init__(self, owner: Episodes, answers: ScoringBatch | None = None) -> None:
-        self._owner = owner
+        self._owner, self._progress = owner, owner.context.sampling_progress
         self._answers = answers
         self._groups: list[list[_Episode]] = []
         self._results: list[EpisodeResult] = []
         self._scores: list[Score] = []
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
-        owner = self._owner
+        owner, progress = self._owner, self._progress
         self._groups = [[_Episode(p, i, self._transcript()) for i in range(group_size)] for p in prompts]
         episodes = [episode for group in self._groups for episode in group]
-        owner.progress.begin("episodes", len(episodes))
+        progress.begin("episodes", len(episodes))
         observations = owner.environment.reset([episode.prompt.example for episode in episodes])
         while observations:
-            owner.progress.add(len(episodes) - len(observations) - owner.progress.done)
+            progress.add(len(episodes) - len(observations) - progress.done)
             waiting, actions = self._take_in(episodes, observations)
             actions |= self._turn(waiting, streams)
             if not actions:
                 break
             observations = owner.environment.step(actions)
-        owner.progress.add(owner.progress.total - owner.progress.done)
+        progress.add(progress.total - progress.done)
         self._results = list(owner.environment.results())
         self._scores = [result.score for result in self._results]
         self._check_results(episodes)
@@ -176,19 +173,19 @@ class _EpisodeBatch:
         if not requests:
             return {}
         names = [f"example {members[0][1].prompt.example.id}" for members in shared.values()]
-        progress, before = self._owner.progress, self._owner.progress.tokens
-        drawn = draw_samples(self._owner.backend, requests, self._owner.params, names, _counting_into(progress))
+        before = self._progress.tokens
+        drawn = draw_samples(self._owner.backend, requests, self._owner.params, names, self._count)
         tokens = sum(len(sample.tokens_T) for samples in drawn for sample in samples)
-        progress.add(tokens=before + tokens - progress.tokens)  # those that were not delivered early
+        self._progress.add(tokens=before + tokens - self._progress.tokens)  # those that were not delivered early
         return {
-            number: _action(episode, sample)
+            number: Action(text=episode.transcript.take(sample), stop_reason=sample.stop_reason)
             for members, samples in zip(shared.values(), drawn, strict=True)
             for (number, episode), sample in zip(members, samples, strict=True)
         }
 
     def _check_budget(self, scores: Sequence[Score]) -> None:
         failed = [score for score in scores if score.outcome is Outcome.FAILED]
-        allowed = self._owner.config.scoring.max_failed_frac
+        allowed = self._owner.context.config.scoring.max_failed_frac
         if len(failed) > allowed * len(self._results):
             what = (
                 f"the environment failed on {len(failed)} of {len(self._results)} episodes; first: {failed[0].detail}"
@@ -197,17 +194,13 @@ class _EpisodeBatch:
             raise RewardError(Problem(where="[environment]", what=what, why=why, fix="repair the environment"))
 
     def _transcript(self) -> Transcript:
-        return Transcript(tokenizer=self._owner.tokenizer, template_args=self._owner.config.data.template_args)
+        context = self._owner.context
+        return Transcript(tokenizer=context.tokenizer, template_args=context.config.data.template_args)
+
+    def _count(self, group: int, index: int, sample: Sample) -> None:
+        self._progress.add(tokens=len(sample.tokens_T))
 
     def _check_results(self, episodes: Sequence[_Episode]) -> None:
         if len(self._results) != len(episodes):
             what = f"the environment gave {len(self._results)} results for {len(episodes)} episodes"
             raise BackendError(Problem(where="[environment]", what=what, fix="repair the environment's plugin"))
-
-
-def _action(episode: _Episode, sample: Sample) -> Action:
-    return Action(text=episode.transcript.take(sample), stop_reason=sample.stop_reason)
-
-
-def _counting_into(progress: PhaseProgress) -> Deliver:
-    return lambda group, index, sample: progress.add(tokens=len(sample.tokens_T))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.types import Completion, Floats, Group, Tokens
-from retrain.tasks.prompt_expressions import expressions
+from retrain.tasks.audit.probes import expressions
 
 START = 5  # steps that are a run's own start
 LINE, RECENT = 10, 3  # steps of the trend, and steps that are held against it

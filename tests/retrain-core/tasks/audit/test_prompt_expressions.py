@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.tasks.prompt_expressions import MOST, expressions
+from retrain.tasks.audit.probes import MOST, expressions
 
 
 @pytest.mark.parametrize(
