@@ -1,8 +1,4 @@
-"""`draw_tokens` in two Triton kernels that read the logits once, and one piece of them twice.
-
-For 128 rows of 151,936 bf16 logits that is 39 MB a token, 13 us at 3 TB/s. In PyTorch conversion, softmax, its
-exponential, the sums of pieces and entropies are passes over fp32 numbers, 1 GB or 0.3 ms.
-"""
+"""`draw_tokens` in two Triton kernels that read the logits once, and one piece of them twice."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Log-probabilities of a chunk of logits and their slope in one Triton kernel. Imported only for CUDA.
 
-A program reads its row twice and writes the slope once: 6 bytes for each logit in bf16, where PyTorch's operations (to
-fp32, log_softmax, exp, two products, back to bf16) move some 40. For 883 rows of 151,936 logits that is 0.8 GB, 0.24 ms
-at 3.35 TB/s, beside 1.1 ms at least for the two products of the chunk with a head of 2,560 inputs.
+A program reads its row twice and writes the slope once: 6 bytes for each logit in bf16, not some 40.
 """
 
 from __future__ import annotations
