@@ -7,7 +7,6 @@ environment's secret-looking variables, of `.env`, and of the configuration's se
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import re
@@ -140,6 +139,8 @@ def _without(text: str, forms: Sequence[str]) -> str:
 @lru_cache(maxsize=8)
 def _forms(values: frozenset[str]) -> tuple[str, ...]:
     """As it is, and inside JSON, HTML, a template of jinja2, a URL and Python's `repr`."""
+    import html  # its table of entities would be read by every command
+
     forms: set[str] = set()
     for value in values:
         in_html = html.escape(value)

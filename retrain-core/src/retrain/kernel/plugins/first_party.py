@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ def _names() -> dict[str, dict[str, Any]]:
     """The table beside this file, by kind."""
     import tomllib
 
-    text = resources.files(__package__).joinpath("first_party.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(Path(__file__).with_name("first_party.toml").read_text(encoding="utf-8"))
 
 
 def own_distributions() -> dict[str, str]:
