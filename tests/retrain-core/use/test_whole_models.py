@@ -18,7 +18,7 @@ from retrain.records.checkpoints import save_checkpoint
 from retrain.run.subject import find_subject
 from retrain.text import secrets
 from retrain.use import export_command
-from retrain.use.model_card import repeating_config
+from retrain.use.hub_upload import repeating_config
 from retrain.use.whole_model import WholeModel, lines
 from retrain_local.model.adapter import PREFIX, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS

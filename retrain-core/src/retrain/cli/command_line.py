@@ -32,8 +32,15 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `retrain` script; ends in `sys.exit`."""
     prepare_streams()
-    _prepare_process()
-    if request := os.environ.get(VARIABLE):
+    request = os.environ.get(VARIABLE)  # a shell that asks for completions gets nothing else
+    try:
+        if prepare_process() and not request:
+            click.echo("Loaded .env", err=True)
+    except ConfigError as error:
+        if not request:
+            _print_error("config error", str(error))
+            sys.exit(EXIT_USAGE)
+    if request:
         from retrain.cli.completion import answer
 
         sys.exit(answer(request, load_plugins()))
@@ -76,8 +83,8 @@ def run(arguments: list[str]) -> int:
         if error.errno not in DISK_FULL:
             raise
         drop_stdout()
-        problem = Problem(what=f"the output cannot be written: {error.strerror}", fix="free some space, or redirect it")
-        _print_error("error", str(problem))
+        what = f"the output cannot be written: {error.strerror}"
+        _print_error("error", str(Problem(what=what, fix="free some space, or redirect it")))
         return EXIT_FAILED
     return EXIT_DONE
 
@@ -104,17 +111,3 @@ def _print_usage_error(error: click.ClickException) -> int:
     fix = f"use {near[0]}" if near else f"`{path} --help` shows what it takes"
     _print_error("usage error", str(Problem(where=path, what=what, fix=fix)))
     return EXIT_USAGE
-
-
-def _prepare_process() -> None:
-    """As `prepare_process`, with its outcome on stderr, unless a shell only asks for completions."""
-    is_completing = VARIABLE in os.environ
-    try:
-        has_dotenv = prepare_process()
-    except ConfigError as error:
-        if is_completing:
-            return
-        _print_error("config error", str(error))
-        sys.exit(EXIT_USAGE)
-    if has_dotenv and not is_completing:
-        click.echo("Loaded .env", err=True)

@@ -114,7 +114,8 @@ class RetrainGroup(click.Group):
         if first == VERSION:
             _show_versions(as_json="--json" in rest)
             ctx.exit()
-        if not args and _is_init_wanted():
+        asks = not args and not Path(DEFAULT_FILE).exists() and is_interactive()
+        if asks and click.confirm(f"There is no {DEFAULT_FILE} in this folder. Create one now?", default=True):
             args = ["init", "--interactive"]
         elif first.partition("=")[0] not in (*HELP_FLAGS, COMPLETION) and not self.plugins.find(Kind.COMMAND, first):
             if args and not first.startswith("-"):
@@ -132,15 +133,13 @@ class RetrainGroup(click.Group):
             options += [HELP, VERSION] if name == TRAIN else [HELP]
             for flag in (word.partition("=")[0] for word in rest if word.startswith("--")):
                 near = [] if flag in options else get_close_matches(flag, options, n=1, cutoff=MISSPELT)
-                if near and flag not in self._key_flags():
-                    raise click.NoSuchOption(flag, possibilities=near, ctx=click.Context(command, ctx, name))
+                if near:
+                    from retrain.kernel.config.load import all_keys  # imports pydantic, as such a command does anyway
+                    from retrain.run.tables import registered_tables
+
+                    if flag not in {f"--{key.flag}" for key in all_keys(registered_tables(self.plugins))}:
+                        raise click.NoSuchOption(flag, possibilities=near, ctx=click.Context(command, ctx, name))
         return name, command, rest
-
-    def _key_flags(self) -> set[str]:
-        from retrain.kernel.config.load import all_keys  # imports pydantic, as a command that takes keys does anyway
-        from retrain.run.tables import registered_tables
-
-        return {f"--{key.flag}" for key in all_keys(registered_tables(self.plugins))}
 
     def _command_for(self, args: list[str]) -> str:
         from retrain.run.configure import claim_of  # not needed for `--help` and completion
@@ -164,13 +163,6 @@ class RetrainGroup(click.Group):
         raise ConfigError(Problem(where="command line", what=what, fix=fix))
 
 
-def _is_init_wanted() -> bool:
-    """Whether there is nothing to train, and the user at the terminal wants to create a configuration."""
-    if Path(DEFAULT_FILE).exists() or not is_interactive():
-        return False
-    return click.confirm(f"There is no {DEFAULT_FILE} in this folder. Create one now?", default=True)
-
-
 def completion_protocol(shell: str) -> ShellComplete | None:
     """How click speaks to a shell on TAB; None for one that it does not know."""
     from click.shell_completion import get_completion_class  # only completion needs it
@@ -192,7 +184,5 @@ def _show_versions(*, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(versions, indent=2))
         return
-    click.echo(f"retrain {__version__}")
-    for name, version in versions.items():
-        if name != KERNEL:
-            click.echo(f"  {name} {version}")
+    others = [f"{name} {version}" for name, version in versions.items() if name != KERNEL]
+    click.echo("\n  ".join([f"retrain {__version__}", *others]))

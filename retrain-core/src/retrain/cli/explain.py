@@ -120,7 +120,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "advantage_mode": flow.advantage.name,
         "transform_mode": flow.transform.name,
         "uncertainty_kind": flow.uncertainty.name,
-        **_loss_row(config, plugins),
+        **({"loss": _loss(config)} if applicable_losses(plugins, config.backend.backend) else {}),
         **({"clipping": clipping} if (clipping := unclipped(config, plugins, flow)) else {}),
         "max_steps": training.max_steps,
         "batch_size": training.batch_size,
@@ -145,7 +145,11 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "wandb_project": getattr(config.logging, "wandb_project", "") or "(disabled)",  # a key of the trackers
     }
     content = with_plugin_rows(content, config, plugins)
-    warnings = [*_warnings(config), *_departures(config, plugins), *credit_notices(config, plugins, flow)]
+    warnings = _warnings(config)
+    recipe = configured_recipe(config, plugins)
+    if recipe and (names := sorted(departures(config, recipe, plugins))):
+        warnings.append(f"{', '.join(names)}: set otherwise than {recipe.place} has it")
+    warnings += credit_notices(config, plugins, flow)
     warnings += without_effect(config, plugins, flow, checked.tables)
     content |= {"origins": values, "warnings": warnings}
     hidden: dict[str, Any] = hide(content)
@@ -170,20 +174,10 @@ def _warnings(config: Config) -> list[str]:
     return found
 
 
-def _loss_row(config: Config, plugins: Plugins) -> dict[str, str]:
-    """The loss with the keys about it that are set; nothing where the backend takes no loss from here."""
-    if not applicable_losses(plugins, config.backend.backend):
-        return {}
+def _loss(config: Config) -> str:
+    """The loss with the keys about it that are set."""
     values = config.as_dict()["algorithm"]
-    given = [f"{name} = {values[name]}" for name in LOSS_KEYS if values.get(name)]
-    return {"loss": ", ".join([config.algorithm.loss, *given])}
-
-
-def _departures(config: Config, plugins: Plugins) -> list[str]:
-    """What is set otherwise than the recipe has it, in one line."""
-    recipe = configured_recipe(config, plugins)
-    names = sorted(departures(config, recipe, plugins)) if recipe else []
-    return [f"{', '.join(names)}: set otherwise than {recipe.place} has it"] if recipe and names else []
+    return ", ".join([config.algorithm.loss, *(f"{n} = {values[n]}" for n in LOSS_KEYS if values.get(n))])
 
 
 def _key_rows(plugins: Plugins) -> list[dict[str, Any]]:

@@ -82,10 +82,10 @@ def command(
     notes = _public_names(found.before, ctx.obj)
     written = kept = None
     if output is not None:
-        written = _write_new(output, found.after)
+        written = _write(output, found.after)
     elif write and config is not None and found.legacy_keys:
-        kept = _write_new(config.with_name(f"{config.name}.bak"), found.before, like=config) if backup else None
-        written = _replace(config, found.after)
+        kept = _write(config.with_name(f"{config.name}.bak"), found.before, like=config) if backup else None
+        written = _write(config, found.after, like=config)
     if as_json:
         content = {
             "config": found.label,
@@ -139,8 +139,6 @@ def _read(config: Path | None) -> str:
     try:
         content = sys.stdin.buffer.read() if config is None else config.read_bytes()
         text = content.decode("utf-8")
-    except FileNotFoundError:
-        raise ConfigError(Problem(where=label, what="file not found", fix="check the path")) from None
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ConfigError(Problem(where=label, what=what, fix="give a UTF-8 text file")) from None
@@ -149,36 +147,26 @@ def _read(config: Path | None) -> str:
     return text
 
 
-def _replace(config: Path, text: str) -> Path:
-    """Rewrite the file atomically with its permissions; a symbolic link stays a link."""
-    target = Path(os.path.realpath(config))
+def _write(path: Path, text: str, *, like: Path | None = None) -> Path:
+    """Write a new file, or replace `path` if it is the one that it is `like`; permissions and links stay."""
     try:
-        mode = target.stat().st_mode
-        write_bytes(target, text.encode("utf-8"))
-        target.chmod(mode)
+        if like == path:
+            target = Path(os.path.realpath(path))
+            mode = target.stat().st_mode
+            write_bytes(target, text.encode("utf-8"))
+            target.chmod(mode)
+        else:
+            with path.open("xb") as stream:
+                stream.write(text.encode("utf-8"))
+            if like is not None:
+                shutil.copymode(like, path)
     except OSError as error:
-        raise _unwritable(target, error) from None
-    return config
-
-
-def _write_new(path: Path, text: str, like: Path | None = None) -> Path:
-    """Write a file that must not exist yet."""
-    try:
-        with path.open("xb") as stream:
-            stream.write(text.encode("utf-8"))
-        if like is not None:
-            shutil.copymode(like, path)
-    except FileExistsError:
-        what = "the file exists already; nothing was written"
-        raise ConfigError(Problem(where=str(path), what=what, fix="remove it, or choose another name")) from None
-    except OSError as error:
-        raise _unwritable(path, error) from None
+        is_there = isinstance(error, FileExistsError)
+        what = f"cannot be written: {error.strerror or error}"
+        what = "the file exists already; nothing was written" if is_there else what
+        fix = "remove it, or choose another name" if is_there else "choose a file you can write to: --output P"
+        raise ConfigError(Problem(where=str(path), what=what, fix=fix)) from None
     return path
-
-
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    what = f"cannot be written: {error.strerror or error}"
-    return ConfigError(Problem(where=str(path), what=what, fix="choose a file you can write to: --output P"))
 
 
 # Rewrites a configuration of an earlier version: its legacy keys in [backend] move to [backend.options].

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
-from urllib.parse import quote
 
 HIDDEN = "(hidden)"
 MIN_SECRET_CHARS = 8  # hiding shorter values would hide ordinary words
@@ -142,6 +141,9 @@ def _forms(values: frozenset[str]) -> tuple[str, ...]:
     import html  # its table of entities would be read by every command
 
     forms: set[str] = set()
+    if values:
+        import html  # `retrain --help` has nothing to hide as a rule
+        from urllib.parse import quote
     for value in values:
         in_html = html.escape(value)
         forms |= {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}

@@ -67,28 +67,22 @@ def command(
 def _read() -> str | None:
     """What the user types, None at its end."""
     parts: list[str] = []
-    if is_interactive():
+    asks = is_interactive()
+    if asks:
         with suppress(ImportError):
             import readline  # noqa: F401 - gives `input` a history and keys to edit with
     try:
         while True:
-            line = _line("> " if not parts else ". ")
-            if line is None:
+            line = input(". " if parts else "> ") if asks else sys.stdin.readline()
+            if not asks and not line:
                 return "\n".join(parts) or None
+            line = line.rstrip("\r\n")
             parts.append(line.removesuffix("\\"))
             if not line.endswith("\\"):
                 return "\n".join(parts)
+    except EOFError:
+        click.echo()
+        return "\n".join(parts) or None
     except KeyboardInterrupt:
         click.echo()
         return None
-
-
-def _line(prompt: str) -> str | None:
-    if is_interactive():
-        try:
-            return input(prompt)
-        except EOFError:
-            click.echo()
-            return None
-    line = sys.stdin.readline()
-    return line.rstrip("\r\n") if line else None

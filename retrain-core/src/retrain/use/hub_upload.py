@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+from jinja2 import Environment, PackageLoader
+
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.records.checkpoints import ADAPTER_CONFIG
-from retrain.records.reading import read_object
-from retrain.run.subject import HUB_ID
-from retrain.text.secrets import hide_text
-from retrain.use.model_card import RUN_FILE, make_card, public_name
+from retrain.records.reading import Record, read_object
+from retrain.records.run import Run
+from retrain.run.subject import HUB_ID, Subject
+from retrain.text.amounts import percent, rate_interval
+from retrain.text.secrets import hide_text, redacted
+from retrain.text.tables import markdown_table
+from retrain.text.terminal_text import printable
 from retrain.use.whole_model import WholeModel, fill_new
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -92,3 +101,162 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
 
 def _usage(what: str, fix: str) -> ConfigError:
     return ConfigError(Problem(where="command line", what=what, fix=fix))
+
+
+# The model card of what a run trained: made of the run's own records, without secrets and without paths.
+
+
+MOST_ROWS = 12  # of the table of steps
+CURVES = {"mean_reward": "mean reward", "correct_rate": "correct", "mean_tokens": "tokens"}
+CI_LOW = "ci_low"
+# Where a run was, not what it was.
+LOCAL_TABLES = ("logging", "backpressure", "deadlines", "resume")
+LOCAL_KEYS = ("backend.adapter_path", "backend.devices", "backend.throttle_dir", "inference.adapter_dir")
+PATH_KEYS = ("data.path", "sft.path", "model.adapter", "teacher.adapter", "squeeze.adapter_path")
+RUN_FILE = "retrain.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """The text of README.md, and of the configuration that repeats the run; "" without a run."""
+
+    readme: str
+    config: str
+
+
+def make_card(subject: Subject, *, repo: str, is_adapter: bool, notes: Sequence[str]) -> Card:
+    """The card of a subject for the repository `repo`, which holds an adapter or whole weights.
+
+    `notes` are remarks about its files. ConfigError when the run's records cannot be read.
+    """
+    base = public_name(subject.model)
+    values: dict[str, Any] = {"run": None, "checkpoint": subject.checkpoint, "steps": subject.steps}
+    if subject.run is not None:
+        values |= _about_run(Run(subject.run), subject.steps)
+    template = _environment().get_template("model_card.md.jinja")
+    name = repo.rpartition("/")[2]
+    readme = template.render(base=base, name=name, repo=repo, is_adapter=is_adapter, notes=notes, **values)
+    return Card(readme=redacted(readme), config=redacted(values.get("config", "")))
+
+
+def _environment() -> Environment:
+    """The filters make texts harmless: `code` in a code span or block, `cell` in one of a table."""
+    environment = Environment(
+        loader=PackageLoader("retrain", "use"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= {
+        "code": _code,
+        "cell": lambda text: _code(str(text)).replace("|", r"\|"),
+        "last_part": lambda path: Path(str(path)).name,
+        "public": lambda text: _public(str(text)),
+        "quoted": json.dumps,
+    }
+    return environment
+
+
+def _about_run(run: Run, steps: int | None) -> dict[str, Any]:
+    """What the card says about the run, up to the checkpoint after so many steps."""
+    manifest = run.started_manifest()
+    # -1 is the evaluation before training
+    lines = [line for step, line in run.steps() if step >= -1 and (steps is None or step < steps)]
+    data = manifest.get("identity", {}).get("data", {})
+    versions = {**manifest.get("distributions", {}), **manifest.get("libraries", {})}
+    return {
+        "run": manifest,
+        "data_digest": data.get("digest", "") if data.get("num_files") else "",
+        "adapter": _adapter_row(manifest.get("config", {})),
+        "held_out": _held_out(lines),
+        "curves": _curves(lines),
+        "run_file": RUN_FILE,
+        "config": repeating_config(manifest),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+    }
+
+
+def public_name(path: str) -> str:
+    """A hub id or a built-in name as it is; of anything that is a path, the last part."""
+    is_path = path.startswith(("/", "~", ".")) or "\\" in path or Path(path).exists()
+    return (Path(path).name if is_path else path) or path
+
+
+def repeating_config(manifest: Record) -> str:
+    """The keys that the run had set, as TOML; paths are reduced to their last part."""
+    config, origins = manifest.get("config", {}), manifest.get("origins", {})
+    tables: dict[str, dict[str, Any]] = {}
+    for name, table in config.items():
+        for key, value in table.items() if isinstance(table, dict) else ():
+            path = f"{name}.{key}"
+            is_set = str(origins.get(path, DEFAULT_ORIGIN)) != str(DEFAULT_ORIGIN)
+            if is_set and name not in LOCAL_TABLES and path not in LOCAL_KEYS:
+                tables.setdefault(name, {})[key] = _public(value, is_path=path in PATH_KEYS)
+    tables.setdefault("training", {})["seed"] = manifest.get("seed", 0)
+    return tomli_w.dumps(tables)
+
+
+def _public(value: Any, *, is_path: bool = False) -> Any:
+    if isinstance(value, str):
+        return Path(value).name if is_path else public_name(value)
+    if isinstance(value, Mapping):
+        return {str(key): _public(item) for key, item in value.items()}
+    return [_public(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _adapter_row(config: Mapping[str, Any]) -> str:
+    model, lora = config.get("model", {}), config.get("lora", {})
+    rank, quantize = model.get("lora_rank"), model.get("quantize")
+    if not rank:
+        return "none: all weights"
+    kinds = "".join(f", {name}" for name in ("rslora", "dora") if lora.get(name))
+    on = f", on matrices in {quantize}" if quantize not in (None, "none") else ""
+    return f"rank {rank}, alpha {lora.get('alpha') or 2 * rank}{kinds}{on}"
+
+
+def _held_out(lines: Sequence[Record]) -> str:
+    """Every held-out rate with its interval, at the first and the last evaluation, as a table."""
+    evaluated = [line for line in lines if any(key.endswith(CI_LOW) for key in line)]
+    if not evaluated:
+        return ""
+    first, last = evaluated[0], evaluated[-1]
+    rows = []
+    for stem in sorted(key.removesuffix(CI_LOW) for key in last if key.endswith(CI_LOW)):
+        name = stem.removesuffix("_").removeprefix("eval").removeprefix("_") or "held out"
+        rows.append((printable(name), str(last.get(f"{stem}examples", "?")), _rate(first, stem), _rate(last, stem)))
+    return _table(("set", "examples", _when(first), _when(last)), rows)
+
+
+def _when(line: Record) -> str:
+    step = int(line.get("step", -1))
+    return "before training" if step < 0 else f"after {step + 1} steps"
+
+
+def _rate(line: Record, stem: str) -> str:
+    rate, low, high = (line.get(f"{stem}{name}") for name in ("correct_rate", "ci_low", "ci_high"))
+    if rate is None or low is None or high is None:
+        return "not measured"
+    return f"{percent(rate)} {rate_interval(low, high)}"
+
+
+def _curves(lines: Sequence[Record]) -> str:
+    """Some steps, the last one among them, as a table."""
+    steps = [line for line in lines if line.get("step", -1) >= 0]
+    names = [name for name in CURVES if any(name in line for line in steps)]
+    if not names:
+        return ""
+    shown = steps[:: math.ceil(len(steps) / MOST_ROWS)]
+    shown += [] if shown[-1] is steps[-1] else [steps[-1]]
+    rows = [(str(line["step"]), *(_number(line.get(name)) for name in names)) for line in shown]
+    return _table(("step", *(CURVES[name] for name in names)), rows)
+
+
+def _number(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = ([cell.replace("|", r"\|") for cell in row] for row in rows)
+    return "\n".join(markdown_table(head, cells, num_names=len(head)))
+
+
+def _code(text: str) -> str:
+    """Text that cannot leave its code span or block, nor be markup."""
+    return "\n".join(printable(line) for line in text.replace("`", "'").split("\n"))

@@ -19,7 +19,7 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams
 from retrain.run.opened import Opened, opened, subject_config
 from retrain.run.seed_sources import sample_seed
-from retrain.run.subject import Subject, find_subject
+from retrain.run.subject import find_subject
 from retrain.tasks.rollout import draw_samples
 from retrain.text.command_options import checkpoint_option, overrides_argument, subject_argument
 from retrain.use.prompts import Prompt, prompt_tokens, read_prompts
@@ -99,7 +99,12 @@ def sample_file(source: Opened, prompts: Sequence[Prompt], wanted: Wanted, out: 
     params = SamplingParams(max_tokens=training.max_tokens, temperature=training.temperature, greedy=wanted.greedy)
     names = [f"prompt {number}" for number in range(len(prompts))]
     rows = prompt_tokens(source, prompts, names, raw=wanted.raw)
-    settings = _fingerprint(source.subject, params, wanted, config.data.model_dump(mode="json"))
+    # equal where the same prompt gives the same completions and the same line
+    subject, data = source.subject, config.data.model_dump(mode="json")
+    kept = {name: data[name] for name in ("system_prompt", "instruction", "template_args")}
+    content = [subject.model, str(subject.folder and subject.folder.resolve()), subject.steps, asdict(params)]
+    text = json.dumps([*content, asdict(wanted), kept], sort_keys=True, default=str)
+    settings = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
     done = _done(out, settings, prompts) if out else set()
     left = [number for number in range(len(prompts)) if number not in done]
     with ExitStack() as stack:
@@ -164,14 +169,6 @@ class _Lines:
         if self._wanted.logprobs:
             line["logprobs"] = [np.round(sample.logprobs_T, DIGITS).tolist() for sample in samples]
         return line | {"settings": self._settings}
-
-
-def _fingerprint(subject: Subject, params: SamplingParams, wanted: Wanted, data: Mapping[str, Any]) -> str:
-    """Equal where the same prompt gives the same completions and the same line."""
-    kept = {name: data[name] for name in ("system_prompt", "instruction", "template_args")}
-    content = [subject.model, str(subject.folder and subject.folder.resolve()), subject.steps, asdict(params)]
-    text = json.dumps([*content, asdict(wanted), kept], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _done(out: Path, settings: str, prompts: Sequence[Prompt]) -> set[int]:

@@ -99,7 +99,10 @@ def _serve(
         click.echo(f"Serving {', '.join(map(printable, models))} at {server.url}")
         shown = "TOKEN" if key and token else key or "none"
         click.echo(f"  export OPENAI_BASE_URL={server.url} OPENAI_API_KEY={shown}\nCtrl-C stops it.")
-        if no_token and not _is_loopback(host):
+        is_loopback = host == "localhost"
+        with suppress(ValueError):
+            is_loopback = ipaddress.ip_address(host).is_loopback
+        if no_token and not is_loopback:
             click.echo("warning: everybody who can reach this address may use it", err=True)
         stop.take_over()
         try:
@@ -110,7 +113,9 @@ def _serve(
 
 def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Path | None]:
     """Checkpoints by name: the subject, the others, and the base."""
-    known = {name or _name_of(policy): policy.folder}
+    folder = policy.run or policy.folder or Path(policy.model)
+    own_name = folder.resolve().name if folder.is_dir() else policy.named  # a hub id or built-in name as it is
+    known = {name or own_name: policy.folder}
     for each in adapters:
         other_name, _, other = each.partition("=")
         if not other_name or not other or other_name in known:
@@ -124,12 +129,6 @@ def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Pa
         known[other_name] = found.folder
     known.setdefault(BASE, None)
     return known
-
-
-def _name_of(policy: Subject) -> str:
-    """What requests call it: the folder of the run, adapter or model; a hub id or built-in name as it is."""
-    folder = policy.run or policy.folder or Path(policy.model)
-    return folder.resolve().name if folder.is_dir() else policy.named
 
 
 def _try_all(source: Opened, models: dict[str, Path | None]) -> None:
@@ -156,12 +155,6 @@ def _point_to(addresses: Sequence[tuple[str, str]], others: int, stop: _Stop) ->
     stop.take_over()
     while not stop.wait(1.0):
         pass
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 class _Stop(threading.Event):

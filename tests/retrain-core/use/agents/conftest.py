@@ -101,15 +101,16 @@ def play(tokenizer: Any, config: Any) -> Iterator[Callable[..., Played]]:
             batcher = Batcher(backend, is_run=True)
             streams = Streams(seeds=Seeds(7), purpose="sample")
             params = SamplingParams(max_tokens=128, temperature=0.7)
-            rules = Rules(params=params, template_args={}, most_calls=most_calls, streams=streams, config=config)
+            rules = Rules(
+                params=params, template_args={}, most_calls=most_calls, streams=streams, config=config,
+                tokenizer=tokenizer, batcher=batcher, limit=limit, lock=threading.Lock(),
+            )  # fmt: skip
             examples = [
                 Example(id=f"e{i}" if infos else "e", prompt="What is 2 + 2?", reference="4", info=info)
                 for i, info in enumerate(infos or [{"level": 1}] * episodes)
             ]
             prompts = [Prompt(example=example, tokens_T=np.arange(3)) for example in examples]
-            shared: dict[str, Any] = {"tokenizer": tokenizer, "batcher": batcher, "limit": limit}
-            shared["lock"] = threading.Lock()
-            opened = [Episode(prompt=prompt, number=i, rules=rules, **shared) for i, prompt in enumerate(prompts)]
+            opened = [Episode(prompt, i, rules) for i, prompt in enumerate(prompts)]
             gateway = Gateway()
             thread = threading.Thread(target=batcher.run)
             thread.start()

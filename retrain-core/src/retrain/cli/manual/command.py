@@ -23,6 +23,7 @@ from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.run.public_package import public_names
 from retrain.text.command_options import json_option
+from retrain.text.tables import table_lines
 
 FORMATS = ("text", "json", "troff", "html")
 TITLE = "The manual of retrain"
@@ -82,7 +83,10 @@ def command(
     elif show_path:
         click.echo(MANUAL)
     elif list_topics:
-        _list_topics(_read(MANUAL), as_json=as_json or form == "json")
+        rows = [{"name": topic.name, "summary": topic.summary} for topic in topics(_read(MANUAL))]
+        lines = table_lines(("", ""), [tuple(row.values()) for row in rows], num_names=2)
+        is_json = as_json or form == "json"
+        click.echo(json.dumps(rows, indent=2) if is_json else "\n".join(lines[1:]))
     else:
         _print(_read(MANUAL), generate, topic=topic, form="json" if as_json else form)
 
@@ -96,23 +100,17 @@ def _keep_current(files: tuple[Path, ...], generate: Generate, *, write: bool) -
         state = "already up to date" if before == after else "updated" if write else "stale"
         if before != after:
             stale.append(file)
-            if write:
-                _write(file, after)
+            try:
+                if write:
+                    file.write_text(after, encoding="utf-8")
+            except OSError as error:
+                fix = "run it as the user who installed retrain; `retrain man` prints current sections in any case"
+                raise ConfigError(Problem(where=str(file), what=f"cannot be written: {error}", fix=fix)) from None
         click.echo(f"{file} ({state})")
     if stale and not write:
         named = " ".join(map(str, stale)) if files != (MANUAL,) else ""
         click.echo(f"fix: retrain man --sync {named}".rstrip(), err=True)
         raise click.exceptions.Exit(EXIT_FAILED)
-
-
-def _list_topics(text: str, *, as_json: bool) -> None:
-    rows = [(topic.name, topic.summary) for topic in topics(text)]
-    if as_json:
-        click.echo(json.dumps([{"name": name, "summary": summary} for name, summary in rows], indent=2))
-        return
-    width = max(len(name) for name, _ in rows)
-    for name, summary in rows:
-        click.echo(f"{name:<{width}}  {summary}")
 
 
 def _print(text: str, generate: Generate, *, topic: str | None, form: str) -> None:
@@ -147,14 +145,6 @@ def _read(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         fix = "give a Markdown file in UTF-8" if file != MANUAL else "reinstall retrain-core"
         raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from None
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        fix = "run it as the user who installed retrain; `retrain man` prints current sections in any case"
-        raise ConfigError(Problem(where=str(file), what=f"cannot be written: {error}", fix=fix)) from None
 
 
 # The generated sections and their generators.

@@ -103,7 +103,10 @@ def parts(plugins: Plugins, *only: str) -> str:
         entries = plugins.registered(kind)
         if not entries or (only and kind.value.replace(" ", "-") not in only):
             continue
-        rows = [(_names(entry), entry.owner.distribution, entry.spec.summary) for entry in entries]
+        rows = []
+        for spec, owner in ((entry.spec, entry.owner) for entry in entries):
+            also = f" ({', '.join(map(markdown.code, spec.aliases))})" if spec.aliases else ""
+            rows.append((markdown.code(spec.name) + also, owner.distribution, spec.summary))
         sections += [f"### {kind.value}", f"Named in: {where.get(kind, '')}." if kind in where else ""]
         sections.append(markdown.table(("name", "distribution", "what it is"), rows))
         sections += [_params(entry) for entry in entries]
@@ -119,11 +122,6 @@ def naming_keys(plugins: Plugins) -> dict[Kind, str]:
                 others = [found[key.names]] if key.names in found else []
                 found[key.names] = ", ".join([*others, f"`[{key.table}] {key.name}`"])
     return found
-
-
-def _names(entry: Registered) -> str:
-    also = f" ({', '.join(map(markdown.code, entry.spec.aliases))})" if entry.spec.aliases else ""
-    return markdown.code(entry.spec.name) + also
 
 
 def _params(entry: Registered) -> str:
@@ -217,7 +215,7 @@ def _alias(name: str) -> str:
 
 def _class_line(name: str, value: type) -> str:
     if dataclasses.is_dataclass(value):
-        fields = ",\n    ".join(_field(field) for field in dataclasses.fields(value))
+        fields = ",\n    ".join(map(_field, dataclasses.fields(value)))
         return f"{name}(\n    {fields},\n)"
     if issubclass(value, enum.Enum):
         return f"class {name}: " + ", ".join(repr(getattr(member, "value", member)) for member in value)
@@ -226,10 +224,16 @@ def _class_line(name: str, value: type) -> str:
 
 
 def _field(field: dataclasses.Field[Any]) -> str:
+    """Name, type and default as in the source; `...` for what a function makes."""
+    default = field.default
+    if isinstance(default, enum.Enum):
+        shown = f"{type(default).__name__}.{default.name}"
+    elif default is dataclasses.MISSING:
+        shown = "" if field.default_factory is dataclasses.MISSING else "..."
+    else:
+        shown = "..." if callable(default) else repr(default)
     kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-    if field.default is not dataclasses.MISSING:
-        return f"{field.name}: {kind} = {_shown(field.default)}"
-    return f"{field.name}: {kind}" + ("" if field.default_factory is dataclasses.MISSING else " = ...")
+    return f"{field.name}: {kind}" + (f" = {shown}" if shown else "")
 
 
 def _members(value: type) -> Iterator[str]:
@@ -242,13 +246,6 @@ def _members(value: type) -> Iterator[str]:
             continue
         call = "" if isinstance(member, property) else signature(inner)
         yield f"`{name}{call}`\n:   " + markdown.prose(inner.__doc__).replace("\n", "\n    ")
-
-
-def _shown(default: Any) -> str:
-    """A default as in the source; `...` for a function."""
-    if isinstance(default, enum.Enum):
-        return f"{type(default).__name__}.{default.name}"
-    return "..." if callable(default) else repr(default)
 
 
 def scaffold(plugins: Plugins, kind: str, name: str) -> str:

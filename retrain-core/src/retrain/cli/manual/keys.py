@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-import tomli_w
 
 from retrain.cli.manual import markdown
 from retrain.cli.manual.json_schema import key_schemas
 from retrain.kernel.config.keys import Key, keys_of
 from retrain.kernel.config.load import all_keys
+from retrain.kernel.config.toml_file import toml_text
 from retrain.kernel.hooks import PROJECT
 from retrain.kernel.plugin_spec import MetricSpec
 from retrain.kernel.registry import Plugins
@@ -31,10 +31,14 @@ def keys(plugins: Plugins, *only: str) -> str:
         if only and name not in only:
             continue
         schemas = key_schemas(entry)
-        rows = [
-            (f"`{key.name}`", _type(schemas[key.name]), _default(key), f"`--{key.flag}`", _text(key))
-            for key in keys_of(name, entry.model, entry.traits)
-        ]
+        rows = []
+        for key in keys_of(name, entry.model, entry.traits):
+            is_long = isinstance(key.default, list) and any(isinstance(value, dict) for value in key.default)
+            # the tables are too long for a cell; `retrain explain --keys --json` shows them
+            default = f"{len(key.default)} tables" if is_long else markdown.value(key.default)
+            also = f" Also called {', '.join(map(markdown.code, key.aliases))}." if key.aliases else ""
+            meaning = key.description + also + (f" **Not yet:** {key.pending}." if key.pending else "")
+            rows.append((f"`{key.name}`", _type(schemas[key.name]), default, f"`--{key.flag}`", meaning))
         purpose = markdown.prose(entry.model.__doc__).split("\n\n")[0]
         lines += [f"### [{name}]", purpose, markdown.table(("key", "type", "default", "flag", "meaning"), rows)]
     return "\n\n".join(lines)
@@ -44,18 +48,6 @@ def flags(plugins: Plugins) -> str:
     """Every flag and the key that it sets, sorted by flag."""
     found = sorted(all_keys(registered_tables(plugins)), key=lambda key: key.flag)
     return markdown.table(("flag", "key"), [(f"`--{key.flag}`", f"`[{key.table}] {key.name}`") for key in found])
-
-
-def _default(key: Key) -> str:
-    if isinstance(key.default, list) and any(isinstance(value, dict) for value in key.default):
-        return f"{len(key.default)} tables"  # too long for a cell; `retrain explain --keys --json` shows them
-    return markdown.value(key.default)
-
-
-def _text(key: Key) -> str:
-    """The meaning, with aliases and what is not built yet."""
-    also = f" Also called {', '.join(map(markdown.code, key.aliases))}." if key.aliases else ""
-    return key.description + also + (f" **Not yet:** {key.pending}." if key.pending else "")
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -86,17 +78,8 @@ def _line(key: Key) -> str:
     comment = f"# {key.description}" + (f" Not yet: {key.pending}." if key.pending else "")
     if key.default is None:
         return f"# {key.name} =   {comment}"
-    setting = f"{key.name} = {_toml_value(key.default)}"
+    setting = f"{key.name} = {toml_text(key.default)}"
     return f"{comment}\n{setting}" if len(setting) > TEXT_LIMIT else f"{setting:<{COMMENT_FROM}}  {comment}"
-
-
-def _toml_value(content: Any) -> str:
-    """The value as TOML on one line."""
-    if isinstance(content, dict):
-        return "{" + ", ".join(f"{name} = {_toml_value(inner)}" for name, inner in content.items()) + "}"
-    if isinstance(content, list):
-        return "[" + ", ".join(map(_toml_value, content)) + "]"
-    return tomli_w.dumps({"x": content}).removeprefix("x = ").rstrip()
 
 
 # Generated section `metrics`: every field of `metrics.jsonl`, as described by the plugin that writes it.
@@ -168,25 +151,14 @@ def _section(path: str, command: click.Command, also: str) -> list[str]:
     usage = TRAIN_USAGE if is_train else " ".join([path, *command.collect_usage_pieces(context)])
     text = "\n\n".join(part for part in (markdown.prose(command.help) + also, markdown.prose(command.epilog)) if part)
     lines = [f"### {path}", f"```text\n{usage}\n```", text]
-    rows = [
-        (markdown.code(_spelling(option)), _option_default(option), option.help or "")
-        for option in command.params
-        if isinstance(option, click.Option) and not option.hidden
-    ]
+    rows = []
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            names = ", ".join(sorted(option.opts, key=len, reverse=True) + list(option.secondary_opts))
+            metavar = "" if option.is_flag or option.count else f" {option.make_metavar(context)}"
+            is_told = isinstance(option.default, str | int | float) and not (option.is_flag or option.multiple)
+            default = markdown.value(option.default) if is_told else ""
+            rows.append((markdown.code(names + metavar), default, option.help or ""))
     if rows:
         lines.append(markdown.table(("option", "default", "meaning"), rows))
     return [line for line in lines if line]
-
-
-def _spelling(option: click.Option) -> str:
-    names = ", ".join(sorted(option.opts, key=len, reverse=True) + list(option.secondary_opts))
-    if option.is_flag or option.count:
-        return names
-    return f"{names} {option.make_metavar(click.Context(click.Command('retrain')))}"
-
-
-def _option_default(option: click.Option) -> str:
-    default = option.default
-    if option.is_flag or option.multiple or callable(default) or not isinstance(default, str | int | float):
-        return ""
-    return markdown.value(default)

@@ -58,11 +58,11 @@ def names_from(text: str, *, where: str) -> Names:
     for name in (module, part):
         if not name.isidentifier():
             raise refuse(f"{shown} yields no name that Python can import", "begin with a letter: entropy-floor")
-        if keyword.iskeyword(name):
-            raise refuse(f"{name!r} is a Python keyword", f"use another name, such as my-{name}")
-        if name in sys.stdlib_module_names or name in ("retrain", "tests"):
-            owner = "a module of the standard library" if name in sys.stdlib_module_names else "taken"
-            raise refuse(f"{name!r} is {owner}: yours would shadow it", f"use another name, such as my-{name}")
+        is_standard = name in sys.stdlib_module_names
+        if keyword.iskeyword(name) or is_standard or name in ("retrain", "tests"):
+            owner = "a Python keyword" if keyword.iskeyword(name) else "taken: yours would shadow it"
+            owner = "a module of the standard library: yours would shadow it" if is_standard else owner
+            raise refuse(f"{name!r} is {owner}", f"use another name, such as my-{name}")
     return Names(distribution="-".join(words), module=module, part=part)
 
 
@@ -144,17 +144,10 @@ def kind_of(text: str) -> Kind:
     if wanted in known:
         return known[wanted]
     near = get_close_matches(wanted, known, n=1)
-    every = ", ".join(map(slug, KINDS))
-    fix = f"did you mean {near[0]!r}?" if near else "use one of these"
-    raise ConfigError(
-        Problem(where="--kind", what=f"no kind of plugin is called {text!r}", why=f"kinds: {every}", fix=fix)
-    )
+    what, every = f"no kind of plugin is called {text!r}", f"use one of: {', '.join(map(slug, KINDS))}"
+    raise ConfigError(Problem(where="--kind", what=what, fix=f"did you mean {near[0]!r}?" if near else every))
 
 
 def template(name: str) -> Path:
     """Folder of the cookiecutter template of a kind, or of `distribution`, which all kinds share."""
-    for folder in (IN_WHEEL, IN_REPOSITORY):
-        if (folder / name / "cookiecutter.json").is_file():
-            return folder / name
-    what = f"the template {name!r} is missing from {IN_WHEEL}"
-    raise ConfigError(Problem(what=what, fix="reinstall retrain-core"))
+    return (IN_WHEEL if IN_WHEEL.is_dir() else IN_REPOSITORY) / name

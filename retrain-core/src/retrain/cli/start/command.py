@@ -17,6 +17,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.text.command_options import json_option
 from retrain.text.process import is_interactive
+from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable, program
 
 DEFAULT_TEMPLATE = "default"
@@ -76,7 +77,12 @@ def command(
     is on this machine is measured for some seconds, and the sizes of the run are fitted to its speed.
     """
     if as_list:
-        _list(plugins, as_json=as_json)
+        templates = plugins.registered(Kind.TEMPLATE)
+        rows = [{"name": e.spec.name, "summary": e.spec.summary, "distribution": str(e.owner)} for e in templates]
+        lines = table_lines(
+            ("", ""), [(row["name"], f"{row['summary']} ({row['distribution']})") for row in rows], num_names=2
+        )
+        click.echo(json.dumps(rows, indent=2) if as_json else "\n".join(lines[1:]))
         return
     if is_dialog and as_json:
         raise click.UsageError("--interactive and --json exclude each other")
@@ -142,17 +148,6 @@ def _own(
     if not as_json:
         click.echo(f"Time: {printable(fitted.text)}")
     return text, trial.as_data(choice) | {"time": fitted.as_data()}
-
-
-def _list(plugins: Plugins, *, as_json: bool) -> None:
-    templates = plugins.registered(Kind.TEMPLATE)
-    rows = [{"name": e.spec.name, "summary": e.spec.summary, "distribution": str(e.owner)} for e in templates]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        click.echo(f"{row['name']:<{width}}  {row['summary']} ({row['distribution']})")
 
 
 def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:

@@ -39,7 +39,14 @@ def ask_wishes(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
         wishes, choice = _data(plugins, wishes)
     if not wishes.reward:
         names = ", ".join(entry.spec.name for entry in plugins.registered(Kind.REWARD))
-        asked = _prompt(f"Reward ({names}, or my_reward.py)", choice.reward or UNNAMED, _reward(plugins))
+
+        def read(answer: Any) -> str:
+            name = str(answer).strip()
+            if name != UNNAMED and "." not in name and not plugins.find(Kind.REWARD, name.partition(":")[0]):
+                raise click.UsageError(f"{name!r} is not the name of a reward")
+            return name
+
+        asked = _prompt(f"Reward ({names}, or my_reward.py)", choice.reward or UNNAMED, read)
         wishes = replace(wishes, reward="" if asked == UNNAMED else asked)
     if not wishes.steps:
         usual = steps_advised(wishes.model, plugins)
@@ -52,8 +59,14 @@ def ask_wishes(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
 
 
 def _data(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
+    """Suggest the only data file of this folder, else what the template for the model trains on."""
+    files = [entry.name for entry in Path().iterdir() if entry.suffix.lower() in TABULAR and entry.is_file()]
+    suggested = [name for name in files if not name.endswith(".schema.json")]
+    if len(suggested) != 1:
+        templates = [template.unwrap() for template in templates_for(wishes.model, plugins)]
+        suggested = [str(each["data"]["source"]) for each in templates if "source" in each.get("data", {})]
     while True:
-        wished = replace(wishes, data=wishes.data or _prompt("Data", _nearest_data(plugins, wishes.model)))
+        wished = replace(wishes, data=wishes.data or _prompt("Data", next(iter(suggested), None)))
         try:
             return wished, choose_data(wished, plugins)
         except RetrainError as error:
@@ -66,28 +79,8 @@ def _data(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
                 wishes = replace(wished, data="")
 
 
-def _nearest_data(plugins: Plugins, model: str) -> str | None:
-    """The only data file of this folder, else what the template for the model trains on."""
-    files = sorted(entry.name for entry in Path().iterdir() if entry.suffix.lower() in TABULAR and entry.is_file())
-    files = [name for name in files if not name.endswith(".schema.json")]
-    if len(files) == 1:
-        return files[0]
-    templates = [template.unwrap() for template in templates_for(model, plugins)]
-    return next((str(each["data"]["source"]) for each in templates if "source" in each.get("data", {})), None)
-
-
-def _reward(plugins: Plugins) -> Callable[[Any], str]:
-    def read(answer: Any) -> str:
-        name = str(answer).strip()
-        if name != UNNAMED and "." not in name and not plugins.find(Kind.REWARD, name.partition(":")[0]):
-            raise click.UsageError(f"{name!r} is not the name of a reward")
-        return name
-
-    return read
-
-
-def _prompt(question: str, default: str | None, read: Callable[[Any], str] = lambda answer: str(answer).strip()) -> str:
-    answer: str = click.prompt(question, default=default, value_proc=read)
+def _prompt(question: str, default: str | None, read: Callable[[Any], str] | None = None) -> str:
+    answer: str = click.prompt(question, default=default, value_proc=read or _text)
     return answer
 
 

@@ -230,7 +230,11 @@ def _prompt(fields: Mapping[str, list[Any]], answer: str) -> tuple[str, str]:
     }
     if named := _named(PROMPTS, askable):
         return named, "by its name"
-    texts = {name: _length(values) for name, values in askable.items() if _plain(name) not in ANSWERS}
+    texts = {
+        name: fmean(len(str(value)) for value in values)
+        for name, values in askable.items()
+        if _plain(name) not in ANSWERS
+    }
     longest = max(texts, key=texts.__getitem__, default="")
     if longest and all(texts[longest] >= LONGER * length for name, length in texts.items() if name != longest):
         return longest, "by its content: the longest text"
@@ -264,7 +268,10 @@ def _extract(values: Sequence[Any]) -> str:
 
 def _unsure(what: str, flag: str, fields: Mapping[str, Sequence[Any]], where: str) -> ConfigError:
     """The error that lists every column with a value: `id (3), question ('What is ...')`."""
-    listed = [f"{printable(name)} ({_head(values)})" for name, values in fields.items()]
+    listed = []
+    for name, values in fields.items():
+        head = printable(repr(next((value for value in values if value is not None), None)))
+        listed.append(f"{printable(name)} ({head if len(head) <= HEAD_CHARS else f'{head[:HEAD_CHARS]}...'})")
     more = [f"{len(fields) - MOST_SHOWN} more"] if len(fields) > MOST_SHOWN else []
     why, fix = f"columns: {', '.join([*listed[:MOST_SHOWN], *more]) or 'none'}", f"name it: {flag} COLUMN"
     return ConfigError(Problem(where=where, what=f"cannot tell which column holds {what}", why=why, fix=fix))
@@ -302,12 +309,3 @@ def _is_chat(values: Sequence[Any]) -> bool:
 def _ends_with_answer(values: Sequence[Any]) -> bool:
     chats = [value for value in values if isinstance(value, list) and value]
     return _is_chat(values) and all(chat[-1]["role"] == "assistant" for chat in chats)
-
-
-def _length(values: Sequence[Any]) -> float:
-    return fmean([len(str(value)) for value in values] or [0])
-
-
-def _head(values: Sequence[Any]) -> str:
-    text = printable(repr(next((value for value in values if value is not None), None)))
-    return text if len(text) <= HEAD_CHARS else f"{text[:HEAD_CHARS]}..."

@@ -14,10 +14,9 @@ from retrain.cli.start.own_data import HUB_ID, DataChoice
 from retrain.cli.start.written import FEWEST, held_out, put_aside
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.verifier import Verifier
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
-from retrain.kernel.types import Example, Score, Tokens
+from retrain.kernel.types import Example, Tokens
 from retrain.run.configure import load_checked
 from retrain.run.seed_sources import run_seeds
 from retrain.tasks.scoring.build import judges
@@ -147,8 +146,17 @@ def _shown(tasks: Tasks, tokenizer: Any) -> Iterator[ShownExample]:
         texts = [("", "")] * len(prompts)
     pairs = [(p.example, text) for p, both in zip(prompts, texts, strict=True) for text in both if text]
     found = iter(verifier.score_texts(pairs))
+    reader = next((reward.answer_in for reward in verifier.rewards if hasattr(reward, "answer_in")), None)
+
+    def tried(text: str) -> Tried | None:
+        if not text:
+            return None
+        score = next(found).score
+        given = f"{score.value:g}" if score.value is not None else score.outcome.value.replace("_", " ")
+        return Tried(text=text, score=given, read=reader(text) if reader else None, is_read=reader is not None)
+
     for prompt, both in zip(prompts, texts, strict=True):
-        perfect, alone = (_tried(text, next(found).score, verifier) if text else None for text in both)
+        perfect, alone = map(tried, both)
         rendered = str(tokenizer.decode(prompt.tokens_T, skip_special_tokens=False))
         yield ShownExample(prompt=rendered, reference=prompt.example.reference, perfect=perfect, alone=alone)
 
@@ -160,12 +168,6 @@ def _texts(example: Example, rewards: Sequence[Any]) -> tuple[str, str]:
     if not methods and example.reference:
         perfect = rf"\boxed{{{example.reference}}}"
     return perfect, example.reference if example.reference != perfect else ""
-
-
-def _tried(text: str, score: Score, verifier: Verifier) -> Tried:
-    given = f"{score.value:g}" if score.value is not None else score.outcome.value.replace("_", " ")
-    reader = next((reward.answer_in for reward in verifier.rewards if hasattr(reward, "answer_in")), None)
-    return Tried(text=text, score=given, read=reader(text) if reader else None, is_read=reader is not None)
 
 
 def _doubts(tasks: Tasks) -> Iterator[str]:

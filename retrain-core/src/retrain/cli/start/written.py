@@ -15,6 +15,7 @@ from retrain.cli.start.own_data import FILES, HUB, DataChoice, Wishes, choose_re
 from retrain.cli.start.templates import template_text
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import all_keys
+from retrain.kernel.config.toml_file import toml_text
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.registry import Plugins
@@ -106,7 +107,9 @@ def configuration_text(
     kept = {key: value for key, value in advised_data.items() if key in ("instruction", "system_prompt")}
     data = sections["data"] = _settings(choice.settings, comments)
     data |= {key: value for key, value in kept.items() if key not in data}
-    if instruction := _instruction_for(wishes.reward, plugins):
+    rewards = plugins.find(Kind.REWARD, wishes.reward)
+    traits = rewards[0].spec.traits if rewards else None
+    if isinstance(traits, Mapping) and (instruction := traits.get("instruction")):
         data["instruction"] = Setting(value=instruction, comment="what the reward reads")
     reward = choose_reward(wishes.reward, choice.tests)
     about_reward = _summary(plugins, Kind.REWARD, str(reward.get("type", "")))
@@ -165,13 +168,6 @@ def _summary(plugins: Plugins, kind: Kind, name: str) -> str:
     return found[0].spec.summary if found else ""
 
 
-def _instruction_for(reward: str, plugins: Plugins) -> str:
-    """What a prompt must ask for so that the reward finds its answer; empty where the default does."""
-    found = plugins.find(Kind.REWARD, reward)
-    traits = found[0].spec.traits if found else None
-    return str(traits.get("instruction", "")) if isinstance(traits, Mapping) else ""
-
-
 def _lines(sections: Mapping[str, Mapping[str, Setting]], keys: Mapping[str, Key], keep: set[str]) -> list[str]:
     lines: list[str] = []
     for table in [*ORDER, *(name for name in sections if name not in ORDER)]:
@@ -186,14 +182,6 @@ def _lines(sections: Mapping[str, Mapping[str, Setting]], keys: Mapping[str, Key
 
 def _line(name: str, setting: Setting, key: Key | None) -> str:
     """One line; what a key is for is the comment where there is none of its own."""
-    text = f"{name} = {_toml(setting.value)}"
+    text = f"{name} = {toml_text(setting.value)}"
     comment = setting.comment or (key.description.partition(";")[0].rstrip(".") if key else "")
     return f"{text:<{COMMENT_COLUMN - 2}}  # {one_line(comment)}" if comment else text
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        table = tomlkit.inline_table()
-        table.update(value)
-        return str(table.as_string())
-    return str(tomlkit.item(value).as_string())

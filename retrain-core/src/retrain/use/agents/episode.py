@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +20,7 @@ from retrain.tasks.prompts import chat_of
 from retrain.use.agents.calls import Call, Calls
 from retrain.use.serving.batcher import Batcher, Failure, Inbox, first_tokens
 from retrain.use.serving.parse import Asked, RequestError
-from retrain.use.serving.service import Answer, Answers, Choice
-from retrain.use.serving.tools import plain_message
+from retrain.use.serving.service import Answer, Answers, Choice, plain_message
 
 MODEL = "policy"  # the name of the list of models; a request may give any
 SAME_TEMPERATURE = 1e-6
@@ -30,13 +29,20 @@ GONE = 410  # unlike 409 and 429, no client asks again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What holds for every episode of a batch. `most_calls` are answers, each choice of a call counted."""
+    """What holds for every episode of a batch. `most_calls` are answers, each choice of a call counted.
+
+    `limit` is the length of a context; `lock` is the tokenizer's.
+    """
 
     params: SamplingParams
     template_args: Mapping[str, Any]
     most_calls: int
     streams: Streams
     config: Config
+    tokenizer: Any
+    batcher: Batcher
+    limit: int | None
+    lock: threading.Lock
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -62,20 +68,10 @@ class Episode(Answers):
     which calls arrive.
     """
 
-    def __init__(
-        self,
-        *,
-        prompt: Prompt,
-        number: int,
-        rules: Rules,
-        tokenizer: Any,
-        batcher: Batcher,
-        limit: int | None,
-        lock: threading.Lock,
-    ) -> None:
-        super().__init__(tokenizer, batcher, models=(MODEL,), limit=limit, lock=lock)
+    def __init__(self, prompt: Prompt, number: int, rules: Rules) -> None:
+        super().__init__(rules.tokenizer, rules.batcher, models=(MODEL,), limit=rules.limit, lock=rules.lock)
         self.prompt, self.number, self.token = prompt, number, secrets.token_urlsafe(32)
-        self.calls = Calls(tokenizer)
+        self.calls = Calls(rules.tokenizer)
         self.is_over = self.hit_call_limit = self.is_full = False
         self.score: Score | None = None  # one that the verifier need not work out
         self.said: str | None = None  # the agent's own answer
@@ -143,7 +139,9 @@ class Episode(Answers):
                 return given
             asking = self._asking(asked, events)
             self._asked.append(asking)
-            self._pause()
+            if not self._waits:  # the agent's clock stands still while a call waits
+                self._own_s += time.monotonic() - self._since
+            self._waits += 1
         try:
             self._submit(asking.answer, asking.answer.works)
         except RequestError:
@@ -166,13 +164,20 @@ class Episode(Answers):
             asking = self._of(answer)
             if asking is None:
                 raise RequestError("this call was given up, since its client asked again", status=GONE)
-            if self.is_over:
-                raise _ended()
+            self._refuse_when_over()
             if not asking.calls:
                 with self._tokenizer_lock:
-                    asking.calls = [self._keep(asking, choice) for choice in answer.choices]
+                    asking.calls = [
+                        self.calls.add(
+                            text=asking.text, prompt_T=asking.prompt_T, sample=_joined(choice), parent=asking.parent
+                        )
+                        for choice in answer.choices
+                    ]
                 for choice in answer.choices:
-                    self._quote(asking, choice)
+                    whole = self._read_tools(answer, choice)
+                    if choice.calls:  # the next prompt has them as the policy wrote them
+                        said = {"role": "assistant", "content": choice.message, "tool_calls": choice.calls}
+                        self._quotes[_mark(plain_message(said))] = whole
 
     def delivered(self, answer: Answer) -> None:
         """It counts from now on, whatever happens."""
@@ -192,9 +197,8 @@ class Episode(Answers):
     def _refuse(self, asked: Asked) -> None:
         """What an episode may not ask, by RequestError."""
         self._require_ranking(asked)
+        self._refuse_when_over()
         wanted, own = asked.temperature, self._rules.params.temperature
-        if self.is_over:
-            raise _ended()
         if wanted is not None and abs(wanted - own) > SAME_TEMPERATURE:
             message = f"temperature = {wanted:g}: the policy is sampled and trained at {own:g}. Leave it out"
             raise RequestError(message, param="temperature", code="unsupported_value")
@@ -202,6 +206,10 @@ class Episode(Answers):
             self.hit_call_limit = True
             message = f"the episode has had its {self._rules.most_calls} calls ([environment] max_turns)"
             raise RequestError(message, code="call_limit_reached")
+
+    def _refuse_when_over(self) -> None:
+        if self.is_over:
+            raise RequestError("the episode of this key has ended", status=GONE, code="episode_ended")
 
     def _given(self, asked: Asked) -> Answer | None:
         """The answer to an equal request, if it is there; one that is still being sampled is given up.
@@ -249,17 +257,6 @@ class Episode(Answers):
         digest = hashlib.blake2b(key + f" {draw} {place}".encode(), digest_size=7).digest()
         return self._rules.streams.of(self.prompt, self.number, turn=int.from_bytes(digest, "little") + 1)
 
-    def _keep(self, asking: _Asking, choice: Choice) -> Call:
-        sample = _joined(choice.pieces, len(choice.tokens), is_cut=choice.reason == "length")
-        return self.calls.add(text=asking.text, prompt_T=asking.prompt_T, sample=sample, parent=asking.parent)
-
-    def _quote(self, asking: _Asking, choice: Choice) -> None:
-        """Read the calls of an answer, and keep what the policy wrote for the next prompt."""
-        whole = self._read_tools(asking.answer, choice)
-        if choice.calls:
-            said = {"role": "assistant", "content": choice.message, "tool_calls": choice.calls}
-            self._quotes[_mark(plain_message(said))] = whole
-
     def _plain(self, message: Mapping[str, Any]) -> Message:
         """A message as the chat template reads it; the policy's own tool calls stand there as it wrote them."""
         plain = plain_message(message)
@@ -274,12 +271,6 @@ class Episode(Answers):
             if asking in self._asked and all(self.calls.remove(call) for call in asking.calls):
                 self._asked.remove(asking)
                 self.dropped += 1
-
-    def _pause(self) -> None:
-        """The clock stands still while a call waits."""
-        if not self._waits:
-            self._own_s += time.monotonic() - self._since
-        self._waits += 1
 
     def _resume(self, answer: Answer) -> None:
         if answer.works:  # once per call: one that is given again did not wait
@@ -296,20 +287,16 @@ def _give_up(answer: Answer) -> None:
         work.tell(Failure(message="this call was given up", is_stopping=True))
 
 
-def _ended() -> RequestError:
-    return RequestError("the episode of this key has ended", status=GONE, code="episode_ended")
-
-
-def _joined(pieces: Sequence[Sample], count: int, *, is_cut: bool) -> Sample:
-    """The first `count` tokens of a completion as one sample."""
+def _joined(choice: Choice) -> Sample:
+    """The completion as one sample."""
 
     def whole(name: str) -> Any:
-        parts = [getattr(piece, name) for piece in pieces]
+        parts = [getattr(piece, name) for piece in choice.pieces]
         return None if any(part is None for part in parts) else np.concatenate(parts)
 
     arrays = {name: whole(name) for name in ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T")}
-    reason = StopReason.LENGTH if is_cut else StopReason.EOS
-    return first_tokens(replace(pieces[-1], **arrays, stop_reason=reason), count)
+    reason = StopReason.LENGTH if choice.reason == "length" else StopReason.EOS
+    return first_tokens(replace(choice.pieces[-1], **arrays, stop_reason=reason), len(choice.tokens))
 
 
 def _mark(message: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.text.process import import_from_here
@@ -25,16 +25,6 @@ class AgentFailure(Exception):  # noqa: N818 - the agent's, not ours
     """The agent ended without an answer; the text says how."""
 
 
-class Program(Protocol):
-    """An agent, sent to the process that plays it."""
-
-    def prepare(self) -> None:
-        """Load what can be loaded before the first episode; ConfigError when that fails."""
-
-    def play(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
-        """One episode; the agent's answer, None to take the policy's last words for it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionAgent:
     """`module:function`, called with the task; it may be a coroutine function. Its process plays one episode at a time,
@@ -44,11 +34,11 @@ class FunctionAgent:
     where: str
 
     def prepare(self) -> None:
-        """Import the module and find the function."""
+        """Import the module and find the function; ConfigError when that fails."""
         self._function()
 
     def play(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
-        """Call the function."""
+        """Call the function; returns the answer, None to take the policy's last words for it."""
         os.environ.update(variables)
         answer = self._function()(dict(task))
         if inspect.iscoroutine(answer):
@@ -80,7 +70,7 @@ class CommandAgent:
     where: str
 
     def prepare(self) -> None:
-        """Find the program."""
+        """Find the program; ConfigError when that fails."""
         words = shlex.split(self.command)
         if not words or shutil.which(words[0]) is None:
             what = f"the command {self.command!r} names no program that is found"
@@ -101,6 +91,9 @@ class CommandAgent:
             said = done.stderr.strip()[-TAIL:]
             raise AgentFailure(f"exit code {done.returncode}" + (f": {said}" if said else ""))
         return _checked(done.stdout.strip() or None)
+
+
+Program = FunctionAgent | CommandAgent  # sent to the process that plays it
 
 
 def _checked(answer: str | None) -> str | None:

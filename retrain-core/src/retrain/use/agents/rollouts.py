@@ -101,12 +101,12 @@ class _AgentBatch:
             most_calls=owner.most_calls,
             streams=streams,
             config=owner.config,
+            tokenizer=owner.tokenizer,
+            batcher=batcher,
+            limit=owner.context_length,
+            lock=threading.Lock(),
         )
-        shared: dict[str, Any] = {"tokenizer": owner.tokenizer, "batcher": batcher, "lock": threading.Lock()}
-        self._groups = [
-            [Episode(prompt=p, number=i, rules=rules, limit=owner.context_length, **shared) for i in range(group_size)]
-            for p in prompts
-        ]
+        self._groups = [[Episode(prompt, number, rules) for number in range(group_size)] for prompt in prompts]
         self._play(self._episodes, batcher)
         groups = [tuple(episode.completion() for episode in group) for group in self._groups]
         self._completions = [completion for group in groups for completion in group]

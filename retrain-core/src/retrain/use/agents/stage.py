@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from retrain.kernel.types import Score
 from retrain.tasks.child.process import Child, ChildError, ChildFailure
@@ -125,7 +125,9 @@ class Performance:
                 if self._is_stopped:
                     return
                 self._playing[actor] = episode
-            episode.said = actor.call("play", episode.task, self._variables(episode), timeout_s=NO_LIMIT_S)
+            address = {"OPENAI_BASE_URL": self._url, "NO_PROXY": "127.0.0.1,localhost"}
+            variables = {**address, "OPENAI_API_KEY": episode.token}
+            episode.said = actor.call("play", episode.task, variables, timeout_s=NO_LIMIT_S)
         except ChildFailure as error:
             if not isinstance(error, ChildError):
                 actor.kill()
@@ -137,9 +139,6 @@ class Performance:
             episode.said = episode.said.replace(episode.token, "(its key)")
         if not len(episode.calls) and episode.score is None:
             episode.score = Score.failed("the agent ended without a call to the policy")
-
-    def _variables(self, episode: Episode) -> Mapping[str, str]:
-        return {"OPENAI_BASE_URL": self._url, "OPENAI_API_KEY": episode.token, "NO_PROXY": "127.0.0.1,localhost"}
 
     def _watch(self) -> None:
         while self._left and not self._is_stopped:

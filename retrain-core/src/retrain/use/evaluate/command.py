@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,13 @@ from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
 from retrain.use.evaluate.subjects import Request, Result, evaluate_subject
 
-# What to type to let the evaluations of others judge a policy: `retrain serve`, and their client.
-
-
 NAME, PORT = "policy", 8000
 URL = f"http://127.0.0.1:{PORT}/v1"
 CLIENTS = ("lm-eval", "inspect")
 
 
 def client_lines(client: str, named: str, checkpoint: str, plugins: Plugins) -> list[str]:
-    """Two command lines with a word on each: the server, and the client in another terminal."""
+    """What to type to let the evaluations of others judge a policy: the server, and their client."""
     subject = find_subject(named, checkpoint)
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
     serve = shlex.join(["retrain", "serve", named, *chosen, "--name", NAME, "--port", str(PORT)])
@@ -91,7 +88,10 @@ def command(
     A run is evaluated as it evaluated itself: on its held-out examples and the sets of [eval.sets], with the same
     random streams. Keys of the configuration are flags here as anywhere: --temperature 0.7, --eval-samples 16. What is
     done is recorded, so that a command that was interrupted goes on where it stopped."""
-    names, overrides = _split(arguments)
+    count = next((number for number, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    names, overrides = arguments[:count], arguments[count:]
+    if not names:
+        raise click.UsageError("nothing to evaluate is named: give a run, an adapter or a model")
     changed = {"examples": examples, "samples": samples, "greedy": greedy or None}
     changed = {key: value for key, value in changed.items() if value is not None}
     if (changed or given["reward"]) and not given["data"]:
@@ -110,15 +110,6 @@ def command(
         click.echo(json.dumps({"results": [result.as_data() for result in results]}, indent=2, allow_nan=False))
         return
     click.echo("\n".join(map(printable, shown_results(results))))
-
-
-def _split(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The subjects, which come first, and the overrides."""
-    count = next((number for number, word in enumerate(arguments) if word.startswith("-")), len(arguments))
-    if not count:
-        fix = "retrain eval SUBJECT, where SUBJECT is a run, an adapter or a model"
-        raise ConfigError(Problem(where="command line", what="nothing to evaluate is named", fix=fix))
-    return arguments[:count], arguments[count:]
 
 
 # The table of `retrain eval`.
@@ -142,6 +133,7 @@ def shown_results(results: Sequence[Result]) -> list[str]:
 
 def _row(result: Result) -> tuple[str, ...]:
     fields, subject = result.fields, result.subject
+    sizes = sorted(int(name.removeprefix(PASS)) for name in fields if name.startswith(PASS))
     return (
         subject.label,
         "-" if subject.steps is None else str(subject.steps),
@@ -149,15 +141,9 @@ def _row(result: Result) -> tuple[str, ...]:
         f"{fields['examples']} x {fields['samples']}",
         percent(fields["correct_rate"]),
         rate_interval(fields["ci_low"], fields["ci_high"]),
-        _passed(fields),
+        " ".join(f"@{size} {100 * fields[f'{PASS}{size}']:.1f}" for size in sizes),  # in percent
         f"{fields['mean_reward']:.3f}" if "mean_reward" in fields else "none",
     )
-
-
-def _passed(fields: Mapping[str, Any]) -> str:
-    """`@1 41.0 @4 63.2`, in percent."""
-    sizes = sorted(int(name.removeprefix(PASS)) for name in fields if name.startswith(PASS))
-    return " ".join(f"@{size} {100 * fields[f'{PASS}{size}']:.1f}" for size in sizes)
 
 
 def _notes(results: Sequence[Result]) -> Iterator[str]:

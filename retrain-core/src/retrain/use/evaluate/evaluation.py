@@ -112,8 +112,7 @@ def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Scored, step:
             "scores": [score.value for score in scores],
             "correct": [score.value is not None and score.value > above for score in scores],
             **_outcomes(scores),
-            **_parts(scores),
-            **_shadows(scores),
+            **_parts_and_shadows(scores),
             "lengths": [completion.num_actions for completion in completions],
             "stops": [completion.stop_reason.value for completion in completions],
         }
@@ -128,22 +127,19 @@ def _outcomes(scores: Sequence[Score]) -> dict[str, list[str]]:
     return {"outcomes": [score.outcome.value for score in scores]}
 
 
-def _parts(scores: Sequence[Score]) -> dict[str, Any]:
-    """The rewards whose sum is the score, each with a value per sample, where there are several."""
-    names = sorted({name for score in scores for name in score.parts})
-    return {"parts": {name: [score.parts.get(name) for score in scores] for name in names}} if names else {}
-
-
-def _shadows(scores: Sequence[Score]) -> dict[str, Any]:
-    """The scores of `[reward] shadow`, as those of the reward; nothing without a shadow."""
-    found = [score.shadow for score in scores if score.shadow is not None]
-    if len(found) < len(scores):
-        return {}
-    outcomes = _outcomes(found)
-    return {"shadow_scores": [score.value for score in found], **{f"shadow_{name}": v for name, v in outcomes.items()}}
+def _parts_and_shadows(scores: Sequence[Score]) -> dict[str, Any]:
+    """The rewards whose sum is the score, where there are several, and the scores of `[reward] shadow`, if any."""
+    found: dict[str, Any] = {}
+    if names := sorted({name for score in scores for name in score.parts}):
+        found["parts"] = {name: [score.parts.get(name) for score in scores] for name in names}
+    shadows = [score.shadow for score in scores if score.shadow is not None]
+    if len(shadows) == len(scores):
+        found["shadow_scores"] = [score.value for score in shadows]
+        found |= {f"shadow_{name}": value for name, value in _outcomes(shadows).items()}
+    return found
 
 
 def _cluster(example: Example, column: str) -> str:
-    """What groups the example with others: the value in `column`, or else the example itself."""
+    """The value in `column`, or else the example itself."""
     value = example.info.get(column) if column else None
     return example.id if value is None else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -100,7 +100,7 @@ def load_set(each: EvalSet, context: PluginContext, tasks: Tasks | None = None) 
         )
         for note in (*data.notes, *notes):
             LOG.info("[eval.sets.%s] %s", each.name, printable(note))
-        prompts = _chosen(each, _untrained(each, pool.train, tasks))
+        prompts = _chosen(each, pool.train, tasks)
         _check_cluster(each.cluster, prompts, f"{each.place} cluster")
         if not shared:
             refuse_broken_rewards(verifier, prompts, reading.config)
@@ -122,14 +122,16 @@ def _shared_verifier(tasks: Tasks | None, data: LoadedData, config: Config, of_r
     """The run's verifier if the set would build the same: equal rewards, and none that the data brings."""
     if tasks is None or not isinstance(tasks.verifier, RewardVerifier) or uses_own_verifier(data, config):
         return None
-    weights: Mapping[str, float] = config.reward.weights
-    names = tuple(weights) or (config.reward.type,)
+    names = tuple(config.reward.weights) or (config.reward.type,)
     is_same = config.tables.get("reward") == of_run.tables.get("reward") and tasks.verifier.names == names
     return tasks.verifier if is_same else None
 
 
-def _untrained(each: EvalSet, prompts: Sequence[Prompt], tasks: Tasks | None) -> list[Prompt]:
-    """The prompts of a set that training does not see; ConfigError when it sees them all."""
+def _chosen(each: EvalSet, prompts: Sequence[Prompt], tasks: Tasks | None) -> list[Prompt]:
+    """As many prompts as the set asks for, of those that training does not see; ConfigError when there are too few.
+
+    They are those with the smallest keyed hash of their id, as held-out ones are chosen.
+    """
     examples = [prompt.example for prompt in tasks.pool.train] if tasks else []
     trained = {key for example in examples for key in (example.id, prompt_text(example))}
     left = [prompt for prompt in prompts if trained.isdisjoint((prompt.example.id, prompt_text(prompt.example)))]
@@ -138,18 +140,12 @@ def _untrained(each: EvalSet, prompts: Sequence[Prompt], tasks: Tasks | None) ->
             what = f"all {count} examples are trained on, and a rate on those is meaningless"
             raise ConfigError(Problem(where=each.place, what=what, fix="name other data, or use [eval] examples"))
         LOG.warning("[eval.sets.%s] %d of %d examples left out: they are trained on", each.name, count, len(prompts))
-    return left
-
-
-def _chosen(each: EvalSet, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
-    """As many as the set asks for: those with the smallest keyed hash of their id, as held-out ones are chosen."""
-    if not each.examples:
-        return tuple(prompts)
-    if each.examples > len(prompts):
-        what, fix = f"{each.examples} examples wanted, but the set has {len(prompts)}", "lower it, or leave it out"
+    if each.examples > len(left):
+        what, fix = f"{each.examples} examples wanted, but the set has {len(left)}", "lower it, or leave it out"
         raise ConfigError(Problem(where=f"{each.place} examples", what=what, fix=fix))
     seeds = Seeds(each.seed)
-    return tuple(sorted(prompts, key=lambda prompt: seeds.derive("held-out", prompt.example.id))[: each.examples])
+    ranked = sorted(left, key=lambda prompt: seeds.derive("held-out", prompt.example.id)) if each.examples else left
+    return ranked[: each.examples or None]
 
 
 def _check_cluster(column: str, prompts: Sequence[Prompt], where: str) -> None:

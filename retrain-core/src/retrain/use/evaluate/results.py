@@ -88,8 +88,7 @@ def _scores(record: Record, prefix: str = "") -> list[Score]:
 
 def own_records(run: Path, step: int, name: str) -> list[Record]:
     """What a run recorded itself about a set after a step; none where it did not evaluate then."""
-    found = Run(run).evaluations()
-    return [record for record in found if (record.get("step"), record.get("set")) == (step, name)]
+    return [record for record in Run(run).evaluations() if (record.get("step"), record.get("set")) == (step, name)]
 
 
 def _header(subject: Subject, each: LoadedSet) -> dict[str, Any]:

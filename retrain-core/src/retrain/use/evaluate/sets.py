@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from retrain.kernel.config.keys import Table, key
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.plugin_tables import SetsKeys
-from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer, Origin
+from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.config.toml_file import key_lines
 from retrain.kernel.errors import Problem
 from retrain.kernel.registry import Plugins
@@ -71,7 +72,10 @@ def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
     """The sets of `[eval.sets]`, in their order, and every problem with a key of theirs."""
     sets, problems = [], []
     given: Mapping[str, Mapping[str, Any]] = config.table("eval", SetsKeys).sets
-    lines = _lines(config) if given else {}
+    lines: Mapping[str, int] = {}
+    if given and config.origin("eval.sets").layer is Layer.FILE:
+        with suppress(OSError, ValueError):
+            lines = key_lines(Path(config.source).read_text(encoding="utf-8"))
     for name, values in given.items():
         line = lines.get(f"eval.sets.{name}")
         origin = f"{config.source}:{line}" if line else config.origin("eval.sets").place
@@ -184,13 +188,3 @@ def _validated(
                 fix = "write greedy = true"
             problems.append(Problem(where=f"{place} {key}".strip(), what=what, fix=fix))
         return None, problems
-
-
-def _lines(config: Config) -> Mapping[str, int]:
-    """The line of every key of the configuration's file, where the sets come from it."""
-    if config.origin("eval.sets").layer is not Layer.FILE or config.origin("eval.sets") == DEFAULT_ORIGIN:
-        return {}
-    try:
-        return key_lines(Path(config.source).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}

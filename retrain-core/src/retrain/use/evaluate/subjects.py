@@ -236,7 +236,8 @@ def _tasks(context: PluginContext, subject: Subject, *, needed: bool) -> Tasks |
 
 def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet) -> Result:
     """One policy on one set: what is recorded already, and the rest in portions that are recorded as they end."""
-    folder = request.out or (subject.run / "evaluations" if subject.run else _beside(request.named))
+    name = re.sub(r"[^\w.-]+", "_", request.named).strip("._") or "model"
+    folder = request.out or (subject.run / "evaluations" if subject.run else Path("logs/evaluations", name))
     file = ResultFile(folder, subject, each)
     step = -1 if subject.steps is None else subject.steps - 1
     records = file.read(each.prompts, request.at_once)
@@ -249,7 +250,11 @@ def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet)
         fresh = set_records(each, portion, found, step)
         file.append(fresh)
         records += fresh
-    own = own_records(subject.run, step, each.name) if subject.run and _repeats(request, policy, subject) else []
+    # before its first step a run has had its warm-up
+    has_warm_up = subject.steps == 0 and bool(policy.config.sft.steps)
+    is_changed = any(origin.layer is Layer.ENVIRONMENT for origin in policy.config.origins.values())
+    is_repeated = not (request.file or request.data or request.overrides or is_changed or has_warm_up)
+    own = own_records(subject.run, step, each.name) if subject.run and is_repeated else []
     fields = set_fields(each, [scores_of(record) for record in records], policy.plugins)
     return Result(
         subject=subject,
@@ -258,13 +263,6 @@ def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet)
         file=file.path,
         own=_same_as(own, records),
     )
-
-
-def _repeats(request: Request, policy: Opened, subject: Subject) -> bool:
-    """Whether the run may have evaluated this policy so itself; before its first step it has had its warm-up."""
-    has_warm_up = subject.steps == 0 and bool(policy.config.sft.steps)
-    is_changed = any(origin.layer is Layer.ENVIRONMENT for origin in policy.config.origins.values())
-    return not (request.file or request.data or request.overrides or is_changed or has_warm_up)
 
 
 def _same_as(own: Sequence[Record], records: Sequence[Record]) -> tuple[int, int] | None:
@@ -279,8 +277,3 @@ def _same_as(own: Sequence[Record], records: Sequence[Record]) -> tuple[int, int
     pairs = [(samples(record), by_name.get(record["example"], [])) for record in records]
     same = sum(now == then for found, recorded in pairs for now, then in zip(found, recorded, strict=False))
     return same, sum(len(found) for found, _ in pairs)
-
-
-def _beside(named: str) -> Path:
-    """Where results about something that is no run are kept."""
-    return Path("logs/evaluations") / (re.sub(r"[^\w.-]+", "_", named).strip("._") or "model")

@@ -45,25 +45,21 @@ class ApiServer(Server):
         self._service_of, self._refusal, self._created = service_of, refusal, int(time.time())
         routes = [
             *(Route(path, _health) for path in ("/health", "/v1/health")),
-            Route(MODELS, self._models),
-            Route(f"{MODELS}/{{name:path}}", self._model),
+            *(Route(path, self._models) for path in (MODELS, f"{MODELS}/{{name:path}}")),
             *(Route(path, self._complete, methods=["POST"]) for path in ROUTES),
             Route("/{path:path}", self._nothing, methods=["GET", "POST"]),
         ]
-        handlers = {
-            RequestError: _refuse,
-            HTTPException: _refuse_method,
-            ClientDisconnect: _fall_silent,
-            Exception: _apologise,
-        }
+        handlers = dict.fromkeys((RequestError, HTTPException, ClientDisconnect, Exception), _refuse)
         super().__init__(Starlette(routes=routes, exception_handlers=handlers), host, port)
         self.url = f"{self.origin}/v1"
 
     async def _models(self, request: Request) -> Response:
-        return _json_response({"object": "list", "data": list(self._entries(request).values())})
-
-    async def _model(self, request: Request) -> Response:
-        entry = self._entries(request).get(request.path_params["name"])
+        """The list of models, or the one of that name."""
+        service = self._service(request)
+        entries = {name: model_object(name, self._created, service.limit) for name in service.models}
+        if "name" not in request.path_params:
+            return _json_response({"object": "list", "data": list(entries.values())})
+        entry = entries.get(request.path_params["name"])
         return _json_response(entry) if entry else await self._nothing(request)
 
     async def _complete(self, request: Request) -> _Reply:
@@ -71,8 +67,12 @@ class ApiServer(Server):
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
             # so that no page in a browser can ask without being allowed to
             raise RequestError(f"Content-Type must be {JSON_TYPE}", status=415)
+
+        def no_constant(name: str) -> Any:
+            raise ValueError(f"{name} is not JSON")
+
         try:
-            content = json.loads(body, parse_constant=_no_constant)
+            content = json.loads(body, parse_constant=no_constant)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
         path, is_retry = request.scope["path"], request.headers.get(RETRIES, "0") != "0"
@@ -89,10 +89,6 @@ class ApiServer(Server):
             there = f"; there are {', '.join(ROUTES)}"
         self._service(request)
         raise RequestError(f"there is nothing at {path}{there}", status=404)
-
-    def _entries(self, request: Request) -> dict[str, dict[str, Any]]:
-        service = self._service(request)
-        return {name: model_object(name, self._created, service.limit) for name in service.models}
 
     def _service(self, request: Request) -> Answers:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
@@ -186,28 +182,16 @@ async def _health(request: Request) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
+    """An error as OpenAI words it."""
+    if isinstance(error, HTTPException):
+        error = RequestError(f"unsupported method {request.method[:80]!r}", status=501)
+    elif not isinstance(error, RequestError):  # also of a client that has gone: nobody reads it
+        error = RequestError(f"internal error: {type(error).__name__}", status=500)
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
     if error.status in (401, 411, 413):  # the body may be unread
         headers["Connection"] = "close"
     return _json_response(error_object(error), error.status, headers)
 
 
-async def _refuse_method(request: Request, error: Exception) -> Response:
-    return await _refuse(request, RequestError(f"unsupported method {request.method[:80]!r}", status=501))
-
-
-async def _fall_silent(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # nobody reads it
-
-
-async def _apologise(request: Request, error: Exception) -> Response:
-    return await _refuse(request, RequestError(f"internal error: {type(error).__name__}", status=500))
-
-
 def _json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(json.dumps(content, allow_nan=False), status, headers, JSON_TYPE)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

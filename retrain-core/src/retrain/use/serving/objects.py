@@ -59,8 +59,7 @@ class Writer:
                 text = self._text(choice) if choice.message is None else choice.message
                 chunks.append(self._grown(choice, text, slice(0, len(choice.tokens))))
             if choice.calls:
-                called = [{"index": place, **call} for place, call in enumerate(choice.calls)]
-                delta = {"tool_calls": called}
+                delta = {"tool_calls": [{"index": place, **call} for place, call in enumerate(choice.calls)]}
                 chunks.append(self._chunk({"index": choice.index, "delta": delta, "logprobs": None}))
             body: Json = {"delta": {}} if self._answer.is_chat else {"text": ""}
             chunks.append(self._chunk({"index": choice.index, **body, "logprobs": None}, choice.reason))
@@ -81,10 +80,10 @@ class Writer:
 
     def _grown(self, choice: Choice, text: str, part: slice) -> Json:
         if self._answer.is_chat:
-            return self._chunk(
-                {"index": choice.index, "delta": {"content": text}, "logprobs": self._chat(choice, part)}
-            )
-        return self._chunk({"index": choice.index, "text": text, "logprobs": self._plain(choice, part)})
+            body: Json = {"delta": {"content": text}, "logprobs": self._chat(choice, part)}
+        else:
+            body = {"text": text, "logprobs": self._plain(choice, part)}
+        return self._chunk({"index": choice.index, **body})
 
     def _whole_choice(self, choice: Choice) -> Json:
         part = slice(0, len(choice.tokens))
@@ -120,12 +119,11 @@ class Writer:
             offsets.append(offsets[-1] + len(text))
         places = range(0 if part.start == 0 else prompt + part.start, last)
         before = len(choice.prompt_T) - prompt  # of the row that alternatives are known of
+        tops = [top_dict(self._service, choice, before + place) for place in places] if self._answer.asked.top else None
         return {
             "tokens": [texts[place] for place in places],
             "token_logprobs": [self._logprob(choice, before + place) for place in places],
-            "top_logprobs": [top_dict(self._service, choice, before + place) for place in places]
-            if self._answer.asked.top
-            else None,
+            "top_logprobs": tops,
             "text_offset": [offsets[place] for place in places],
         }
 

@@ -82,6 +82,11 @@ class Asked:
     opening: str = ""
     one_call: bool = False
 
+    @property
+    def is_ranked(self) -> bool:
+        """Whether alternatives are wanted, or log-probabilities of the prompt."""
+        return bool(self.top or (self.echo and self.top is not None))
+
 
 def _as_list(value: Any) -> Any:
     """One text, or the token ids of one prompt, as a list of one."""
@@ -191,15 +196,14 @@ def refuse_unsupported(body: Body, read: frozenset[str], neutral: Mapping[str, S
 
 def _tools(body: Body) -> Sequence[Mapping[str, Any]]:
     given = body.get("tools") or []
-    if not isinstance(given, list) or not all(_is_function(tool) for tool in given):
-        message = "tools must be a list of functions: {'type': 'function', 'function': {'name': ...}}"
-        raise RequestError(message, param="tools")
-    return given
-
-
-def _is_function(tool: Any) -> bool:
-    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
+    for tool in given if isinstance(given, list) else [given]:
+        match tool:
+            case {"type": "function", "function": {"name": str(name)}} if name:
+                pass
+            case _:
+                message = "tools must be a list of functions: {'type': 'function', 'function': {'name': ...}}"
+                raise RequestError(message, param="tools")
+    return list(given)
 
 
 def _opening(body: Body, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -210,13 +214,12 @@ def _opening(body: Body, tools: Sequence[Mapping[str, Any]]) -> str:
     if wanted == "required":
         return CALL_START
     names = {tool["function"]["name"] for tool in tools}
-    function = wanted.get("function") if isinstance(wanted, dict) and wanted.get("type") == "function" else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or name not in names:
-        known = f"none, auto, required, or a function of tools: {', '.join(sorted(names))[:200]}"
-        message = f"tool_choice = {_shown(wanted)} is not supported; there are {known}"
-        raise RequestError(message, param="tool_choice", code="unsupported_value")
-    return f'{CALL_START}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+    match wanted:
+        case {"type": "function", "function": {"name": str(name)}} if name in names:
+            return f'{CALL_START}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+    known = f"none, auto, required, or a function of tools: {', '.join(sorted(names))[:200]}"
+    message = f"tool_choice = {_shown(wanted)} is not supported; there are {known}"
+    raise RequestError(message, param="tool_choice", code="unsupported_value")
 
 
 def _shown(value: Any) -> str:

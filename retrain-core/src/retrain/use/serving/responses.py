@@ -27,7 +27,6 @@ NEUTRAL_HERE: Mapping[str, Sequence[Any]] = {
     "truncation": ("disabled",),
 }
 READ_HERE = frozenset({*SAME, *RENAMED, "instructions", "tools", "tool_choice"})
-TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def parse_response(body: Any) -> Asked:
@@ -35,15 +34,22 @@ def parse_response(body: Any) -> Asked:
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     refuse_unsupported(body, READ_HERE, NEUTRAL_HERE)
+    instructions, tools, choice = body.get("instructions"), body.get("tools") or [], body.get("tool_choice")
+    if instructions is not None and not isinstance(instructions, str):
+        raise RequestError("instructions must be a text", param="instructions")
+    if not isinstance(tools, list) or not all(isinstance(t, dict) and t.get("type") == "function" for t in tools):
+        raise RequestError("tools must be a list of functions: {'type': 'function', 'name': ...}", param="tools")
+    system = [{"role": "system", "content": instructions}] if instructions else []
     chat: Json = {name: body[name] for name in (*SAME, *LABELS) if name in body}
     chat |= {
-        "messages": [*_instructions(body), *_messages(body.get("input"))],
+        "messages": [*system, *_messages(body.get("input"))],
         "max_tokens": body.get("max_output_tokens"),
-        "tools": _tools(body.get("tools") or []),
-        "tool_choice": body.get("tool_choice"),
+        # the fields of a function stand in the tool itself here
+        "tools": [{"type": "function", "function": {n: v for n, v in t.items() if n != "type"}} for t in tools],
+        "tool_choice": choice,
     }
-    if isinstance(chat["tool_choice"], dict) and chat["tool_choice"].get("type") == "function":
-        chat["tool_choice"] = {"type": "function", "function": {"name": chat["tool_choice"].get("name")}}
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
     try:
         return parse(chat, is_chat=True)
     except RequestError as error:
@@ -111,7 +117,7 @@ class ResponseWriter:
 
     def _message_events(self) -> list[Json]:
         """The events before the first text of a message."""
-        item = self._message("", status="in_progress") | {"content": []}
+        item = self._message("") | {"status": "in_progress", "content": []}
         return [
             self._event("response.output_item.added", output_index=0, item=item),
             self._of_text("response.content_part.added", part=_text_part("")),
@@ -137,8 +143,8 @@ class ResponseWriter:
             items.append(head | call["function"])
         return items
 
-    def _message(self, text: str, status: str = "completed") -> Json:
-        head = {"id": self._message_id, "type": "message", "status": status, "role": "assistant"}
+    def _message(self, text: str) -> Json:
+        head = {"id": self._message_id, "type": "message", "status": "completed", "role": "assistant"}
         return head | {"content": [_text_part(text)]}
 
     def _response(self, status: str) -> Json:
@@ -176,13 +182,6 @@ class ResponseWriter:
         return {"type": kind, "sequence_number": self._events - 1, **fields}
 
 
-def _instructions(body: Body) -> list[Json]:
-    given = body.get("instructions")
-    if given is not None and not isinstance(given, str):
-        raise RequestError("instructions must be a text", param="instructions")
-    return [{"role": "system", "content": given}] if given else []
-
-
 def _messages(given: Any) -> list[Json]:
     """The items of an input as messages; the calls of a turn join its text in one message, as in a chat."""
     if isinstance(given, str):
@@ -210,21 +209,16 @@ def _messages(given: Any) -> list[Json]:
 
 
 def _text_of(content: Any) -> str:
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list) or not all(map(_is_text, parts)):
-        raise RequestError("input: a content must be a text, or a list of text parts", param="input")
-    return "".join(part["text"] for part in parts)
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str)
-
-
-def _tools(given: Any) -> list[Json]:
-    """Functions, whose fields stand in the tool itself here."""
-    if not isinstance(given, list) or not all(isinstance(t, dict) and t.get("type") == "function" for t in given):
-        raise RequestError("tools must be a list of functions: {'type': 'function', 'name': ...}", param="tools")
-    return [{"type": "function", "function": {n: v for n, v in t.items() if n != "type"}} for t in given]
+    texts = []
+    for part in [content] if isinstance(content, str) else content if isinstance(content, list) else [None]:
+        match part:
+            case str(text) if part is content:
+                texts.append(text)
+            case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                raise RequestError("input: a content must be a text, or a list of text parts", param="input")
+    return "".join(texts)
 
 
 def _text_part(text: str) -> Json:

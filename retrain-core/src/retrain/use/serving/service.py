@@ -18,6 +18,7 @@ from retrain.run.streaming import TopLogprobs
 from retrain.text.chat import chat_text
 from retrain.text.context import context_length
 from retrain.text.token_text import token_texts
+from retrain.text.tool_calls import ToolCall, parse_tool_calls, plain_tool_calls
 from retrain.use.serving.batcher import (
     Batcher,
     BusyError,
@@ -31,7 +32,6 @@ from retrain.use.serving.batcher import (
 )
 from retrain.use.serving.parse import CALL_END, Asked, RequestError
 from retrain.use.serving.text_stream import TextStream
-from retrain.use.serving.tools import read_calls, wire_calls
 
 Json = dict[str, Any]
 LEAST = -9999.0  # what vLLM writes for minus infinity, which JSON does not have
@@ -129,7 +129,7 @@ class Answers:
                 left -= choice.reason is not None
         for choice in answer.choices:
             choice.reason = choice.reason or "length"  # nothing was to be sampled
-        if answer.asked.top or (answer.asked.echo and answer.asked.top is not None):
+        if answer.asked.is_ranked:
             await self._rank(answer)
 
     def cancel(self, answer: Answer) -> None:
@@ -205,7 +205,7 @@ class Answers:
         return whole
 
     def _require_ranking(self, asked: Asked) -> None:
-        if (asked.top or (asked.echo and asked.top is not None)) and not self._batcher.can_rank:
+        if asked.is_ranked and not self._batcher.can_rank:
             message = "this backend reports log-probabilities of sampled tokens only, without alternatives"
             raise RequestError(message, param="logprobs", code="unsupported_value")
 
@@ -343,7 +343,7 @@ class Service(Answers):
 
 
 async def _next(events: Inbox) -> tuple[Work, Piece | list[TopLogprobs]]:
-    """The next event; RequestError when it is that there will be no answer."""
+    """The next event; RequestError when there will be no answer."""
     work, event = await events.next()
     if isinstance(event, Failure):
         raise RequestError(event.message, status=503 if event.is_stopping else 500)
@@ -371,3 +371,43 @@ def kept_tokens(choice: Choice, texts: Sequence[str]) -> int:
             return count
         total += len(text)
     return len(texts)
+
+
+# Tools in a chat: messages as templates read them, and the calls in what the policy wrote.
+
+
+MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id")
+
+
+def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Role, text, name and tool calls of a message, with arguments as objects, which is what templates expect."""
+    if message.get("function_call") is not None:
+        raise RequestError("function_call is not supported: use tool_calls", param="messages")
+    plain = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
+    if message.get("tool_calls"):
+        try:
+            plain["tool_calls"] = plain_tool_calls(message["tool_calls"])
+        except ValueError as error:
+            raise RequestError(str(error), param="messages") from None
+    return plain
+
+
+def read_calls(opening: str, text: str, stopped_by: str | None) -> tuple[str, str, tuple[ToolCall, ...]]:
+    """What the policy's answer is with its opening and the end of its one call; its message, and its calls.
+
+    A policy may write a whole call after an opening that has begun one already; that one counts then.
+    """
+    ending = CALL_END if stopped_by == CALL_END else ""
+    whole = f"{opening}{text}{ending}"
+    message, calls = parse_tool_calls(whole)
+    if opening and not calls:
+        message, calls = parse_tool_calls(text + ending)
+    return whole, message if calls else whole, calls
+
+
+def wire_calls(calls: Sequence[ToolCall], head: str) -> list[dict[str, Any]]:
+    """Calls in OpenAI's form, under ids that begin with `head`."""
+    return [
+        {"id": f"call_{head}_{i}", "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
+        for i, each in enumerate(calls)
+    ]

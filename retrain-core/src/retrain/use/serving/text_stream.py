@@ -34,17 +34,14 @@ class TextStream:
         if self.is_stopped:
             return ""
         self._tokens.append(token)
-        before, after = self._decoded(self._read), self._decoded(len(self._tokens))
-        if after.endswith(BROKEN) and len(self._tokens) - self._read < CONTEXT:
-            return ""
-        return self._grown(after[len(before) :] if after.startswith(before) else after)
+        piece = self._unread()
+        return "" if piece.endswith(BROKEN) and len(self._tokens) - self._read < CONTEXT else self._grown(piece)
 
     def finish(self) -> str:
         """The rest: no more tokens will come."""
         piece = ""
         if not self.is_stopped and self._read < len(self._tokens):
-            before, after = self._decoded(self._read), self._decoded(len(self._tokens))
-            piece = self._grown(after[len(before) :] if after.startswith(before) else after)
+            piece = self._grown(self._unread())
         return piece + self._show(len(self.text))
 
     def _grown(self, piece: str) -> str:
@@ -69,5 +66,11 @@ class TextStream:
         piece, self._shown = self.text[self._shown : end], max(self._shown, end)
         return piece
 
-    def _decoded(self, end: int) -> str:
-        return str(self._tokenizer.decode(self._tokens[self._start : end], skip_special_tokens=True))
+    def _unread(self) -> str:
+        """The text of the tokens since `_read`, decoded with those before them."""
+        tokens = self._tokens[self._start :]
+        before, after = (
+            str(self._tokenizer.decode(some, skip_special_tokens=True))
+            for some in (tokens[: self._read - self._start], tokens)
+        )
+        return after[len(before) :] if after.startswith(before) else after
