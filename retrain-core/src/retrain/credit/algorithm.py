@@ -300,7 +300,7 @@ def token_metrics(
 
 
 def _joined(arrays: Iterable[np.ndarray[Any, Any]], dtype: type = np.float64) -> np.ndarray[Any, Any]:
-    return np.concatenate([np.zeros(0, dtype), *arrays])
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)  # plugins may give lists
 
 
 def _split(name: str, values_A: Floats, planning_A: Mask) -> dict[str, float]:

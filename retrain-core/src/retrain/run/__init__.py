@@ -25,7 +25,7 @@ OVERLONG = {"mask": "left out of the loss", "drop": "left out of the loss and of
 def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
     """The order in which every prompt is drawn once per pass."""
     summary = "Every prompt once per pass, in a seeded order that is new in each."
-    register(PluginSpec(name="uniform", summary=summary, factory="retrain.tasks.sampling:uniform"))
+    register(PluginSpec(name="uniform", summary=summary, factory="retrain.tasks.sampling:Uniform"))
 
 
 @hookimpl

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example
 from retrain.tasks.prompts import order_from
 
@@ -85,8 +84,8 @@ class Uniform:
 
     in_passes = True
 
-    def __init__(self, examples: Sequence[Example], seeds: Seeds) -> None:
-        self._ids, self._seeds = [example.id for example in examples], seeds
+    def __init__(self, context: PluginContext, examples: Sequence[Example]) -> None:
+        self._ids, self._seeds = [example.id for example in examples], context.seeds
 
     def choose(self, request: PromptRequest) -> list[PromptChoice]:
         """The prompts from position `cursor` of an endless sequence."""
@@ -102,8 +101,3 @@ class Uniform:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Nothing to restore."""
-
-
-def uniform(context: PluginContext, examples: Sequence[Example]) -> Uniform:
-    """The sampler `uniform`."""
-    return Uniform(examples, context.seeds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,8 @@ def keys(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
 def test_uniform_is_the_order_of_before(size: int, cursor: int, count: int, root: int, ahead: int) -> None:
     """Position p is entry p mod N of the permutation of epoch p // N: prompts, epochs and so completions' seeds."""
     pool = pool_of(size, root)
-    uniform = Uniform([prompt.example for prompt in pool.train], pool.seeds)
+    context: Any = SimpleNamespace(seeds=pool.seeds)
+    uniform = Uniform(context, [prompt.example for prompt in pool.train])
     order = PassOrder(pool, NamedSampler("uniform", "[data] sampler", uniform))
     order.draw_ahead(ahead)
     drawn = order.draw(cursor, count, step=5)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ def test_values_go_there_and_back(child: Child) -> None:
 def test_the_child_stands_where_we_stand(targets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RETRAIN_SOMETHING", "here")
-    with Child(targets.Target()) as child:
+    with closing(Child(targets.Target())) as child:
+        child.start()
         assert child.call("surroundings", timeout_s=LONG_S) == [str(tmp_path), sys.path, "here"]
 
 
@@ -162,7 +163,8 @@ def test_forked_copies_end_with_the_call(child: Child, gone: Callable[..., bool]
 
 
 def test_a_helper_from_the_beginning_stays_until_the_end(targets: Any, gone: Callable[..., bool]) -> None:
-    with Child(targets.Helped()) as child:
+    with closing(Child(targets.Helped())) as child:
+        child.start()
         helper = child.call("helper_pid", timeout_s=LONG_S)
         assert child.call("helper_pid", timeout_s=LONG_S) == helper
         os.kill(helper, 0)

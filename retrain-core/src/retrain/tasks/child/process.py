@@ -185,13 +185,6 @@ class Child:
 
     close = kill
 
-    def __enter__(self) -> Child:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
     def _pickled(self) -> bytes:
         try:
             return pickle.dumps(self._target)
@@ -263,13 +256,11 @@ class Child:
 
 
 def _last_words(life_line: socket.socket) -> dict[str, Any]:
-    content = b""
+    """The report that the guard sent before it ended; empty if it sent none."""
     life_line.settimeout(LAST_WORDS_S)
-    with suppress(OSError):
-        while chunk := life_line.recv(wire.CHUNK_BYTES):
-            content += chunk
     try:
-        report = json.loads(content)
-    except ValueError:
+        with life_line.makefile("rb") as stream:
+            report: dict[str, Any] = json.load(stream)
+    except (OSError, ValueError):
         return {}
-    return report if isinstance(report, dict) else {}
+    return report

@@ -22,20 +22,10 @@ MAX_WORKERS = 8
 JOIN_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of one reward: seconds per score, retries of a failed score, share of a step's scores that may fail."""
-
-    timeout_s: float
-    retries: int
-    max_failed_frac: float
-
-
-def limits_of(settings: ScoringTable, name: str) -> Limits:
-    """The limits of `[scoring]`, overridden by `[scoring.limits.NAME]`."""
+def limits_of(settings: ScoringTable, name: str) -> ScoringTable:
+    """`[scoring]` for one reward: with the limits of `[scoring.limits.NAME]`."""
     own = settings.limits.get(name)
-    given = own.model_dump(exclude_none=True) if own else {}
-    return Limits(**{name: given.get(name, getattr(settings, name)) for name in Limits.__slots__})
+    return settings.model_copy(update=own.model_dump(exclude_none=True)) if own else settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +51,7 @@ class Task:
     reward: int
     example: Example
     text: str
-    limits: Limits
+    limits: ScoringTable
     finished: SimpleQueue[Task] = field(repr=False)
     last: Attempt = NOT_TRIED
     attempts: int = 0

@@ -18,7 +18,7 @@ from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.types import Example, Outcome
 from retrain.tasks.child.process import ChildError, ChildFailure
 from retrain.tasks.scoring.batch import ScoringBatch, VerdictCache
-from retrain.tasks.scoring.pool import Limits, ScoringPool, Task, limits_of
+from retrain.tasks.scoring.pool import ScoringPool, Task, limits_of
 
 if TYPE_CHECKING:
     from retrain.tasks.scoring.event_loop import AsyncScorers
@@ -51,7 +51,7 @@ class ScoringService:
     ) -> None:
         self.rewards = tuple(rewards)
         self.names = tuple(each.name for each in rewards)
-        self.limits: tuple[Limits, ...] = tuple(limits_of(settings, name) for name in self.names)
+        self.limits = tuple(limits_of(settings, name) for name in self.names)
         self.shadow = shadow
         self.cache = VerdictCache() if settings.cache else None
         self.has_told_full = False  # that a folder takes no more failed scores
