@@ -43,6 +43,10 @@ class FailureRecord:
     report: str = ""
 
 
+OF_EXAMPLE = ("id", "prompt", "reference", "task", "info")
+OF_SCORE = tuple(name for name in FailureRecord.__slots__ if name not in ("example", "text"))
+
+
 def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -> bool:
     """Write `<folder>/<label>_<n>.json`, replacing the files of an earlier attempt with the same label.
 
@@ -77,39 +81,22 @@ def _read(file: Path) -> FailureRecord:
     try:
         with open_regular(file) as stream:
             content = json.load(stream)
-        example, text = _example(content["example"]), wire.decode(content["text"])
-        if not isinstance(text, str):
+        example = Example(**{name: wire.decode(content["example"][name]) for name in OF_EXAMPLE})
+        record = FailureRecord(example=example, text=content["text"], **{name: content[name] for name in OF_SCORE})
+        if not isinstance(record.text, str):
             raise TypeError("text must be text")
-        return FailureRecord(
-            reward=str(content["reward"]),
-            weight=float(content["weight"]),
-            example=example,
-            text=text,
-            detail=str(content["detail"]),
-            attempts=int(content["attempts"]),
-            seconds=float(content["seconds"]),
-            count=int(content.get("count", 1)),
-            report=str(content.get("report", "")),
-        )
+        return record
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"is not a record of a failed score: {type(error).__name__}: {error}"
         raise ConfigError(Problem(where=str(file), what=what, fix="give a file that a run wrote")) from error
 
 
-def _example(content: Any) -> Example:
-    names = ("id", "prompt", "reference", "task")
-    values = {name: wire.decode(content[name]) for name in names}
-    return Example(**values, info=wire.decode(content["info"]))
-
-
 def _as_json(record: FailureRecord) -> bytes:
-    example = record.example
-    parts = {name: getattr(example, name) for name in ("id", "prompt", "reference", "task", "info")}
-    own = {name: getattr(record, name) for name in record.__slots__ if name not in ("example", "text")}
+    own = {name: getattr(record, name) for name in OF_SCORE}
     own |= {"detail": hide_text(record.detail), "report": hide_text(record.report)}  # an exception may quote a key
-    content = {**own, "example": {name: _sendable(part) for name, part in parts.items()}, "text": record.text}
-    text = json.dumps(redacted(content), indent=2)  # escapes, for a text may hold lone surrogates
-    return text.encode("ascii") + b"\n"
+    example = {name: _sendable(getattr(record.example, name)) for name in OF_EXAMPLE}
+    text = json.dumps(redacted({**own, "example": example, "text": record.text}), indent=2)
+    return text.encode("ascii") + b"\n"  # escapes, for a text may hold lone surrogates
 
 
 def _sendable(part: Any) -> Any:
