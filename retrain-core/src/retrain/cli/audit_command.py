@@ -247,8 +247,13 @@ def replay_failures(path: Path, arguments: Sequence[str], plugins: Plugins) -> l
     `arguments` are overrides of the run's configuration, or another configuration and its overrides.
     """
     records = read_failures(path)
-    is_other = bool(arguments) and not arguments[0].startswith("-")
-    config = load_checked(arguments if is_other else [str(_config_of(path)), *arguments], plugins).config
+    if not arguments or arguments[0].startswith("-"):
+        files = [folder / CONFIG_FILE for folder in path.resolve().parents if (folder / CONFIG_FILE).is_file()]
+        if not files:
+            what, fix = f"no {CONFIG_FILE} in a folder above it", "name the run's: audit CONFIG --replay PATH"
+            raise ConfigError(Problem(where=str(path), what=what, fix=fix))
+        arguments = [str(files[0]), *arguments]
+    config = load_checked(arguments, plugins).config
     rewards = _rewards(config, plugins, {record.reward for _, record in records})
     missing = sorted({record.reward for _, record in records} - rewards.keys())
     if missing:
@@ -295,12 +300,3 @@ def _rewards(config: Config, plugins: Plugins, wanted: Collection[str]) -> dict[
         own = load_data(config, context).reward
         rewards |= {source: NamedReward(name=source, reward=own)} if own is not None else {}
     return rewards
-
-
-def _config_of(path: Path) -> Path:
-    """`config.toml` of the run folder that holds `path`."""
-    for folder in path.resolve().parents:
-        if (folder / CONFIG_FILE).is_file():
-            return folder / CONFIG_FILE
-    fix = "name the run's configuration: audit CONFIG --replay PATH"
-    raise ConfigError(Problem(where=str(path), what=f"no {CONFIG_FILE} in a folder above it", fix=fix))

@@ -61,7 +61,7 @@ def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[
     if as_json:
         click.echo(json.dumps(hide(content), indent=2))
     else:
-        _show(hide(content))
+        click.echo("\n".join(_lines(hide(content))))
 
 
 def inventory(plugins: Plugins, kinds: Sequence[Kind] = tuple(Kind)) -> dict[str, Any]:
@@ -101,11 +101,6 @@ def _of_configuration(arguments: Sequence[str], plugins: Plugins, only: Kind | N
         "selected": selected,
         "problems": [str(problem) for problem in problems],
     }
-
-
-def _show(content: dict[str, Any]) -> None:
-    for line in _lines(content):
-        click.echo(line)
 
 
 def _lines(content: dict[str, Any]) -> Iterator[str]:
@@ -181,14 +176,11 @@ def searched_modules(search_paths: Sequence[str]) -> list[dict[str, str]]:
         folders = (package.submodule_search_locations if package else None) or []
         names = [info.name for info in pkgutil.iter_modules(folders, f"{path}.")]
         for name in (name for name in names if not name.rpartition(".")[2].startswith("_")):
-            found.append({"module": name, "file": module_file(name), "status": _import_status(name)})
+            status = OK
+            try:
+                with redirect_stdout(sys.stderr):
+                    importlib.import_module(name)
+            except (Exception, SystemExit) as error:  # whatever one of the user's files does, the others are listed
+                status = f"error: {type(error).__name__}: {error}"
+            found.append({"module": name, "file": module_file(name), "status": status})
     return found
-
-
-def _import_status(module: str) -> str:
-    try:
-        with redirect_stdout(sys.stderr):
-            importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # whatever one of the user's files does, the others are listed too
-        return f"error: {type(error).__name__}: {error}"
-    return OK

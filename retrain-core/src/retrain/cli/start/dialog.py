@@ -15,7 +15,7 @@ from tomlkit.items import Table
 
 from retrain.cli.start.own_data import FILES, HUB, TABULAR, DataChoice, Wishes, choose_data, folder_of
 from retrain.cli.start.templates import refuse_existing, template_text
-from retrain.cli.start.written import BUILTIN, put_aside, steps_advised, templates_for
+from retrain.cli.start.written import BUILTIN, advised, put_aside, templates_for
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.registry import Plugins
@@ -49,7 +49,7 @@ def ask_wishes(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
         asked = _prompt(f"Reward ({names}, or my_reward.py)", choice.reward or UNNAMED, read)
         wishes = replace(wishes, reward="" if asked == UNNAMED else asked)
     if not wishes.steps:
-        usual = steps_advised(wishes.model, plugins)
+        usual = int(advised(wishes.model, plugins)["training"]["max_steps"].value)
         steps = click.prompt("Training steps", type=click.IntRange(1), default=usual)
         wishes = replace(wishes, steps=0 if steps == usual else steps)  # the usual ones are fitted to the machine
     if not wishes.log_dir:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,21 +112,14 @@ def fit(wanted: Sizes, speed: Speed, *, keep_steps: bool = False) -> Sizes:
     for name, floor in EVALUATION_CUTS:
         while getattr(sizes, name) > floor and sizes.evaluation_s(speed) > evaluation_s:
             sizes = _halved(sizes, name, floor)
-    candidates = _schedules(sizes, keep_steps=keep_steps)
-    return next((each for each in candidates if _ends_in_time(each, speed)), replace(sizes, eval_every=0))
-
-
-def _schedules(sizes: Sizes, *, keep_steps: bool) -> Iterator[Sizes]:
-    """Most steps first, and for each number of them most evaluations first; the last is the least."""
+    # most steps first, and for each number of them most evaluations first
     for steps in [sizes.max_steps] if keep_steps else range(sizes.max_steps, 0, -1):
         for every in dict.fromkeys((sizes.eval_every, steps // 2, 0)):
-            if every < steps:
-                yield replace(sizes, max_steps=steps, eval_every=every)
-
-
-def _ends_in_time(sizes: Sizes, speed: Speed) -> bool:
-    is_balanced = sizes.evaluations_s(speed) <= sizes.training_s(speed) / 2
-    return sizes.run_s(speed) <= RUN_S and (is_balanced or not sizes.eval_every)
+            found = replace(sizes, max_steps=steps, eval_every=every)
+            is_balanced = not every or found.evaluations_s(speed) <= found.training_s(speed) / 2
+            if every < steps and is_balanced and found.run_s(speed) <= RUN_S:
+                return found
+    return replace(sizes, eval_every=0)
 
 
 def _halved(sizes: Sizes, name: str, floor: int) -> Sizes:

@@ -70,11 +70,6 @@ def advised(model: str, plugins: Plugins) -> Sections:
     }
 
 
-def steps_advised(model: str, plugins: Plugins) -> int:
-    """How many steps a run of this model should start with."""
-    return int(advised(model, plugins)["training"]["max_steps"].value)
-
-
 def held_out(examples: int) -> int:
     """How many of so many examples are set aside: a fifth, at most 64; none where too few would be left."""
     return min(examples // HELD_OUT_SHARE, MOST_HELD_OUT) if examples >= FEWEST else 0

@@ -187,7 +187,9 @@ class Batcher:
         try:
             self._use(first.model)
             if isinstance(first, Ranking):
-                self._rank(first)
+                assert isinstance(self._backend, RanksTokens)
+                if not first.is_cancelled:
+                    first.tell(self._backend.top_logprobs(first.rows, first.temperature, first.top))
             elif isinstance(first, Generation):
                 batch += self.waiting_like(first, in_front=False)
                 self._generate([work for work in batch if isinstance(work, Generation)], batch)
@@ -209,12 +211,6 @@ class Batcher:
         finally:
             with self._changed:
                 self._rows -= sum(work.num_rows for work in batch)
-
-    def _rank(self, work: Ranking) -> None:
-        backend = self._backend
-        assert isinstance(backend, RanksTokens)
-        if not work.is_cancelled:
-            work.tell(backend.top_logprobs(work.rows, work.temperature, work.top))
 
     def _generate(self, works: list[Generation], batch: list[Work]) -> None:
         """Sample for these and for those like them that arrive meanwhile; `batch` grows by them."""

@@ -199,7 +199,11 @@ class Answers:
             return choice.text
         whole, choice.message, calls = read_calls(asked.opening, choice.text, choice.stream.stopped_by)
         # ids that are the same in every repetition, since a template may show them
-        choice.calls = wire_calls(calls, f"{answer.works[0].request.seeds_G[choice.index]:016x}")
+        head = f"call_{answer.works[0].request.seeds_G[choice.index]:016x}"
+        choice.calls = [
+            {"id": f"{head}_{i}", "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
+            for i, each in enumerate(calls)
+        ]
         if calls and choice.reason == "stop":
             choice.reason = "tool_calls"
         return whole
@@ -403,11 +407,3 @@ def read_calls(opening: str, text: str, stopped_by: str | None) -> tuple[str, st
     if opening and not calls:
         message, calls = parse_tool_calls(text + ending)
     return whole, message if calls else whole, calls
-
-
-def wire_calls(calls: Sequence[ToolCall], head: str) -> list[dict[str, Any]]:
-    """Calls in OpenAI's form, under ids that begin with `head`."""
-    return [
-        {"id": f"call_{head}_{i}", "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
-        for i, each in enumerate(calls)
-    ]
