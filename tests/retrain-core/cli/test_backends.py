@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from retrain.api import Capabilities
-from retrain.cli.backends import option_schema
+from retrain.cli.plugins import option_schema
 
 Command = Callable[..., Any]
 STRANGER = """

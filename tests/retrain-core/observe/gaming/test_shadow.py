@@ -19,7 +19,7 @@ from retrain.kernel.types import Completion, Example, Group, Outcome, Score, Sto
 from retrain.observe.gaming.shadow import eval_fields, step_fields
 from retrain.run.selected import identity_of
 from retrain.use.evaluate.evaluation import set_records
-from retrain.use.evaluate.results import scores_of
+from retrain.use.evaluate.subjects import scores_of
 from tests.overlapped import GENERATIONS, lines, steps
 
 Command = Callable[..., Any]

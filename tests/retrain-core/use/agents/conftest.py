@@ -20,7 +20,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Sample, SampleRequest, SamplingParams, StopReason
 from retrain.run.configure import load_file
 from retrain.use.agents.episode import Episode, Rules
-from retrain.use.agents.rollouts import Gateway
+from retrain.use.agents.player import Gateway
 from retrain.use.serving.batcher import Batcher
 
 Say = Callable[[str, int], str]  # (the prompt as text, the seed) -> what the policy writes, up to its end of turn
