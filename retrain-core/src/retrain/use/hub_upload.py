@@ -7,7 +7,6 @@ import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +68,10 @@ def _write_hub_folder(whole: WholeModel, out: Path, repo: str, *, merged: bool) 
             shutil.copyfile(adapter / ADAPTER_FILE, folder / ADAPTER_FILE)
         else:
             whole.write(folder, "folder")
-        card = make_card(found, repo=repo, is_adapter=adapter is not None, notes=notes)
-        (folder / "README.md").write_text(card.readme, encoding="utf-8")
-        if card.config:
-            (folder / RUN_FILE).write_text(card.config, encoding="utf-8")
+        readme, config = make_card(found, repo=repo, is_adapter=adapter is not None, notes=notes)
+        (folder / "README.md").write_text(readme, encoding="utf-8")
+        if config:
+            (folder / RUN_FILE).write_text(config, encoding="utf-8")
 
     fill_new(out, fill)
     return notes
@@ -116,18 +115,11 @@ PATH_KEYS = ("data.path", "sft.path", "model.adapter", "teacher.adapter", "squee
 RUN_FILE = "retrain.toml"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """The text of README.md, and of the configuration that repeats the run; "" without a run."""
+def make_card(subject: Subject, *, repo: str, is_adapter: bool, notes: Sequence[str]) -> tuple[str, str]:
+    """README.md of the repository `repo`, which holds an adapter or whole weights, and the configuration of its run.
 
-    readme: str
-    config: str
-
-
-def make_card(subject: Subject, *, repo: str, is_adapter: bool, notes: Sequence[str]) -> Card:
-    """The card of a subject for the repository `repo`, which holds an adapter or whole weights.
-
-    `notes` are remarks about its files. ConfigError when the run's records cannot be read.
+    `notes` are remarks about its files; the configuration is empty without a run. ConfigError when the run's records
+    cannot be read.
     """
     base = public_name(subject.model)
     values: dict[str, Any] = {"run": None, "checkpoint": subject.checkpoint, "steps": subject.steps}
@@ -136,7 +128,7 @@ def make_card(subject: Subject, *, repo: str, is_adapter: bool, notes: Sequence[
     template = _environment().get_template("model_card.md.jinja")
     name = repo.rpartition("/")[2]
     readme = template.render(base=base, name=name, repo=repo, is_adapter=is_adapter, notes=notes, **values)
-    return Card(readme=redacted(readme), config=redacted(values.get("config", "")))
+    return redacted(readme), redacted(values.get("config", ""))
 
 
 def _environment() -> Environment:

@@ -103,16 +103,12 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[R
     if HELD_OUT in wanted:
         _refuse_another_split(first, config)
     sets: list[LoadedSet] = []
-    with (
-        ExitStack() as verifiers,
-        opened(
-            first,
-            plugins,
-            overrides,
-            file=file,
-            before_model=lambda context: sets.extend(_sets(wanted, context, first, verifiers)),
-        ) as policy,
-    ):
+    with ExitStack() as stack:
+
+        def load(context: PluginContext) -> None:
+            sets.extend(_sets(wanted, context, first, stack))
+
+        policy = stack.enter_context(opened(first, plugins, overrides, file=file, before_model=load))
         for subject in subjects:
             policy.use(subject.folder)
             for each in sets:
@@ -125,12 +121,11 @@ def _subjects(request: Request) -> list[Subject]:
     for checkpoint in request.checkpoints or ("",):
         if checkpoint != ALL:
             found.append(find_subject(request.named, checkpoint))
-            continue
-        run = find_subject(request.named).run
-        if run is None:
+        elif run := find_subject(request.named).run:
+            found += {subject.steps: subject for subject in checkpoints_of(run)}.values()
+        else:
             what = "--checkpoint all is about the checkpoints of a run, and this is none"
             raise ConfigError(Problem(where=printable(request.named), what=what, fix="give the folder of a run"))
-        found += {subject.steps: subject for subject in checkpoints_of(run)}.values()
     return list({(subject.folder, subject.steps): subject for subject in found}.values())
 
 
