@@ -103,7 +103,7 @@ def command(
     if contamination or model_probe:
         from retrain.run.backend import build_backend
         from retrain.run.devices import choose_devices
-        from retrain.tasks.audit.contamination_audit import audit_contamination, report_lines
+        from retrain.tasks.audit.contamination import audit_contamination, report_lines
 
         report = audit_contamination(
             choose_devices(config, ctx.obj).config if model_probe else config,

@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 
 from retrain.kernel.contracts.verifier import TimedScore
 from retrain.kernel.types import Example, Sample, SampleRequest, SamplingParams, Score, StopReason
-from retrain.tasks.audit.contamination import Contamination, HeldOutIndex, Match, contamination, words_of
-from retrain.tasks.audit.contamination_audit import ContaminationReport, parted, probe, report_lines, rouge_l
+from retrain.tasks.audit.contamination import (
+    Contamination,
+    ContaminationReport,
+    HeldOutIndex,
+    Match,
+    contamination,
+    parted,
+    probe,
+    report_lines,
+    rouge_l,
+    words_of,
+)
 
 STORY = (
     "A farmer has 17 sheep in the north field, and every morning he walks with his old dog along the river "
