@@ -111,7 +111,7 @@ def test_the_licence_is_the_chosen_one(licence: str, tmp_path: Path) -> None:
         (["--name", "x" * 300], "has 300 characters"),
         (["--name", "grpo", "--kind", "advantage"], "retrain-sepa 0.1.0 provides it"),
         (["--name", "mine", "--kind", "transfrom"], "did you mean 'transform'?"),
-        (["--name", "mine", "--kind", "quux"], "kinds: advantage, transform"),
+        (["--name", "mine", "--kind", "quux"], "use one of: advantage, transform"),
         (["--name", "mine", "--author", "{{ 7 * 7 }}"], "is not allowed here"),
         (["--name", "mine", "--description", 'a "quoted" word'], "is not allowed here"),
         ([], "a name is needed"),

@@ -18,7 +18,7 @@ from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Sample, SamplingParams
 from retrain.use.agents.episode import Episode
-from retrain.use.agents.player import AgentRollouts, Gateway
+from retrain.use.agents.player import AgentPlayer
 from retrain.use.agents.programs import FunctionAgent
 from retrain.use.agents.stage import Stage
 from retrain.use.serving.batcher import Generation, Inbox
@@ -39,16 +39,14 @@ def test_nothing_of_a_batch_outlives_it(
     scripted: Any, config: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(PROGRAMS))
-    backend, gateway = scripted(lambda prompt, seed: "said"), Gateway()
+    backend = scripted(lambda prompt, seed: "said")
     program = FunctionAgent(entry="hostile:play", where="[environment] id")
     stage = Stage(program, name="agent", concurrency=2, timeout_s=30.0, memory_gb=0.0)
     # scores are the scoring's affair
     scoring: Any = SimpleNamespace(batch=lambda label, failures: nullcontext())
-    rollouts = AgentRollouts(
-        backend=backend, tokenizer=tokenizer, scoring=scoring, stage=stage, gateway=gateway,
-        params=SamplingParams(max_tokens=16, temperature=0.7), config=config, most_calls=5, context_length=None,
-        progress=PhaseProgress(),
-    )  # fmt: skip
+    player = AgentPlayer(stage, name="hostile:play", most_calls=5)
+    context: Any = SimpleNamespace(tokenizer=tokenizer, config=config, sampling_progress=PhaseProgress())
+    rollouts = player.rollouts(backend, scoring, context, SamplingParams(max_tokens=16, temperature=0.7), None)
 
     def step(number: int) -> None:
         examples = [Example(id=f"{number}", prompt="p", reference="4", info={"do": do}) for do in ("good", "silent")]
@@ -67,5 +65,4 @@ def test_nothing_of_a_batch_outlives_it(
             step(number)
         assert alive() - before == Counter()
     finally:
-        stage.close()
-        gateway.close()
+        player.close()

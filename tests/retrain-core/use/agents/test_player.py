@@ -47,7 +47,7 @@ def test_every_fault_is_said_at_once(flags: tuple[str, ...], words: list[str]) -
 def test_a_function_and_a_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made("--environment-id=pkg.my_agent:play").name == "pkg.my_agent:play"
     agent = made('--environment-args={"command": "python a.py", "concurrency": 3}', "--environment-max-turns=-1")
-    assert (agent.name, agent._most_calls) == ("python a.py", MOST_CALLS)
+    assert (agent.name, agent.most_calls) == ("python a.py", MOST_CALLS)
     agent.close()
     agent.close()
 

@@ -94,12 +94,12 @@ def metrics(plugins: Plugins) -> str:
     sections = []
     for owner, specs in described(plugins).items():
         distribution, _, module = owner.partition(":")
-        heading = "The loop" if module == LOOP else f"{distribution}, {markdown.code(module)}"
+        sections.append("### The loop" if module == LOOP else f"### {distribution}, {markdown.code(module)}")
         if isinstance(specs, Exception):
-            sections += [f"### {heading}", f"Cannot be described: {type(specs).__name__}."]
-            continue
-        rows = [(markdown.code(spec.name), spec.unit, spec.meaning, spec.absent or "never") for spec in specs]
-        sections += [f"### {heading}", markdown.table(("field", "unit", "meaning", "absent"), rows)]
+            sections.append(f"Cannot be described: {type(specs).__name__}.")
+        else:
+            rows = [(markdown.code(spec.name), spec.unit, spec.meaning, spec.absent or "never") for spec in specs]
+            sections.append(markdown.table(("field", "unit", "meaning", "absent"), rows))
     return "\n\n".join(sections)
 
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -94,25 +94,20 @@ def scratch(place: Path) -> Iterator[Path]:
     """
     missing = [folder for folder in (place, *place.parents) if not folder.exists()]
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".retrain-", dir=place))
-    except OSError as error:
-        _remove_empty(missing)
-        what = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(Problem(where=str(place), what=what, fix="choose another folder with --output-dir")) from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        _remove_empty(missing)
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:  # the innermost first
         try:
-            folder.rmdir()
-        except OSError:  # not made, or not empty
-            return
+            place.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=".retrain-", dir=place))
+        except OSError as error:
+            what, fix = f"cannot be written: {error.strerror or error}", "choose another folder with --output-dir"
+            raise ConfigError(Problem(where=str(place), what=what, fix=fix)) from None
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        with suppress(OSError):  # not made, or not empty
+            for each in missing:  # the innermost first
+                each.rmdir()
 
 
 def _variables(kind: Kind) -> dict[str, Any]:

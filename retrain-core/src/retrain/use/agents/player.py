@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from retrain.kernel.config.keys import Table, key
-from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
-from retrain.kernel.contracts.context import PhaseProgress, PluginContext
+from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Rollouts, Streams
 from retrain.kernel.errors import ConfigError, Problem, RewardError
 from retrain.kernel.plugins.build import validated_params
@@ -73,12 +71,12 @@ class AgentPlayer:
 
     def __init__(self, stage: Stage, *, name: str, most_calls: int) -> None:
         self.name = name
-        self._stage, self._most_calls = stage, most_calls
-        self._gateway: Gateway | None = None
+        self.stage, self.most_calls = stage, most_calls
+        self.gateway: Gateway | None = None
 
     def start(self) -> None:
         """Load the agent once."""
-        self._stage.start()
+        self.stage.start()
 
     def rollouts(
         self,
@@ -89,26 +87,15 @@ class AgentPlayer:
         context_length: int | None,
     ) -> Rollouts:
         """Episodes of the agent."""
-        self._gateway = self._gateway or Gateway()
-        return AgentRollouts(
-            backend=backend,
-            tokenizer=context.tokenizer,
-            scoring=scoring,
-            stage=self._stage,
-            gateway=self._gateway,
-            params=params,
-            config=context.config,
-            most_calls=self._most_calls,
-            context_length=context_length,
-            progress=context.sampling_progress,
-        )
+        self.gateway = self.gateway or Gateway()
+        return AgentRollouts(self, self.gateway, backend, scoring, context, params, context_length)
 
     def close(self) -> None:
         """End the agent's processes and the gateway."""
-        self._stage.close()
-        if self._gateway is not None:
-            self._gateway.close()
-            self._gateway = None
+        self.stage.close()
+        if self.gateway is not None:
+            self.gateway.close()
+            self.gateway = None
 
 
 # Episodes of an agent: played side by side, sampled together, then judged by the run's rewards.
@@ -139,20 +126,17 @@ class Gateway(ApiServer):
             self._episodes = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AgentRollouts:
     """Rollouts of an agent; every call to the model is sampled by the thread that asks for them."""
 
-    backend: Backend
-    tokenizer: Any
-    scoring: ScoringService
-    stage: Stage
+    player: AgentPlayer
     gateway: Gateway
+    backend: Backend
+    scoring: ScoringService
+    context: PluginContext
     params: SamplingParams
-    config: Config
-    most_calls: int
     context_length: int | None
-    progress: PhaseProgress
 
     @property
     def has_verifier(self) -> bool:
@@ -167,8 +151,7 @@ class AgentRollouts:
 
     def close(self) -> None:
         """End the agents' processes, the gateway, and the scoring."""
-        self.stage.close()
-        self.gateway.close()
+        self.player.close()
         self.scoring.close()
 
 
@@ -186,13 +169,14 @@ class _AgentBatch:
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         owner, params = self._owner, self._owner.params
         batcher = Batcher(owner.backend, entropy=params.entropy, gather_s=GATHER_S, is_run=True)
+        config = owner.context.config
         rules = Rules(
             params=params,
-            template_args=owner.config.data.template_args,
-            most_calls=owner.most_calls,
+            template_args=config.data.template_args,
+            most_calls=owner.player.most_calls,
             streams=streams,
-            config=owner.config,
-            tokenizer=owner.tokenizer,
+            config=config,
+            tokenizer=owner.context.tokenizer,
             batcher=batcher,
             limit=owner.context_length,
             lock=threading.Lock(),
@@ -225,17 +209,17 @@ class _AgentBatch:
         }
 
     def _play(self, episodes: Sequence[Episode], batcher: Batcher) -> None:
-        owner = self._owner
-        owner.progress.begin("episodes", len(episodes))
+        owner, progress = self._owner, self._owner.context.sampling_progress
+        progress.begin("episodes", len(episodes))
 
         def done(episode: Episode | None) -> None:
             if episode is not None:
                 tokens = sum(len(call.sample.tokens_T) for call in episode.calls)
-                owner.progress.add(1, tokens=tokens)
+                progress.add(1, tokens=tokens)
             batcher.wake()
 
         with owner.gateway.admitted(episodes):
-            performance = owner.stage.play(episodes, owner.gateway.url, done)
+            performance = owner.player.stage.play(episodes, owner.gateway.url, done)
             try:
                 batcher.run(lambda: performance.is_over)
             finally:
@@ -246,7 +230,7 @@ class _AgentBatch:
 
     def _check_budget(self, failed: Sequence[Score], total: int) -> None:
         failed = [score for score in failed if score.outcome is Outcome.FAILED]
-        allowed = self._owner.config.scoring.max_failed_frac
+        allowed = self._owner.context.config.scoring.max_failed_frac
         if len(failed) > allowed * total:
             what = f"the agent failed in {len(failed)} of {total} episodes; first: {failed[0].detail}"
             why = f"more than [scoring] max_failed_frac = {allowed:g} of them"

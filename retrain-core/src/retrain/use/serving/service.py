@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -369,12 +370,8 @@ def kept_tokens(choice: Choice, texts: Sequence[str]) -> int:
     """How many of a completion's tokens belong to its text: those that begin before a stop."""
     if not choice.stream.is_stopped:
         return len(texts)
-    total = 0
-    for count, text in enumerate(texts):
-        if total >= len(choice.text):
-            return count
-        total += len(text)
-    return len(texts)
+    starts = accumulate(map(len, texts), initial=0)
+    return sum(start < len(choice.text) for start in [*starts][:-1])
 
 
 # Tools in a chat: messages as templates read them, and the calls in what the policy wrote.
