@@ -24,7 +24,6 @@ from retrain.kernel.registry import Plugins
 from tests.shared import first_or_long
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
-MOST = 28  # commands in the help
 HEAVY = ("torch", "transformers", "datasets", "peft", "tokenizers", "reasoning_gym", "starlette", "uvicorn")
 SLOW = (
     *HEAVY,
@@ -71,10 +70,8 @@ def test_the_help_lists_few_commands_in_groups(command: Callable[..., Any]) -> N
     _, *groups = re.split(rf"^({'|'.join(map(str.capitalize, GROUPS))}):\n", text, flags=re.MULTILINE)
     listed = {name: re.findall(r"^  (\S+)", text, re.MULTILINE) for name, text in zip(*[iter(groups)] * 2, strict=True)}
     names = [name for group in listed.values() for name in group]
-    print(f"commands in the help: {len(names)}, at most {MOST}: {listed}")
     assert sorted(names) == sorted(COMMANDS)
     assert list(listed) == [group.capitalize() for group in GROUPS]
-    assert len(names) <= MOST
 
 
 SHARED = {  # spelling: name of the parameter, metavar
