@@ -1,4 +1,4 @@
-"""How large the house is and how much of it a command enters; `pytest -s -m "" tests/plugins/test_bounds.py` says so."""
+"""How large the house is, and how much a command enters; `pytest -s -m "" tests/plugins/test_bounds.py` says so."""
 
 from __future__ import annotations
 
