@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ class Opened:
     plugins: Plugins
     context: PluginContext
     backend: Backend
-    _folder: Path | None = None  # a backend that was just built has the base
-    _is_known: bool = True
+    # The folder that the backend samples from; empty if unknown. Copies by `dataclasses.replace` share it.
+    _shown: list[Path | None] = field(default_factory=lambda: [None], repr=False)
 
     @property
     def tokenizer(self) -> Any:
@@ -53,11 +53,11 @@ class Opened:
 
         BackendError when it does not fit the base, or the backend cannot change what it samples from.
         """
-        if self._is_known and folder == self._folder:
+        if self._shown == [folder]:
             return
-        self._is_known = False  # unless the backend succeeds
+        self._shown.clear()  # unless the backend succeeds
         use_weights(self.backend, folder, self.config)
-        self._folder, self._is_known = folder, True
+        self._shown.append(folder)
 
 
 def subject_config(
