@@ -142,7 +142,7 @@ def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
     (stopped / "emergence/tokens/step_000001.safetensors").unlink()
     found = data(command("status", LOG, "--resume", "--json"))
     assert found["obstacles"] == [
-        f"{LOG}/emergence/generations.jsonl is damaged in what was written before step 1: "
+        f"{LOG}/emergence/generations.jsonl is damaged: "
         "its checksum differs, yet every line can be read; "
         "undo the change or add --resume-anyway"
     ]

@@ -8,7 +8,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -71,24 +71,27 @@ def refuse_taken(
 ) -> None:
     """ConfigError with a free name if a plugin, a module or one of the `targets` to be written has this one."""
 
-    def clash(wanted: Names) -> Problem | None:
+    def clash(wanted: Names) -> tuple[str, str, str] | None:  # where, what, why
         for target in targets(wanted):
             if target.exists() or target.is_symlink():
-                return Problem(where=str(target), what="exists already; nothing was written", fix="")
+                return str(target), "exists already; nothing was written", ""
         owners = " and ".join(str(entry.owner) for entry in plugins.find(kind, wanted.part))
         if owner := owners or provider(kind, wanted.part):
             what = f"{kind} {wanted.part!r} exists already: {owner} provides it"
-            return Problem(where=where, what=what, why="two owners of one name are always an error", fix="")
+            return where, what, "two owners of one name are always an error"
         if module := _place_of(wanted.module):
             what = f"the module name {wanted.module!r} is taken by {module}"
-            return Problem(where=where, what=what, why="one of the two would hide the other", fix="")
+            return where, what, "one of the two would hide the other"
         return None
 
-    if problem := clash(names):
+    if found := clash(names):
         own = names.distribution
         others = (names_from(f"my-{own}{end}", where=where) for end in ("", *(f"-{n}" for n in range(2, 100))))
         free = next(other for other in others if clash(other) is None)
-        raise ConfigError(replace(problem, fix=f"use another name: {free.distribution} is free"))
+        place, what, why = found
+        raise ConfigError(
+            Problem(where=place, what=what, why=why, fix=f"use another name: {free.distribution} is free")
+        )
 
 
 def _place_of(module: str) -> str:
