@@ -3,3 +3,102 @@
 Begin with `retrain.run.subject` (a run, checkpoint or model by its name) and `retrain.run.opened` (loaded, ready to
 answer). Imports nothing of campaigns, and nothing of what reads finished runs but the ledger.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.tasks import Evaluation
+    from retrain.kernel.errors import Problem
+    from retrain.kernel.registry import Plugins
+    from retrain.tasks.tasks import Tasks
+
+COMMANDS = (
+    ("chat", "Talk to a run, an adapter or a model.", "chat_command"),
+    (
+        "eval",
+        "Evaluate a run, a checkpoint, an adapter or a model on held-out examples or other sets.",
+        "evaluate.command",
+    ),
+    ("sample", "Sample completions of prompts from a file.", "sample_command"),
+    ("export", "Write a trained model for transformers, GGUF, MLX or vLLM, or push it to the hub.", "export_command"),
+    ("serve", "Serve a run, an adapter or a model to any client of the OpenAI API.", "serve_command"),
+)
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """One command for each use."""
+    for name, summary, module in COMMANDS:
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain.use.{module}:command", traits="use"))
+
+
+@hookimpl
+def retrain_register_environments(register: Callable[[PluginSpec], None]) -> None:
+    """`agent`: your own agent plays the tasks of `[data]`, and `[reward]` judges what it answers."""
+    summary = "your own agent, in its own process, whose calls to an OpenAI-compatible API the policy answers"
+    factory = "retrain.use.agents.player:make_agent"
+    register(PluginSpec(name="agent", summary=summary, factory=factory, traits={"plays_data": True}))
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The keys of `[eval]` about further sets."""
+    factory, summary = "retrain.kernel.config.plugin_tables:SetsKeys", "Further sets to evaluate on."
+    register(PluginSpec(name="eval", summary=summary, factory=factory, traits=TableTraits(extends=True)))
+
+
+@hookimpl
+def retrain_describe_metrics() -> list[MetricSpec]:
+    """The fields of further sets, and that of agents."""
+    dropped = "Answers of the policy that no agent received, because it had gone or asked again; they are not trained."
+    of_sets = "What `eval_{field}` is to the held-out examples, for `[eval.sets.{set}]`."
+    absent = "except on lines with an evaluation; without [eval.sets]"
+    return [
+        MetricSpec(name="dropped_call_count", meaning=dropped, unit="requests", absent="without an agent"),
+        MetricSpec(name="eval_{set}_{field}", meaning=of_sets, unit="", absent=absent),
+    ]
+
+
+@hookimpl
+def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
+    """Problems with `[eval.sets]`."""
+    if not _has_sets(config):
+        return ()
+    from retrain.use.evaluate.sets import problems_of
+
+    return problems_of(config, plugins)
+
+
+@hookimpl
+def retrain_explain(config: Config) -> Mapping[str, Any] | None:
+    """What each further set is scored on, and how."""
+    if not _has_sets(config):
+        return None
+    from retrain.use.evaluate.sets import read_sets
+
+    return {"eval_sets": {each.name: each.described for each in read_sets(config)[0]}}
+
+
+@hookimpl
+def retrain_evaluation(context: PluginContext, tasks: Tasks) -> Evaluation | None:
+    """The held-out examples and the sets of a run, if it has any."""
+    if not tasks.pool.held_out and not _has_sets(context.config):
+        return None
+    from retrain.use.evaluate.evaluation import evaluation_of  # only a run that evaluates needs it
+
+    return evaluation_of(context, tasks)
+
+
+def _has_sets(config: Config) -> bool:
+    from retrain.kernel.config.plugin_tables import SetsKeys  # imports pydantic, as `retrain --help` must not
+
+    return bool(config.table("eval", SetsKeys).sets)
