@@ -17,6 +17,7 @@ from rich.text import Text
 from retrain.campaign.load import Campaign
 from retrain.campaign.outcome import progress
 from retrain.campaign.planned import PlannedRun
+from retrain.text.amounts import percent
 from retrain.text.process import can_redraw
 from retrain.text.terminal_text import OUTCOME_LEVEL, harmless_lines
 
@@ -135,7 +136,7 @@ class _Panel:
         table = Table.grid(padding=(0, 2))
         for name, run in self._running.items():
             latest = progress(run.folder)
-            rate = "" if latest.correct_rate is None else f"correct {100 * latest.correct_rate:.1f}%"
+            rate = "" if latest.correct_rate is None else f"correct {percent(latest.correct_rate)}"
             bar = ProgressBar(total=run.max_steps, completed=latest.steps_done, width=20)
             table.add_row(Text(f"  {name}", style="magenta"), bar, f"step {latest.steps_done}/{run.max_steps}", rate)
         return table

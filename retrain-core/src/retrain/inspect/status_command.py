@@ -235,9 +235,9 @@ def _phase_bar(name: str, run: RunStatus) -> Table:
     grid.add_column(width=14)
     grid.add_column(width=4, justify="right", no_wrap=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
-    percent = "" if share is None else f"{100 * share:.0f}%"
+    done = "" if share is None else percent(share, 0)
     bar = Text("") if share is None else ProgressBar(total=1.0, completed=share)
-    grid.add_row(Text(f"{name}: {printable(run.phase)}", style=COLOURS["running"]), bar, percent, Text(left))
+    grid.add_row(Text(f"{name}: {printable(run.phase)}", style=COLOURS["running"]), bar, done, Text(left))
     return grid
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.contracts.context import PhaseProgress, PluginContext
-from retrain.text.amounts import duration
+from retrain.text.amounts import duration, percent
 from retrain.text.terminal_text import is_redrawable, printable
 
 if TYPE_CHECKING:
@@ -132,6 +132,6 @@ def _row(label: str, progress: PhaseProgress, since: float) -> Table:
     grid.add_column(no_wrap=True, overflow="ellipsis")
     grid.add_column(width=BAR_COLUMNS)
     grid.add_column(no_wrap=True)
-    percent = "" if share is None else f"{100 * share:.0f}%  "
-    grid.add_row(Text(printable(label), style="bold"), bar, Text(percent + shown, style="cyan"))
+    done = "" if share is None else f"{percent(share, 0)}  "
+    grid.add_row(Text(printable(label), style="bold"), bar, Text(done + shown, style="cyan"))
     return grid

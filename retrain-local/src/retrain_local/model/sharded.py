@@ -44,7 +44,7 @@ class ShardedLayer(nn.Module):  # type: ignore[misc]
     def __init__(self, layer: LayerWeights, projections: Sequence[ShardedLinear]) -> None:
         super().__init__()
         self.attention_norm, self.inner_norm = layer.attention_norm, layer.inner_norm
-        self.projections, self._heads_norm = nn.ModuleList(projections), None
+        self.projections = nn.ModuleList(projections)
         if isinstance(layer.heads_norm, HeadsNorm):
             self.queries_norm, self.keys_norm = layer.heads_norm.queries_D, layer.heads_norm.keys_D
             self._heads = {"heads": layer.heads_norm.heads, "kv_heads": layer.heads_norm.kv_heads}

@@ -12,7 +12,7 @@ from importlib_metadata import Distribution
 
 from retrain import __version__
 from retrain.kernel.plugins.first_party import install_line
-from retrain.kernel.plugins.installed import installed_dependents, unmet_requirement, versions_of
+from retrain.kernel.plugins.installed import headers_of, installed_dependents, unmet_requirement, versions_of
 
 ROOT = Path(__file__).parents[4]
 
@@ -22,6 +22,11 @@ def required(line: str, folder: Path) -> Distribution:
     head = "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n"
     (folder / "METADATA").write_text(f"{head}Requires-Dist: numpy>=99\nRequires-Dist: {line}\n", encoding="utf-8")
     return Distribution.at(folder)
+
+
+def unmet(found: Distribution) -> str:
+    name, _, requires = headers_of(found)
+    return unmet_requirement(name, requires)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,7 @@ def required(line: str, folder: Path) -> Distribution:
     ],
 )
 def test_a_requirement_that_is_met_or_no_matter_says_nothing(line: str, tmp_path: Path) -> None:
-    assert unmet_requirement(required(line, tmp_path)) == ""
+    assert unmet(required(line, tmp_path)) == ""
 
 
 @pytest.mark.parametrize(
@@ -52,19 +57,19 @@ def test_a_requirement_that_is_met_or_no_matter_says_nothing(line: str, tmp_path
     ],
 )
 def test_an_unmet_requirement_is_reported_with_both_versions_and_the_fix(line: str, tmp_path: Path) -> None:
-    told = unmet_requirement(required(line, tmp_path))
+    told = unmet(required(line, tmp_path))
     assert "it requires retrain-core " in told
     assert f"and this is {__version__}" in told
     assert "fix: pip install --upgrade theirs" in told
 
 
 def test_a_requirement_that_cannot_be_read_is_not_met(tmp_path: Path) -> None:
-    assert "requires retrain-core newest" in unmet_requirement(required("retrain-core newest", tmp_path))
+    assert "requires retrain-core newest" in unmet(required("retrain-core newest", tmp_path))
 
 
 def test_a_distribution_without_requirements_is_fine(tmp_path: Path) -> None:
     (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")
-    assert unmet_requirement(Distribution.at(tmp_path)) == ""
+    assert unmet(Distribution.at(tmp_path)) == ""
 
 
 def test_versions_come_from_metadata_and_unknown_names_are_left_out(distribution: Callable[..., Path]) -> None:

@@ -48,8 +48,8 @@ def offered_plugins() -> Iterator[Offer]:
     for entry in entry_points(group=GROUP):
         dist = entry.dist
         if dist is not None and id(dist) not in facts:
-            name, version, _ = _headers(dist)
-            facts[id(dist)] = name, version, "" if name == KERNEL else unmet_requirement(dist)
+            name, version, requires = headers_of(dist)
+            facts[id(dist)] = name, version, "" if name == KERNEL else unmet_requirement(name, requires)
         found.append((facts[id(dist)] if dist is not None else ("", "", ""), entry))
     seen: set[tuple[str, str]] = set()
     for (name, version, unmet), entry in sorted(found, key=lambda each: (each[0][0], each[1].name)):
@@ -112,9 +112,8 @@ def source_folder(name: str) -> Path | None:
     return Path(unquote(urlsplit(record["url"]).path)) if "dir_info" in record else None
 
 
-def unmet_requirement(dist: IDistribution) -> str:
+def unmet_requirement(name: str, requires: Sequence[str]) -> str:
     """The unmet requirement of a plugin's distribution on retrain-core, with the fix; empty when there is none."""
-    name, _, requires = _headers(dist)
     for line in requires:
         found = CORE_REQUIREMENT.fullmatch(line)
         wanted = found.group(1).strip() if found else ""
@@ -131,7 +130,7 @@ def normal_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _headers(dist: IDistribution) -> tuple[str, str, Sequence[str]]:
+def headers_of(dist: IDistribution) -> tuple[str, str, Sequence[str]]:
     """Name, version and requirements, read without `email`, whose import is a sixth of the time of `retrain --help`."""
     text = dist.read_text("METADATA")
     if text is None:

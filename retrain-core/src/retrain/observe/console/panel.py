@@ -19,7 +19,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.views import GroupsView, RunView, Watcher
 from retrain.kernel.hooks import hookimpl
 from retrain.observe.console.step_lines import dropped_text, graded_texts, shadow_text
-from retrain.text.amounts import ABSENT, duration
+from retrain.text.amounts import ABSENT, duration, percent
 from retrain.text.progress import progress_of, progress_text, share_of, warm_up_left
 from retrain.text.terminal_text import printable, sparkline
 
@@ -119,7 +119,7 @@ class LiveDisplay(Watcher):
         step = f"step {min(self._step + 1, total)}/{total}" if self._step >= 0 else f"SFT, {warm_up_left(self._step)}"
         batch = self._batch if self._phase == "training" else ""
         done = "  ".join(filter(None, (progress_text(data, has_time=False), batch)))
-        held_out = " → ".join(f"{100 * rate:.1f}%" for rate in self._evals[-6:]) or ABSENT
+        held_out = " → ".join(map(percent, self._evals[-6:])) or ABSENT
         rows: list[RenderableType] = [
             _row(f"{self._run.condition} on {config.model.model}", style="bold magenta"),
             self._bar_row(step, self._done / max(total, 1), self._time_left(total - self._done), is_run=True),
@@ -142,12 +142,12 @@ class LiveDisplay(Watcher):
         head = Table.grid(padding=(0, 1, 0, 0))
         head.add_row(self._spinner, Text(label, style="bold", no_wrap=True, overflow="ellipsis"))
         bar = ProgressBar(total=None if share is None else 1.0, completed=share or 0.0, pulse=share is None)
-        percent = "" if share is None else f"{100 * share:.0f}%"
-        grid.add_row(head if is_run else Text(label, style="bold green"), bar, percent, Text(time_text, style="cyan"))
+        done = "" if share is None else percent(share, 0)
+        grid.add_row(head if is_run else Text(label, style="bold green"), bar, done, Text(time_text, style="cyan"))
         return grid
 
     def _rate_row(self, label: str, rates: Sequence[float], style: str) -> Text:
-        rate = f"{100 * rates[-1]:.1f}%" if rates else ABSENT
+        rate = percent(rates[-1] if rates else None)
         width = max(1, min(60, self.console.width - 20))
         return _row(f"{label:<8} {rate}").append(f"  {sparkline(rates, width)}", style=style)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from retrain.records.runs.metric import eval_sets
 from retrain.tasks.scoring.verdict import part_fields
+from retrain.text.amounts import percent
 from retrain.text.progress import warm_up_left
 from retrain.text.terminal_text import printable
 
@@ -92,7 +93,7 @@ def with_parts(
 def _verdict_forms(metrics: Mapping[str, Any]) -> list[Forms]:
     if "correct_rate" not in metrics:
         return []
-    rates: list[Forms] = [(f"correct={100 * metrics['correct_rate']:.1f}%",)]
+    rates: list[Forms] = [(f"correct={percent(metrics['correct_rate'])}",)]
     if shadow := shadow_text(metrics):
         rates.append((shadow,))
     forms = _reward_forms(reward_texts(metrics))
@@ -101,7 +102,7 @@ def _verdict_forms(metrics: Mapping[str, Any]) -> list[Forms]:
 
 def shadow_text(metrics: Mapping[str, Any], field: str = "shadow_correct_rate") -> str:
     """What `[reward] shadow` calls correct, `shadow=12.5%`; empty without a shadow."""
-    return f"shadow={100 * metrics[field]:.1f}%" if field in metrics else ""
+    return f"shadow={percent(metrics[field])}" if field in metrics else ""
 
 
 def _reward_forms(texts: Sequence[str]) -> Forms:
@@ -207,7 +208,7 @@ def evaluation(metrics: Mapping[str, Any], columns: int = COLUMNS, name: str = "
     texts: list[Forms] = [(head,), (f"correct={rate_text(metrics, prefix)}",)]
     texts += [(shadow,)] if (shadow := shadow_text(metrics, f"{prefix}shadow_rate")) else []
     texts += [_reward_forms(graded)] if (graded := graded_texts(metrics, prefix)) else []
-    passed = f"pass@{largest}={100 * metrics[f'{prefix}pass_at_{largest}']:.1f}%"
+    passed = f"pass@{largest}={percent(metrics[f'{prefix}pass_at_{largest}'])}"
     texts += [(passed, passed, passed, "")]
     examples, samples = metrics[f"{prefix}examples"], metrics[f"{prefix}samples"]
     return fitted([*texts, (f"{examples} {kind} x {samples}", f"{examples} x {samples}", "")], columns)
@@ -215,5 +216,5 @@ def evaluation(metrics: Mapping[str, Any], columns: int = COLUMNS, name: str = "
 
 def training_complete(condition: str, steps: int, running_rate: float | None) -> str:
     """The first of the last lines; without a rate where nothing was judged."""
-    rate = "" if running_rate is None else f", running correct rate: {100 * running_rate:.1f}%"
+    rate = "" if running_rate is None else f", running correct rate: {percent(running_rate)}"
     return f"Training complete. {condition}, {steps} steps{rate}"
