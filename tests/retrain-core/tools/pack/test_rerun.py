@@ -56,7 +56,7 @@ def test_a_pack_holds_no_secret_and_the_same_bytes_each_time(packed: Path) -> No
     assert not [name for name, content in members.items() if VALUE.encode() in content]
     page = (packed / "run.html").read_text()
     assert VALUE not in page
-    assert not re.search(r'<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)="(?!data:)', page)  # needs no network
+    assert "<script" not in page
     assert retrain("pack", "logs/run", "-o", "other.rtpack", cwd=packed).code == 0
     assert (packed / "other.rtpack").read_bytes() == (packed / "run.rtpack").read_bytes()
     refused = retrain("pack", "logs/run", "-o", "other.rtpack", cwd=packed)

@@ -1,15 +1,19 @@
-"""The page about a pack that a paper can link to: one file, nothing loaded from elsewhere, all of it untrusted text."""
+"""The page about a pack that a paper can link to: one file, no script, nothing loaded from elsewhere.
+
+Everything in it is untrusted text, escaped; curves are drawn as SVG.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from retrain.kernel.contracts.report import ReportPlot
 from retrain.records.reading import Record, number
 from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
-from retrain.report.parts import Facts, Paragraph, Part, Pre, Section, Table, Tiles, drawn
+from retrain.report.parts import Facts, Paragraph, Part, Pre, Section, Table, Tiles
 from retrain.report.shell import sections_page
 from retrain.text.amounts import percent, rate_interval
 from retrain.tools.pack.verdict import parsed, verdict_lines
@@ -20,7 +24,8 @@ CURVES = (
     ("mean_reward", "Training, mean reward"),
     ("loss", "Loss"),
 )
-MOST_CURVES = 24
+MOST_CURVES, MOST_POINTS = 24, 300
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 220, 52, 12, 10, 28
 Runs = Sequence[tuple[Mapping[str, Any], list[Record]]]
 
 
@@ -86,22 +91,76 @@ def _rate(line: Record) -> str:
 
 
 def _curves(runs: Runs) -> list[Part]:
-    """The results of the first runs over steps, where one of them has more than one."""
-    plots = []
+    figures = []
     for name, title in CURVES:
-        curves = {
-            f"{run['condition']}, seed {run['seed']}": {line["step"] + 1: number(line.get(name)) for line in lines}
-            for run, lines in runs[:MOST_CURVES]
-        }
-        known = {label: ys for label, ys in curves.items() if any(y is not None for y in ys.values())}
-        steps = sorted({step for ys in known.values() for step, y in ys.items() if y is not None})
-        if len(steps) > 1:
-            lines = {label: [ys.get(step) for step in steps] for label, ys in known.items()}
-            plots.append(drawn(ReportPlot(title=title, x=steps, lines=lines, x_title="steps")))
-    if not plots:
+        curves = []
+        for run, lines in runs[:MOST_CURVES]:
+            points = [(line["step"] + 1, value) for line in lines if (value := number(line.get(name))) is not None]
+            curves += [Curve(f"{run['condition']}, seed {run['seed']}", points)] if points else []
+        if any(len(curve.points) > 1 for curve in curves):
+            figures.append(drawn_curves(title, curves))
+    if not figures:
         return [Paragraph(["Too few steps to draw."])]
     more = f"The first {MOST_CURVES} of {len(runs)} runs are drawn."
-    return [Tiles("plots", plots), *([Paragraph([more])] if len(runs) > MOST_CURVES else [])]
+    return [Tiles("plots", figures), *([Paragraph([more])] if len(runs) > MOST_CURVES else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line: its name, and points (step, value)."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curves(Part):
+    """Curves in the coordinates of the drawing; `ticks` have their height and label."""
+
+    template: ClassVar[str] = "tools/pack/curves.html.jinja"
+    width: ClassVar[int] = WIDTH
+    height: ClassVar[int] = HEIGHT
+    left: ClassVar[int] = LEFT
+    right: ClassVar[int] = WIDTH - RIGHT
+
+    title: str
+    curves: Sequence[Curve]
+    ticks: Sequence[tuple[float, str]]
+    first: str
+    last: str
+
+
+def drawn_curves(title: str, curves: Sequence[Curve]) -> Curves:
+    """The curves as a figure; at least one has a point."""
+    xs = [x for curve in curves for x, _ in curve.points]
+    ys = [y for curve in curves for _, y in curve.points]
+    x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
+    ticks = _ticks(min(ys), max(ys))
+    low, high = min(*ys, ticks[0]), max(*ys, ticks[-1])
+
+    def x_of(x: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * (x - x_low) / (x_high - x_low), 1)
+
+    def y_of(y: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (high - y) / (high - low), 1)
+
+    placed = [Curve(each.label, [(x_of(x), y_of(y)) for x, y in _thinned(each.points)]) for each in curves]
+    marks = [(y_of(y), f"{y:g}") for y in ticks]
+    return Curves(title, placed, marks, first=f"{x_low:g}", last=f"{x_high:g}")
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    stride = math.ceil(len(points) / MOST_POINTS)
+    return [*points[::stride], *([points[-1]] if (len(points) - 1) % stride else [])]
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Three to six round numbers from at or below the lowest to at or above the highest value."""
+    span = max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-9)
+    size = 10.0 ** math.floor(math.log10(span / 3))
+    step = next(size * each for each in (1, 2, 2.5, 5, 10) if span / (size * each) <= 4.0)
+    first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
+    return [float(f"{step * number:.9g}") for number in range(first, last + 1)]
 
 
 def _again(manifest: Mapping[str, Any], file_name: str) -> list[Part]:
