@@ -113,6 +113,13 @@ def proofs(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Change 300 expressions, one at a time, where a fault would be silent; print those that no quick test notices."""
+    _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=(*TEST_TOOLS, *SMALL_SERVERS))
+    session.run("python", "-m", "tests.mutants", *session.posargs)
+
+
+@nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Read 10,000 damaged inputs of each foreign kind: run folders, adapters, HTTP bodies, TOML, calls, replies."""
     _install(session, *DISTRIBUTIONS[:4], tools=TEST_TOOLS[:-1])
@@ -307,13 +314,10 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def docs(session: nox.Session) -> None:
-    """Build the documentation into build/site, strictly. `-- --sync` first makes its generated sections anew."""
+    """Build the documentation into build/site, strictly, with the reference of what is installed."""
     _install(session, "retrain-core", tools=("mkdocs-material",))
     others = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-core"]
     session.install("--no-deps", *PIP_OPTIONS, *others)  # they announce their plugins without what these need
-    pages = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs/pages").rglob("*.md"))]
-    manual = "retrain-core/src/retrain/cli/manual/manual.md"
-    session.run("retrain", "man", "--sync" if "--sync" in session.posargs else "--check", manual, *pages, silent=True)
     environ = {"NO_MKDOCS_2_WARNING": "1"}  # a notice about other software, on every build
     session.run("mkdocs", "build", "--strict", "--quiet", "--config-file", "docs/mkdocs.yml", env=environ)
     session.log(f"file://{ROOT}/build/site/index.html")

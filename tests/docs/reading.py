@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from docs.generate import PAGES as GENERATED
+from docs.generate import filled
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.overrides import from_arguments
 from retrain.kernel.plugins.discover import load_plugins
@@ -21,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs" / "pages"
 MANUAL = ROOT / "retrain-core/src/retrain/cli/manual/manual.md"
 SITE_PAGES = sorted(SITE.rglob("*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *SITE_PAGES, *sorted(ROOT.glob("retrain-*/README.md")), MANUAL]
+REFERENCE = [SITE / name for name in GENERATED]  # pages that only the built site has
+WRITTEN = [*sorted(ROOT.glob("*.md")), *SITE_PAGES, *sorted(ROOT.glob("retrain-*/README.md")), MANUAL]
+PAGES = [*WRITTEN, *REFERENCE]
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
 )
@@ -38,10 +42,17 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@cache
+def text_of(page: Path) -> str:
+    """Return a page as the site shows it, with its generated sections."""
+    text = GENERATED.get(str(page.relative_to(SITE))) if page.is_relative_to(SITE) else None
+    return filled(text if text is not None else page.read_text(encoding="utf-8"))
+
+
 def blocks(page: Path, *languages: str) -> list[str]:
     """The fenced blocks in these languages, without their common indentation."""
     found = []
-    for match in FENCE.finditer(page.read_text(encoding="utf-8")):
+    for match in FENCE.finditer(text_of(page)):
         if match["language"] in languages:
             indent = len(match["indent"])
             found.append("\n".join(line[indent:] for line in match["body"].splitlines()) + "\n")
@@ -50,7 +61,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 def prose(page: Path) -> str:
     """The text without its fenced blocks."""
-    return FENCE.sub("", page.read_text(encoding="utf-8"))
+    return FENCE.sub("", text_of(page))
 
 
 def anchors(page: Path) -> set[str]:

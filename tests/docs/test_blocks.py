@@ -12,7 +12,7 @@ from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.tables import registered_tables
 from retrain.testing import conformance
-from tests.docs.reading import PAGES, SITE, SITE_PAGES, blocks, command_lines, faults, name_of
+from tests.docs.reading import PAGES, SITE, SITE_PAGES, blocks, command_lines, faults, name_of, text_of
 from tests.shared import first_or_long
 
 NO_CONFIGURATION = re.compile(r"^\[(project|tool|build)", re.MULTILINE)  # of a pyproject
@@ -66,7 +66,7 @@ def test_every_algorithm_has_a_page_with_formula_differences_and_vectors() -> No
     } == VECTORS
     for name in VECTORS:
         page = SITE / "algorithms" / f"{name}.md"
-        text = page.read_text(encoding="utf-8")
+        text = text_of(page)
         assert "## What differs" in text or name == "uncertainties", name
         assert blocks(page, "pycon"), name
         assert blocks(page, "text") or "|---|" in text, name
@@ -98,7 +98,7 @@ EXAMPLE = re.compile(r"^  (retrain(?: \S+)*)(?:  .*)?$", re.MULTILINE)
 
 def test_examples_of_help_parse(tmp_path: Path) -> None:
     """They are in the generated page of commands; nothing is run."""
-    text = (SITE / "reference/commands.md").read_text(encoding="utf-8")
+    text = text_of(SITE / "reference/commands.md")
     lines = [line for line in EXAMPLE.findall(text) if "<TAB>" not in line]
     assert len(lines) > 60
     page = tmp_path / "page.md"

@@ -24,7 +24,7 @@ from tests.docs.command_plan import (
     pages_to_run,
     stands_for,
 )
-from tests.docs.reading import FENCE, PAGES, ROOT, SHELL, SITE, commands_of, name_of, typed_lines
+from tests.docs.reading import FENCE, PAGES, ROOT, SHELL, SITE, commands_of, name_of, text_of, typed_lines
 
 # A command in an indented block would be typed by people and seen by no test.
 INDENTED = re.compile(r"^ {4}(?:\$ )?(?:pip|retrain|python|nox|pytest|\. |source )\b.*", re.MULTILINE)
@@ -82,7 +82,7 @@ def test_a_wrong_command_would_be_found(line: str, wanted: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_command_hides_in_an_indented_block(page: Path) -> None:
-    assert not INDENTED.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    assert not INDENTED.findall(FENCE.sub("", text_of(page)))
 
 
 # A command in a block of text would be typed by people and seen by no test; verl's are not ours, generated ones parse.
@@ -92,7 +92,7 @@ GENERATED = re.compile(r"<!-- generated: .*?<!-- end: ", re.DOTALL)
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_command_hides_in_a_block_of_text(page: Path) -> None:
-    for match in FENCE.finditer(GENERATED.sub("", page.read_text(encoding="utf-8"))):
+    for match in FENCE.finditer(GENERATED.sub("", text_of(page))):
         assert match["language"] in SHELL or not TYPED.findall(match["body"]), match["body"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.types import Kind
-from tests.docs.reading import FENCE, SITE
+from tests.docs.reading import FENCE, SITE, text_of
 
 BOOK = SITE / "algorithms"
 OF_ONE_PAGE = {"reinforce_pp_baseline": "reinforce-pp"}
@@ -48,7 +48,7 @@ def missing(text: str, name: str) -> Iterator[str]:
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_of_a_recipe_is_complete(name: str) -> None:
     page = Path(BOOK / f"{PAGES[name]}.md")
-    assert not list(missing(page.read_text(encoding="utf-8"), name)), page
+    assert not list(missing(text_of(page), name)), page
     assert f"[`{name}`]({page.name})" in (BOOK / "recipes.md").read_text(encoding="utf-8")
 
 

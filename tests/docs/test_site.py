@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import dom_at, needs_chromium
-from tests.docs.reading import ROOT, SITE, SITE_PAGES
+from tests.docs.reading import REFERENCE, ROOT, SITE, SITE_PAGES, text_of
 
 pytestmark = pytest.mark.client
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=\"?([^\" >]+)")
@@ -33,14 +33,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_built_and_loads_nothing_from_elsewhere(site: Path) -> None:
-    for page in SITE_PAGES:
+    for page in [*SITE_PAGES, *REFERENCE]:
         text = (site / page.relative_to(SITE).with_suffix(".html")).read_text(encoding="utf-8")
         assert not [address for address in LOADED.findall(text) if re.match(r"(?:https?:)?//", address)], page
 
 
 def test_a_numbered_list_of_a_page_is_one_list(site: Path) -> None:
     for page in SITE_PAGES:
-        last = re.findall(r"^(\d+)\. ", page.read_text(encoding="utf-8"), re.MULTILINE)
+        last = re.findall(r"^(\d+)\. ", text_of(page), re.MULTILINE)
         text = (site / page.relative_to(SITE).with_suffix(".html")).read_text(encoding="utf-8")
         article = text.partition("<article")[2].partition("</article>")[0]
         assert article.count("<ol>") <= last.count("1"), page

@@ -1,0 +1,198 @@
+"""`python -m tests.mutants`: draw mutants, run the tests that import their modules, print the survivors.
+
+The score is the share of mutants that a test noticed (failed, or ran into its time limit), with the Wilson interval of
+95 %. Mutants in `accepted.toml` are not drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from threading import Lock
+
+from scipy.stats import binomtest
+
+from tests.mutants.hook import VARIABLE
+from tests.mutants.mutations import Mutant, mutant, sites
+
+ROOT = Path(__file__).parents[2]
+ACCEPTED = Path(__file__).with_name("accepted.toml")
+CORE = "retrain-core/src/retrain"
+# Where a fault would be silent: the run finishes, and its numbers are wrong.
+MUTATED = (
+    f"{CORE}/credit/**/*.py",
+    f"{CORE}/kernel/step.py",
+    f"{CORE}/kernel/seeding.py",
+    f"{CORE}/kernel/config/*.py",
+    f"{CORE}/run/samplers/*.py",
+    f"{CORE}/run/steps/*.py",
+    f"{CORE}/run/re*.py",
+    f"{CORE}/records/checkpoints.py",
+    f"{CORE}/records/identity/*.py",
+    f"{CORE}/tasks/scoring/*.py",
+    f"{CORE}/verdicts/stats/*.py",
+    f"{CORE}/verdicts/study/*.py",
+    f"{CORE}/verdicts/ledger/*.py",
+    "retrain-sepa/src/**/*.py",
+    "retrain-local/src/retrain_local/training/*.py",
+    "retrain-local/src/retrain_local/sampling/draw.py",
+    "retrain-rewards/src/retrain_rewards/answers/*.py",
+    "retrain-rewards/src/retrain_rewards/verifiers/*.py",
+)
+HERE = "not slow and not long and not gpu and not server and not client"
+LIMIT_S = 150  # of one mutant; the quick tests of one module take seconds, so a longer run is an endless loop
+FILES_AT_ONCE = 40  # of the tests that reach a module only through another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A mutant and its module."""
+
+    file: Path
+    module: str
+    mutant: Mutant
+
+    def __str__(self) -> str:
+        place = f"{self.file.relative_to(ROOT)}:{self.mutant.line}"
+        return f"{place}: {self.mutant.before}  ->  {self.mutant.after}"
+
+
+def module_of(file: Path) -> str:
+    """Return the dotted name of a source file."""
+    parts = file.relative_to(ROOT).with_suffix("").parts[2:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def mutated_files() -> list[Path]:
+    """Return the modules whose mutants are drawn."""
+    return sorted({file for pattern in MUTATED for file in ROOT.glob(pattern)})
+
+
+def drawn(sample: int, seed: int) -> list[Drawn]:
+    """Draw mutants without replacement, each one as likely as any other."""
+    accepted = tomllib.loads(ACCEPTED.read_text(encoding="utf-8"))["mutant"]
+    left_out = {(each["file"], each["before"], each["after"]) for each in accepted}
+    places = [(file, site) for file in mutated_files() for site in sites(file.read_text(encoding="utf-8"))]
+    random.Random(seed).shuffle(places)
+    found: list[Drawn] = []
+    for file, site in places:
+        if len(found) == sample:
+            break
+        each = mutant(file.read_text(encoding="utf-8"), *site)
+        name = str(file.relative_to(ROOT))
+        if each.before != each.after and (name, each.before, each.after) not in left_out:
+            found.append(Drawn(file=file, module=module_of(file), mutant=each))
+    return found
+
+
+@cache
+def imports_of(file: Path) -> frozenset[str]:
+    """Return the dotted names that a file imports, of modules and of what stands in them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    return frozenset(found)
+
+
+@cache
+def _tests() -> tuple[Path, ...]:
+    return tuple(sorted(ROOT.glob("tests/**/test_*.py")))
+
+
+@cache
+def _sources() -> dict[str, Path]:
+    return {module_of(file): file for file in sorted(ROOT.glob("retrain-*/src/**/*.py"))}
+
+
+def rings(module: str) -> Iterator[list[Path]]:
+    """Yield the tests that import a module, then those that import what imports it, and so on."""
+    reached, ran = {module}, set[Path]()
+    for _ in range(3):
+        ring = [test for test in _tests() if test not in ran and reached & imports_of(test)]
+        ran |= set(ring)
+        yield from (ring[start : start + FILES_AT_ONCE] for start in range(0, len(ring), FILES_AT_ONCE))
+        reached |= {name for name, file in _sources().items() if reached & imports_of(file)}
+
+
+def notices(each: Drawn, folder: Path) -> str:
+    """Return which tests noticed a mutant, empty if none did."""
+    file = folder / f"{abs(hash(str(each)))}.json"
+    file.write_text(json.dumps({"module": each.module, "source": each.mutant.source}), encoding="utf-8")
+    environ = os.environ | {VARIABLE: str(file), "OMP_NUM_THREADS": "1"}
+    end = time.monotonic() + LIMIT_S
+    for tests in rings(each.module):
+        left_s = end - time.monotonic()
+        if left_s < 10:
+            break
+        line = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", HERE, *map(str, tests)]
+        try:
+            done = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=left_s)
+        except subprocess.TimeoutExpired:
+            return "the time limit"
+        if done.returncode not in (0, 5):  # 5: no test has the mark
+            failed = [text for text in done.stdout.splitlines() if text.startswith(("FAILED", "ERROR"))]
+            return failed[0] if failed else "pytest did not start"
+    return ""
+
+
+def run(chosen: Sequence[Drawn], jobs: int) -> list[Drawn]:
+    """Try each mutant, print it as it is settled, and return the survivors."""
+    packages = Path(sysconfig.get_path("purelib"))
+    hook, path = packages / "retrain_mutant_hook.py", packages / "retrain_mutant_hook.pth"
+    hook.write_text(Path(__file__).with_name("hook.py").read_text(encoding="utf-8"), encoding="utf-8")
+    path.write_text("import retrain_mutant_hook\n", encoding="utf-8")
+    survivors, settled, lock = list[Drawn](), 0, Lock()
+
+    def settle(each: Drawn) -> None:
+        nonlocal settled
+        by = notices(each, Path(folder))
+        with lock:
+            settled += 1
+            survivors.extend([] if by else [each])
+            print(f"{settled:4}/{len(chosen)} {'noticed ' if by else 'SURVIVED'} {each}  {by}", flush=True)
+
+    try:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(settle, chosen))
+    finally:
+        hook.unlink()
+        path.unlink()
+    return survivors
+
+
+def main() -> None:
+    """Draw, run, print the survivors and the score."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--sample", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    begin = time.monotonic()
+    chosen = drawn(given.sample, given.seed)
+    survivors = run(chosen, given.jobs)
+    noticed = len(chosen) - len(survivors)
+    interval = binomtest(noticed, len(chosen)).proportion_ci(method="wilson")
+    print("\nsurvivors:", *(f"  {each}" for each in sorted(survivors, key=str)), sep="\n")
+    print(f"{noticed} of {len(chosen)} noticed: {noticed / len(chosen):.1%} [{interval.low:.1%}, {interval.high:.1%}]")
+    print(f"{(time.monotonic() - begin) / 60:.1f} minutes, seed {given.seed}")
+
+
+if __name__ == "__main__":
+    main()
