@@ -163,6 +163,7 @@ SHOWN = {
 PUBLIC = '[model]\nmodel = "builtin:tiny"\n\n[training]\nmax_steps = 10\nclip_ratio_c = 3.0\ntl_grpo = true\n'
 TASKS = "".join(f'{{"prompt": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(1, 33))
 GIVEN = {
+    "README.md": {"tasks.jsonl": TASKS},
     "docs/pages/command-line.md": {"tasks.jsonl": TASKS},
     "docs/pages/your-data.md": {"tasks.jsonl": TASKS},
     "docs/pages/coming-from-public.md": {"public.toml": PUBLIC},
