@@ -54,15 +54,15 @@ def words(context):
 class Task:
     """Conditions by the name that a table gives them, the first of which is the baseline; `metric` chooses rates.
 
-    `decides` is the metric of the plan, `columns` what a table shows of a run, by heading; `pages` are the pages with
-    the conditions that they show, none = all; `base` what the runs have beside `BASE`.
+    `decides` is the metric of the plan, `columns` the metrics of the table by heading, `page` the page with the table,
+    and `base` holds what the runs have in addition to `BASE`.
     """
 
     conditions: Mapping[str, Mapping[str, Any]]
     metric: str
     decides: str
     columns: Mapping[str, str]
-    pages: Mapping[str, Sequence[str]]
+    page: str
     base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -73,16 +73,7 @@ TASKS = {
         metric="eval_correct_rate:final",
         decides="eval_correct_rate:final",
         columns={"held out at the end": "eval_correct_rate:final", "area in training": "correct_rate:auc"},
-        pages={
-            "recipes": (),
-            "grpo": ("grpo",),
-            "dr-grpo": ("grpo", "dr_grpo"),
-            "dapo": ("grpo", "dapo"),
-            "gspo": ("grpo", "gspo"),
-            "cispo": ("grpo", "cispo"),
-            "rloo": ("grpo", "rloo"),
-            "reinforce-pp": ("grpo", "reinforce_pp", "reinforce_pp_baseline"),
-        },
+        page="recipes",
     ),
     "rewards": Task(
         conditions={
@@ -92,7 +83,7 @@ TASKS = {
         metric="eval_mean_reward:final",
         decides="eval_reward_match_mean:final",
         columns={"right": "eval_reward_match_mean:final", "words": "eval_reward_words.words_mean:final"},
-        pages={"gdpo": ()},
+        page="group-advantages",
         base={
             "reward": {"weights": {"match": 1.0, "words.words": 1.0}},
             "scoring": {"audit": "warn"},  # it rewards wrong answers as well, and the audit says so
@@ -134,8 +125,8 @@ def main() -> None:
     table = Table(runner, best, where)
     print(table.markdown(list(best)))
     if options.pages:
-        for page, names in task.pages.items():
-            paste(options.pages / f"{page}.md", f"recipes {page}", table.markdown(names or list(best)))
+        mark = f"recipes {'recipes' if options.task == 'sums' else 'gdpo'}"
+        paste(options.pages / f"{task.page}.md", mark, table.markdown(list(best)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

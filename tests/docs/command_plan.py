@@ -57,7 +57,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "tests/retrain-core/verdicts/study/test_variance_of_runs.py",
     },
     "docs/pages/environments.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
-    "docs/pages/getting-started.md": {
+    "docs/pages/try-it.md": {
         "retrain capacity real.toml --pilot 3": HUB,
         "retrain real.toml": HUB,
     },
@@ -113,7 +113,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "retrain audit --replay logs/train/failures": FAILED,
         "retrain audit --replay logs/train/failures/step_000012_0.json": FAILED,
     },
-    "docs/pages/samplers.md": {"python benchmarks/samplers.py build/samplers": HOURS},
+    "docs/pages/algorithms/sampling.md": {"python benchmarks/samplers.py build/samplers": HOURS},
     "docs/pages/trl.md": {"nox -s referee": REFEREE},
     "docs/pages/watching.md": {
         "retrain status --follow --active": "never ends; tests/retrain-core/inspect/test_status_follow.py",
@@ -189,7 +189,7 @@ GIVEN = {
     },
 }
 # Typed by test_newcomer.py, one after the other in one folder.
-NEWCOMER = ("README.md", "docs/pages/getting-started.md")
+NEWCOMER = ("README.md", "docs/pages/try-it.md")
 # Pages that change the environment, or need all six distributions: one after another, in this order, after the others.
 IN_ORDER = (
     "CONTRIBUTING.md",

@@ -18,7 +18,6 @@ from tests.shared import first_or_long
 NO_CONFIGURATION = re.compile(r"^\[(project|tool|build)", re.MULTILINE)  # of a pyproject
 # What the generated sections show of a name: its first line, or the fields of a dataclass.
 SIGNATURE = re.compile(r"(def [^\n]*[^:\n]|class \w+[^\n]*[^:\n]|\w+ = \S[^\n]*|\w+: \w+|\w+\(\n.*\n\))\n\Z", re.DOTALL)
-VECTORS = {page.stem for page in SITE_PAGES if page.parent.name == "algorithms"} - {"recipes"}  # the entrance
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -55,21 +54,6 @@ def test_examples_compute_what_the_page_says(page: Path) -> None:
     result = runner.run(parsed, out=said.append)
     assert result.attempted > 0
     assert not result.failed, "".join(said)
-
-
-def test_every_algorithm_has_a_page_with_formula_differences_and_vectors() -> None:
-    assert {
-        *("grpo", "maxrl", "gtpo", "gtpo-hicra", "gtpo-sepa", "uncertainties", "planning-detectors"),
-        *("sepa-controller", "top-rho", "losses", "rloo", "dr-grpo", "reinforce-pp", "gdpo", "updates"),
-        *("overlong", "dynamic-sampling", "kl", "entropy", "warm-start", "dapo", "gspo", "cispo"),
-        "distillation",
-    } == VECTORS
-    for name in VECTORS:
-        page = SITE / "algorithms" / f"{name}.md"
-        text = text_of(page)
-        assert "## What differs" in text or name == "uncertainties", name
-        assert blocks(page, "pycon"), name
-        assert blocks(page, "text") or "|---|" in text, name
 
 
 @pytest.mark.parametrize(

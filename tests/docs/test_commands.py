@@ -28,7 +28,7 @@ from tests.docs.reading import FENCE, PAGES, ROOT, SHELL, SITE, commands_of, nam
 
 # A command in an indented block would be typed by people and seen by no test.
 INDENTED = re.compile(r"^ {4}(?:\$ )?(?:pip|retrain|python|nox|pytest|\. |source )\b.*", re.MULTILINE)
-START = SITE / "getting-started.md"
+START = SITE / "try-it.md"
 FOUR = {"retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"}
 WORKERS = min(2, os.cpu_count() or 1)
 

@@ -17,7 +17,7 @@ from retrain.kernel.plugins.first_party import promised_names
 from retrain.kernel.registry import Plugins
 
 PAGE = Path(__file__).parents[2] / "docs/pages/algorithms/recipes.md"
-ROW = re.compile(r"^\| \[`(\w+)`\]\([\w-]+\.md\) \| ([^|]*)\| ([^|]*)\| ([^|]*)\| ([^|]*)\| [^|]* \|$", re.MULTILINE)
+ROW = re.compile(r"^\| \[`(\w+)`\]\([\w#.-]+\) \| ([^|]*)\| ([^|]*)\| ([^|]*)\| ([^|]*)\| [^|]* \|$", re.MULTILINE)
 NAMES = [*promised_names(Kind.RECIPE)]
 
 
