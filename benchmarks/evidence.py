@@ -1,4 +1,4 @@
-"""Whether verdicts can be believed: simulations of every claim that docs/pages/compare.md makes about them.
+"""Whether verdicts can be believed: simulations of every claim that docs/pages/evidence.md makes about them.
 
 `python benchmarks/evidence.py` runs all claims of `benchmarks/claims/`, `--only NAME ...` some of them, and prints
 claim | figure | two standard errors | target | ok. A figure that misses its target by more than two standard errors

@@ -47,15 +47,12 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/recipes.py build/recipes --task rewards": HOURS,
     },
     "docs/pages/campaigns.md": {
-        "retrain status logs/campaign_20260301_120000/runs/maxrl+none_s7 --forecast --among logs": UNFINISHED
+        "retrain status logs/campaign_20260301_120000/runs/maxrl+none_s7 --forecast --among logs": UNFINISHED,
+        "python benchmarks/records_scale.py": HOURS,
+        "python benchmarks/report_scale.py": HOURS,
+        "python benchmarks/campaign_scale.py": HOURS,
     },
     "docs/pages/command-line.md": {"retrain init --interactive": "needs a terminal; tests/end_to_end/test_shell.py"},
-    "docs/pages/compare.md": {
-        "retrain compare logs/campaign_20260301_120000 --sets": "needs runs with several sets; "
-        "tests/retrain-core/verdicts/study/test_sets.py",
-        "retrain compare logs/campaign_20260301_120000 --variance": "needs runs that cross seeds; "
-        "tests/retrain-core/verdicts/study/test_variance_of_runs.py",
-    },
     "docs/pages/environments.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
     "docs/pages/try-it.md": {
         "retrain capacity real.toml --pilot 3": HUB,
@@ -100,15 +97,10 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "docs/pages/reference/files.md": {"jq -r ...": TOOL},
     "docs/pages/reliability.md": {"nox -s soak -- --hours 1 --seed 22": "takes an hour; tests/soak/test_soak.py"},
-    "docs/pages/repeat.md": {
+    "docs/pages/share.md": {
         "retrain rerun train.rtpack": "asks; tests/retrain-core/tools/pack/test_rerun.py makes its environment",
     },
     "docs/pages/rewards.md": {} if find_sandbox()[0] else {"retrain audit --reward-type code ...": NO_SANDBOX},
-    "docs/pages/scale.md": {
-        "python benchmarks/records_scale.py": HOURS,
-        "python benchmarks/report_scale.py": HOURS,
-        "python benchmarks/campaign_scale.py": HOURS,
-    },
     "docs/pages/scoring.md": {
         "retrain audit --replay logs/train/failures": FAILED,
         "retrain audit --replay logs/train/failures/step_000012_0.json": FAILED,
@@ -142,7 +134,7 @@ EXIT_CODES = {
         "retrain doctor --transform-mode gtpo_spea --wandb-project demo": 1,
         "retrain old.toml": 2,
     },
-    "docs/pages/repeat.md": {"retrain rerun train.rtpack --yes --here --set training.seed=7": 1},
+    "docs/pages/share.md": {"retrain rerun train.rtpack --yes --here --set training.seed=7": 1},
 }
 # Files that a line names and its page shows: the language of the block, and how it begins.
 SHOWN = {

@@ -71,7 +71,7 @@ def test_the_command_leaves_json_and_a_table(name: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_recipes_are_measured_at_their_own_rates_and_put_into_their_pages(tmp_path: Path) -> None:
-    page = tmp_path / "gdpo.md"
+    page = tmp_path / "group-advantages.md"
     page.write_text("# Page\n\n<!-- benchmark: recipes gdpo -->\n<!-- end of benchmark -->\n", encoding="utf-8")
     command = ["recipes.py", str(tmp_path / "book"), "--task", "rewards", "--quick", "--pages", str(tmp_path)]
     printed = run(*command).splitlines()
