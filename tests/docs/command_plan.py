@@ -69,7 +69,12 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "max serve ...": SERVER,
         "retrain --inference-engine max ...": SERVER,
     },
-    "docs/pages/logging.md": {"tail -f logs/train/metrics.jsonl ...": TOOL, "tail -n 1 ...": TOOL},
+    "docs/pages/read-a-run.md": {
+        "tail -f logs/train/metrics.jsonl ...": TOOL,
+        "jq -r ...": TOOL,
+        "retrain status --follow --active": "never ends; tests/retrain-core/inspect/test_status_follow.py",
+        "retrain watch logs/train": "never ends; tests/retrain-core/report/watch serves pages",
+    },
     "docs/pages/performance.md": {
         "python benchmarks/step.py --json ...": HOURS,
         "python benchmarks/step.py --model ...": HOURS,
@@ -95,7 +100,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "retrain --max-steps 20 --eval-every 20 --save-every 0 --set model.quantize=nf4": REAL,
         "nox -s real": "makes the model and an environment of its own",
     },
-    "docs/pages/reference/files.md": {"jq -r ...": TOOL},
     "docs/pages/reliability.md": {"nox -s soak -- --hours 1 --seed 22": "takes an hour; tests/soak/test_soak.py"},
     "docs/pages/share.md": {
         "retrain rerun train.rtpack": "asks; tests/retrain-core/tools/pack/test_rerun.py makes its environment",
@@ -107,10 +111,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "docs/pages/algorithms/sampling.md": {"python benchmarks/samplers.py build/samplers": HOURS},
     "docs/pages/trl.md": {"nox -s referee": REFEREE},
-    "docs/pages/watching.md": {
-        "retrain status --follow --active": "never ends; tests/retrain-core/inspect/test_status_follow.py",
-        "retrain watch logs/train": "never ends; tests/retrain-core/report/watch serves pages",
-    },
     "docs/pages/verl.md": {
         "git clone ...": "needs the network",
         "RETRAIN_VERL=/tmp/verl nox -s referee": REFEREE,

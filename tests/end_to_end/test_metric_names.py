@@ -167,7 +167,7 @@ def test_the_manual_shows_them(tmp_path: Path) -> None:
 
 
 def test_the_page_of_files_names_every_file_and_field(runs: list[Path]) -> None:
-    page = (Path(__file__).parents[2] / "docs/pages/reference/files.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/pages/read-a-run.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`([\w./]+)`", page))
     for run in runs:
         for file in run.iterdir():

@@ -179,7 +179,7 @@ def health_section(material: Material) -> Section:
         for run, each in found[:MOST_EPISODES]
     ]
     runs = len({id(run) for run, _ in found})
-    meaning = "docs/pages/health.md explains each state and what to change."
+    meaning = "docs/pages/reliability.md explains each state and what to change."
     heads = ("state", "run", "steps", "how many")
     parts = (
         note(f"{counted(len(found), 'episode')} in {counted(runs, 'run')}; {meaning}"),
