@@ -53,7 +53,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/campaign_scale.py": HOURS,
     },
     "docs/pages/command-line.md": {"retrain init --interactive": "needs a terminal; tests/end_to_end/test_shell.py"},
-    "docs/pages/environments.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
     "docs/pages/try-it.md": {
         "retrain capacity real.toml --pilot 3": HUB,
         "retrain real.toml": HUB,
@@ -104,10 +103,11 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/share.md": {
         "retrain rerun train.rtpack": "asks; tests/retrain-core/tools/pack/test_rerun.py makes its environment",
     },
-    "docs/pages/rewards.md": {} if find_sandbox()[0] else {"retrain audit --reward-type code ...": NO_SANDBOX},
-    "docs/pages/scoring.md": {
+    "docs/pages/agents.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
+    "docs/pages/rewards.md": {
         "retrain audit --replay logs/train/failures": FAILED,
         "retrain audit --replay logs/train/failures/step_000012_0.json": FAILED,
+        **({} if find_sandbox()[0] else {"retrain audit --reward-type code ...": NO_SANDBOX}),
     },
     "docs/pages/algorithms/sampling.md": {"python benchmarks/samplers.py build/samplers": HOURS},
     "docs/pages/trl.md": {"nox -s referee": REFEREE},
@@ -165,7 +165,6 @@ GIVEN = {
         "tasks.csv": "question,solution\n" + "".join(f"What is {n} + 1?,{n + 1}\n" for n in range(1, 33)),
     },
     "docs/pages/after-training.md": {"questions.txt": "What is 2 + 2?\nWhat is 9 * 8?\n"},
-    "docs/pages/data.md": {"tasks.jsonl": TASKS},
     "docs/pages/evaluation.md": {"tasks.jsonl": TASKS, "hard.jsonl": TASKS},
     "docs/pages/machine.md": {
         "plugins/mine.py": (
