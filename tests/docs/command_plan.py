@@ -46,6 +46,14 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/recipes.py build/recipes": HOURS,
         "python benchmarks/recipes.py build/recipes --task rewards": HOURS,
     },
+    "docs/pages/backends.md": {
+        "retrain doctor prime_rl.toml": "needs PRIME-RL's inference server",
+        "retrain prime_rl.toml": "needs PRIME-RL's trainer and inference server",
+        "retrain doctor tinker.toml": SERVICE,
+        "retrain tinker.toml": SERVICE,
+        'pip install "skyrl-tx[tinker]==0.3.0" ...': "`nox -s server-tinker` installs and starts SkyRL-tx",
+        "python -m tx.tinker.api ...": "`nox -s server-tinker` installs and starts SkyRL-tx",
+    },
     "docs/pages/campaigns.md": {
         "retrain status logs/campaign_20260301_120000/runs/maxrl+none_s7 --forecast --among logs": UNFINISHED,
         "python benchmarks/records_scale.py": HOURS,
@@ -57,7 +65,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "retrain capacity real.toml --pilot 3": HUB,
         "retrain real.toml": HUB,
     },
-    "docs/pages/inference-engines.md": {
+    "docs/pages/engines.md": {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve ...": SERVER,
         "retrain --inference-engine vllm ...": SERVER,
         'pip install "mlx[cpu]" mlx-lm': SERVER,
@@ -86,10 +94,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/gpu.py ...": "needs a GPU; tests/end_to_end/test_gpu_proof.py and test_benchmarks.py",
     },
     "docs/pages/one-gpu.md": {"retrain doctor real.toml": HUB, "retrain real.toml": HUB},
-    "docs/pages/prime-rl.md": {
-        "retrain doctor prime_rl.toml": "needs PRIME-RL's inference server",
-        "retrain prime_rl.toml": "needs PRIME-RL's trainer and inference server",
-    },
     "docs/pages/real-model.md": {
         'pip install -c constraints.txt "./retrain-local[smollm2]"': REAL,
         "python -m retrain_local.smollm2 smollm2": REAL,
@@ -121,12 +125,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "retrain init --data gsm8k ...": DATA,
         "retrain init --model builtin:tiny --data reasoning_gym:chain_sum ...": "needs the extra reasoning-gym",
     },
-    "docs/pages/tinker.md": {
-        "retrain doctor tinker.toml": SERVICE,
-        "retrain tinker.toml": SERVICE,
-        'pip install "skyrl-tx[tinker]==0.3.0" ...': "`nox -s server-tinker` installs and starts SkyRL-tx",
-        "python -m tx.tinker.api ...": "`nox -s server-tinker` installs and starts SkyRL-tx",
-    },
 }
 # What a page shows to fail.
 EXIT_CODES = {
@@ -146,10 +144,10 @@ SHOWN = {
         "my_reward.py": ("python", "# my_reward.py"),
         "programs.jsonl": ("json", '{"prompt": "Read two'),
     },
-    "docs/pages/evaluation.md": {"sets.toml": ("toml", "[eval]\nexamples = 64")},
+    "docs/pages/after-training.md": {"sets.toml": ("toml", "[eval]\nexamples = 64")},
     "docs/pages/outgrowing.md": {"big.toml": ("toml", "# big.toml")},
     "docs/pages/plugins.md": {"my_module.py": ("python", "def centred(")},
-    "docs/pages/prime-rl.md": {"prime_rl.toml": ("toml", '[backend]\nbackend = "prime_rl"')},
+    "docs/pages/backends.md": {"prime_rl.toml": ("toml", '[backend]\nbackend = "prime_rl"')},
 }
 # Files that a line names and its page only speaks of.
 PUBLIC = '[model]\nmodel = "builtin:tiny"\n\n[training]\nmax_steps = 10\nclip_ratio_c = 3.0\ntl_grpo = true\n'
@@ -164,8 +162,11 @@ GIVEN = {
         "other.jsonl": TASKS,
         "tasks.csv": "question,solution\n" + "".join(f"What is {n} + 1?,{n + 1}\n" for n in range(1, 33)),
     },
-    "docs/pages/after-training.md": {"questions.txt": "What is 2 + 2?\nWhat is 9 * 8?\n"},
-    "docs/pages/evaluation.md": {"tasks.jsonl": TASKS, "hard.jsonl": TASKS},
+    "docs/pages/after-training.md": {
+        "questions.txt": "What is 2 + 2?\nWhat is 9 * 8?\n",
+        "tasks.jsonl": TASKS,
+        "hard.jsonl": TASKS,
+    },
     "docs/pages/machine.md": {
         "plugins/mine.py": (
             "from retrain.advantages import TransformSpec\n\ndef flat():\n    return TransformSpec(name='flat')\n"
@@ -186,9 +187,8 @@ IN_ORDER = (
     "CONTRIBUTING.md",
     "docs/pages/command-line.md",
     "docs/pages/coming-from-public.md",
-    "docs/pages/prime-rl.md",
+    "docs/pages/backends.md",
     "docs/pages/outgrowing.md",
-    "docs/pages/tinker.md",
     "docs/pages/plugins.md",
     "docs/pages/testing.md",
     "retrain-tinker/README.md",

@@ -1,4 +1,4 @@
-"""The example of docs/pages/prime-rl.md as it stands, received by PRIME-RL's own `DataLoader` of each of its ranks.
+"""The example of docs/pages/backends.md as it is, received by PRIME-RL's own `DataLoader` of each of its ranks.
 
 Only where things are is set on the command line: the folder, the server, and a model and data that are on this machine.
 """
@@ -23,13 +23,14 @@ from tests.prime_rl_stack.stack import MODEL, start_server, wait_until
 from tests.prime_rl_stack.trainer import broadcast
 
 pytestmark = [pytest.mark.server, NEEDS_CHECKOUT]
-PAGE = Path(__file__).parents[2] / "docs/pages/prime-rl.md"
+PAGE = Path(__file__).parents[2] / "docs/pages/backends.md"
 SEQ_LEN, RANKS = 8192, 4  # of the example
 SMALL = ("--max-steps", "1", "--batch-size", "3", "--group-size", "4", "--eval-examples", "0")
 
 
 def test_the_example_is_received_by_every_rank(tmp_path, monkeypatch):
-    example = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
+    blocks = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    example = next(block for block in blocks if 'backend = "prime_rl"' in block)
     (tmp_path / "prime_rl.toml").write_text(example, encoding="utf-8")
     out, server = tmp_path / "out", start_server(tmp_path)
     settings = {
