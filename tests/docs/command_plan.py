@@ -60,7 +60,24 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/report_scale.py": HOURS,
         "python benchmarks/campaign_scale.py": HOURS,
     },
-    "docs/pages/command-line.md": {"retrain init --interactive": "needs a terminal; tests/end_to_end/test_shell.py"},
+    "docs/pages/coming-from.md": {
+        "nox -s referee": REFEREE,
+        "git clone ...": "needs the network",
+        "RETRAIN_VERL=/tmp/verl nox -s referee": REFEREE,
+    },
+    "docs/pages/your-model.md": {
+        "retrain capacity real.toml --pilot 3": HUB,
+        "retrain doctor real.toml": HUB,
+        "retrain real.toml": HUB,
+        "retrain init --model Qwen/Qwen3-0.6B ...": HUB,
+        'pip install -c constraints.txt "./retrain-local[smollm2]"': REAL,
+        "python -m retrain_local.smollm2 smollm2": REAL,
+        "retrain": REAL,
+        "retrain --max-steps 20 --eval-every 20 --save-every 0 --lora-rank 0 --lr 1e-5": REAL,
+        "retrain --max-steps 20 --eval-every 20 --save-every 0 --lora-rank 0 --lr 3e-5 ...": REAL,
+        "retrain --max-steps 20 --eval-every 20 --save-every 0 --set model.quantize=nf4": REAL,
+        "nox -s real": "makes the model and an environment of its own",
+    },
     "docs/pages/try-it.md": {
         "retrain capacity real.toml --pilot 3": HUB,
         "retrain real.toml": HUB,
@@ -93,16 +110,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/scale.py ...": HOURS,
         "python benchmarks/gpu.py ...": "needs a GPU; tests/end_to_end/test_gpu_proof.py and test_benchmarks.py",
     },
-    "docs/pages/one-gpu.md": {"retrain doctor real.toml": HUB, "retrain real.toml": HUB},
-    "docs/pages/real-model.md": {
-        'pip install -c constraints.txt "./retrain-local[smollm2]"': REAL,
-        "python -m retrain_local.smollm2 smollm2": REAL,
-        "retrain": REAL,
-        "retrain --max-steps 20 --eval-every 20 --save-every 0 --lora-rank 0 --lr 1e-5": REAL,
-        "retrain --max-steps 20 --eval-every 20 --save-every 0 --lora-rank 0 --lr 3e-5 ...": REAL,
-        "retrain --max-steps 20 --eval-every 20 --save-every 0 --set model.quantize=nf4": REAL,
-        "nox -s real": "makes the model and an environment of its own",
-    },
     "docs/pages/reliability.md": {"nox -s soak -- --hours 1 --seed 22": "takes an hour; tests/soak/test_soak.py"},
     "docs/pages/share.md": {
         "retrain rerun train.rtpack": "asks; tests/retrain-core/tools/pack/test_rerun.py makes its environment",
@@ -114,11 +121,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
         **({} if find_sandbox()[0] else {"retrain audit --reward-type code ...": NO_SANDBOX}),
     },
     "docs/pages/algorithms/sampling.md": {"python benchmarks/samplers.py build/samplers": HOURS},
-    "docs/pages/trl.md": {"nox -s referee": REFEREE},
-    "docs/pages/verl.md": {
-        "git clone ...": "needs the network",
-        "RETRAIN_VERL=/tmp/verl nox -s referee": REFEREE,
-    },
     "retrain-core/src/retrain/cli/manual/manual.md": {"retrain audit --replay logs/train": FAILED},
     "docs/pages/your-data.md": {
         "retrain init --data openai/gsm8k ...": DATA,
@@ -128,10 +130,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
 }
 # What a page shows to fail.
 EXIT_CODES = {
-    "docs/pages/machine.md": {
-        "retrain doctor --transform-mode gtpo_spea --wandb-project demo": 1,
-        "retrain old.toml": 2,
-    },
     "docs/pages/share.md": {"retrain rerun train.rtpack --yes --here --set training.seed=7": 1},
 }
 # Files that a line names and its page shows: the language of the block, and how it begins.
@@ -145,8 +143,7 @@ SHOWN = {
         "programs.jsonl": ("json", '{"prompt": "Read two'),
     },
     "docs/pages/after-training.md": {"sets.toml": ("toml", "[eval]\nexamples = 64")},
-    "docs/pages/outgrowing.md": {"big.toml": ("toml", "# big.toml")},
-    "docs/pages/plugins.md": {"my_module.py": ("python", "def centred(")},
+    "docs/pages/write-a-plugin.md": {"my_module.py": ("python", "def centred(")},
     "docs/pages/backends.md": {"prime_rl.toml": ("toml", '[backend]\nbackend = "prime_rl"')},
 }
 # Files that a line names and its page only speaks of.
@@ -154,9 +151,9 @@ PUBLIC = '[model]\nmodel = "builtin:tiny"\n\n[training]\nmax_steps = 10\nclip_ra
 TASKS = "".join(f'{{"prompt": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(1, 33))
 GIVEN = {
     "README.md": {"tasks.jsonl": TASKS},
-    "docs/pages/command-line.md": {"tasks.jsonl": TASKS},
     "docs/pages/your-data.md": {"tasks.jsonl": TASKS},
-    "docs/pages/coming-from-public.md": {"public.toml": PUBLIC},
+    "docs/pages/coming-from.md": {"public.toml": PUBLIC},
+    "docs/pages/your-model.md": {"tasks.jsonl": TASKS},
     "retrain-core/src/retrain/cli/manual/manual.md": {
         "tasks.jsonl": TASKS,
         "other.jsonl": TASKS,
@@ -167,30 +164,16 @@ GIVEN = {
         "tasks.jsonl": TASKS,
         "hard.jsonl": TASKS,
     },
-    "docs/pages/machine.md": {
-        "plugins/mine.py": (
-            "from retrain.advantages import TransformSpec\n\ndef flat():\n    return TransformSpec(name='flat')\n"
-        ),
-        "plugins/typo.py": "import numpyy\n",
-        "public.toml": PUBLIC,
-        "old.toml": (
-            '[backend]\nbackend = "prime_rl"            # sampled by a running stack\n'
-            'prime_rl_transport = "zmq"      # one machine\n# the port that the cluster leaves open\n'
-            'prime_rl_zmq_port = 5556\n\n[model]\nmodel = "Qwen/Qwen3-4B-Instruct-2507"\n'
-        ),
-    },
 }
 # Typed by test_newcomer.py, one after the other in one folder.
 NEWCOMER = ("README.md", "docs/pages/try-it.md")
 # Pages that change the environment, or need all six distributions: one after another, in this order, after the others.
 IN_ORDER = (
     "CONTRIBUTING.md",
-    "docs/pages/command-line.md",
-    "docs/pages/coming-from-public.md",
+    "docs/pages/configuration.md",
+    "docs/pages/coming-from.md",
     "docs/pages/backends.md",
-    "docs/pages/outgrowing.md",
-    "docs/pages/plugins.md",
-    "docs/pages/testing.md",
+    "docs/pages/write-a-plugin.md",
     "retrain-tinker/README.md",
     "retrain-prime-rl/README.md",
 )

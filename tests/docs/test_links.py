@@ -51,7 +51,7 @@ def test_the_navigation_is_four_groups_of_pages_that_exist() -> None:
     groups = nav_of(yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")))
     pages = [page for entries in groups.values() for page in entries]
     assert len(groups) == 4
-    assert len(pages) == len(set(pages)) <= 25
+    assert len(pages) == len(set(pages)) <= 31, "30 pages and the entrance of the reference"
     assert set(pages) <= {str(page.relative_to(SITE)) for page in [*SITE_PAGES, *REFERENCE]}
     assert pages[0] == "index.md"
 
@@ -80,8 +80,6 @@ def test_the_home_page_opens_four_doors() -> None:
         r"^-   ### \[([^\]]+)\]\(([^)]+)\)", (SITE / "index.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert [title for title, _ in doors] == ["Try it", "Your data", "Compare algorithms", "Write a plugin"]
-    for name in ("README.md", "docs/pages/index.md"):
-        assert re.search(r"\[Your data\]\([^)]+\)", (ROOT / name).read_text(encoding="utf-8"), re.IGNORECASE), name
 
 
 def broken_lists(text: str) -> list[str]:

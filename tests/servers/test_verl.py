@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from docs.generate import PAGES, filled
 from retrain.api import Seeds, TrainBatch, TrainRow, load_plugins
 from retrain.credit.kl.shaper import steered
 from retrain.kernel.config.load import load_config
@@ -41,7 +42,6 @@ pytestmark = [
 ]
 GROUPS, GROUP_SIZE, MAX_TOKENS = 6, 4, 24
 ROWS = GROUPS * GROUP_SIZE
-LOSS_PAGE = Path(__file__).parents[2] / "docs/pages/write/loss.md"
 TOLERANCE = 1e-6
 
 
@@ -171,7 +171,7 @@ LOSSES = {
 def test_loss_and_gradient(
     verl: SimpleNamespace, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    code = re.search(r"`plugins/soft_gate.py`:\n\n```python\n(.*?)```", LOSS_PAGE.read_text(encoding="utf-8"), re.S)
+    code = re.search(r"`plugins/soft_gate.py`:\n\n```python\n(.*?)```", filled(PAGES["reference/kinds/loss.md"]), re.S)
     assert code
     (tmp_path / "soft_gate.py").write_text(code[1])
     monkeypatch.syspath_prepend(tmp_path)

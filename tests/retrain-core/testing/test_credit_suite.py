@@ -9,7 +9,7 @@ import pytest
 from retrain.testing import conformance
 from tests.shared import slow_or_long
 
-PAGE = Path(__file__).parents[3] / "docs/pages/write/algorithm.md"
+PAGE = Path(__file__).parents[3] / "docs/pages/write-a-plugin.md"
 Failures = Callable[..., dict[str, str]]
 SOUND = (
     ("advantage", "over_the_step"),

@@ -1,4 +1,4 @@
-"""Back pressure: adapts the batch size to measured throughput. Off by default; see `docs/pages/backpressure.md`.
+"""Back pressure: adapts the batch size to measured throughput. Off by default; see `docs/pages/your-model.md`.
 
 Registers `[backpressure]` and the pacer `usl`.
 """

@@ -1,4 +1,4 @@
-"""How much memory and time a configuration needs, and how much its runs used. See `docs/pages/capacity.md`.
+"""How much memory and time a configuration needs, and how much its runs used. See `docs/pages/your-model.md`.
 
 Registers `retrain capacity`, and measures every run from start to end.
 """
