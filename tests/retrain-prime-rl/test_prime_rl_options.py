@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from retrain.api import Config, ConfigError, Kind, Plugins, load_plugins
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.first_party import promised_options
-from retrain.run.assemble import check
+from retrain.run.check import check
 from retrain.run.tables import read_config, registered_tables
 from retrain_prime_rl import checks, plugin
 from retrain_prime_rl.create import task_name

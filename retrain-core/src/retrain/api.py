@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from retrain.campaign.launching import Launcher as Launcher
     from retrain.campaign.launching import RunningJob as RunningJob
     from retrain.credit.configured_loss import find_loss as find_loss
-    from retrain.credit.logprob_gap import LogprobRow as LogprobRow
     from retrain.credit.specs import Controller as Controller
     from retrain.credit.specs import ControllerView as ControllerView
     from retrain.credit.specs import PlanningDetector as PlanningDetector
@@ -56,23 +55,27 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.pacing import PaceView as PaceView
     from retrain.kernel.contracts.report import ReportPlot as ReportPlot
     from retrain.kernel.contracts.report import ReportSection as ReportSection
-    from retrain.kernel.contracts.verifier import Action as Action
-    from retrain.kernel.contracts.verifier import Ask as Ask
-    from retrain.kernel.contracts.verifier import DataSource as DataSource
-    from retrain.kernel.contracts.verifier import Ending as Ending
-    from retrain.kernel.contracts.verifier import Environment as Environment
-    from retrain.kernel.contracts.verifier import EpisodeResult as EpisodeResult
-    from retrain.kernel.contracts.verifier import LoadedData as LoadedData
-    from retrain.kernel.contracts.verifier import Observation as Observation
-    from retrain.kernel.contracts.verifier import Reply as Reply
-    from retrain.kernel.contracts.verifier import Reward as Reward
+    from retrain.kernel.contracts.tasks import Action as Action
+    from retrain.kernel.contracts.tasks import Ask as Ask
+    from retrain.kernel.contracts.tasks import DataSource as DataSource
+    from retrain.kernel.contracts.tasks import Ending as Ending
+    from retrain.kernel.contracts.tasks import Environment as Environment
+    from retrain.kernel.contracts.tasks import EpisodeResult as EpisodeResult
+    from retrain.kernel.contracts.tasks import LoadedData as LoadedData
+    from retrain.kernel.contracts.tasks import Observation as Observation
+    from retrain.kernel.contracts.tasks import Reply as Reply
+    from retrain.kernel.contracts.tasks import Reward as Reward
     from retrain.kernel.contracts.views import Watcher as Watcher
+    from retrain.kernel.declared import BackendFunctions as BackendFunctions
     from retrain.kernel.declared import Capabilities as Capabilities
     from retrain.kernel.declared import CheckpointMode as CheckpointMode
+    from retrain.kernel.declared import ConfigClaim as ConfigClaim
     from retrain.kernel.declared import Determinism as Determinism
     from retrain.kernel.declared import EngineTraits as EngineTraits
     from retrain.kernel.declared import Kind as Kind
+    from retrain.kernel.declared import MetricSpec as MetricSpec
     from retrain.kernel.declared import Needs as Needs
+    from retrain.kernel.declared import PluginSpec as PluginSpec
     from retrain.kernel.declared import TableTraits as TableTraits
     from retrain.kernel.errors import BackendError as BackendError
     from retrain.kernel.errors import ConfigError as ConfigError
@@ -85,10 +88,6 @@ if TYPE_CHECKING:
     from retrain.kernel.errors import RetrainError as RetrainError
     from retrain.kernel.errors import RewardError as RewardError
     from retrain.kernel.hooks import hookimpl as hookimpl
-    from retrain.kernel.plugin_spec import BackendFunctions as BackendFunctions
-    from retrain.kernel.plugin_spec import ConfigClaim as ConfigClaim
-    from retrain.kernel.plugin_spec import MetricSpec as MetricSpec
-    from retrain.kernel.plugin_spec import PluginSpec as PluginSpec
     from retrain.kernel.plugins.discover import load_plugins as load_plugins
     from retrain.kernel.plugins.first_party import install_line as install_line
     from retrain.kernel.plugins.installed import installed_dependents as installed_dependents
@@ -103,6 +102,7 @@ if TYPE_CHECKING:
     from retrain.kernel.types import Example as Example
     from retrain.kernel.types import Floats as Floats
     from retrain.kernel.types import Group as Group
+    from retrain.kernel.types import LogprobRow as LogprobRow
     from retrain.kernel.types import Mask as Mask
     from retrain.kernel.types import Message as Message
     from retrain.kernel.types import Outcome as Outcome
@@ -144,7 +144,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "retrain.campaign.launching": "FindsJobs Job Launcher RunningJob",
     "retrain.credit.configured_loss": "find_loss",
-    "retrain.credit.logprob_gap": "LogprobRow",
     "retrain.credit.specs": "Controller ControllerView PlanningDetector",
     "retrain.engines.policy": "Policy TakesWeights",
     "retrain.engines.throttle": "Throttle",
@@ -160,17 +159,19 @@ _HOMES = {
     "retrain.kernel.contracts.memory": "MemoryEstimate MemoryModel MemoryPhase TensorSize Workload",
     "retrain.kernel.contracts.pacing": "Pacer PaceView",
     "retrain.kernel.contracts.report": "ReportPlot ReportSection",
-    "retrain.kernel.contracts.verifier": (
+    "retrain.kernel.contracts.tasks": (
         "Action Ask DataSource Ending Environment EpisodeResult LoadedData Observation Reply Reward"
     ),
     "retrain.kernel.contracts.views": "Watcher",
-    "retrain.kernel.declared": "TableTraits EngineTraits Needs Capabilities CheckpointMode Determinism Kind",
+    "retrain.kernel.declared": (
+        "BackendFunctions Capabilities CheckpointMode ConfigClaim Determinism EngineTraits Kind MetricSpec Needs "
+        "PluginSpec TableTraits"
+    ),
     "retrain.kernel.errors": (
         "BackendError ConfigError CreditError NonFiniteError OutOfMemoryError PluginError Problem ResumeError "
         "RetrainError RewardError"
     ),
     "retrain.kernel.hooks": "hookimpl",
-    "retrain.kernel.plugin_spec": "BackendFunctions ConfigClaim MetricSpec PluginSpec",
     "retrain.kernel.plugins.discover": "load_plugins",
     "retrain.kernel.plugins.first_party": "install_line",
     "retrain.kernel.plugins.installed": "installed_dependents installed_version",
@@ -178,8 +179,8 @@ _HOMES = {
     "retrain.kernel.registry": "Plugins",
     "retrain.kernel.seeding": "Seeds generator",
     "retrain.kernel.types": (
-        "ActionRow Completion Example Floats Group Mask Message Outcome Sample SampleRequest SamplingParams Score "
-        "StopReason Tokens TrainBatch TrainReport TrainRow"
+        "ActionRow Completion Example Floats Group LogprobRow Mask Message Outcome Sample SampleRequest SamplingParams "
+        "Score StopReason Tokens TrainBatch TrainReport TrainRow"
     ),
     "retrain.observe.health.contract": "Finding HealthMonitor",
     "retrain.observe.trackers.contract": "Recorder",

@@ -15,8 +15,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from retrain.advantages import compute_composable_advantages
 from retrain.credit.algorithm import CreditAlgorithm
+from retrain.credit.checks import as_advantage
 from retrain.credit.flow import CreditFlow, build_flow
-from retrain.credit.forms import as_advantage
 from retrain.credit.pipeline import CreditGroup, assign_credit, named_rewards, normalised
 from retrain.credit.specs import AdvantageSpec, StepAdvantageContext
 from retrain.kernel.config.load import load_config

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import ConfigClaim, PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import ConfigClaim, PluginSpec
 
 TABLE = "campaign"
 TEMPLATES = {

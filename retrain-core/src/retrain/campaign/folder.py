@@ -24,7 +24,7 @@ from retrain.records.lock import RunLock
 from retrain.records.reading import read_regular
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import is_run
-from retrain.run.devices import KEY, RunDevices, choose_devices
+from retrain.run.backend import KEY, RunDevices, choose_devices
 
 PARENT = Path("logs")
 OWN_MACHINE = "subprocess"  # the launcher whose runs are on this machine

@@ -23,7 +23,7 @@ from retrain.kernel.types import Kind
 from retrain.records.campaign_table import CampaignTable, PlanTable
 from retrain.records.files import SEAL, seal_of
 from retrain.records.manifest import public_values
-from retrain.run.assemble import check, check_run
+from retrain.run.check import check, check_run
 from retrain.run.configure import OVERRIDING, split_arguments, steps_per_run
 from retrain.run.steps.controls import KEY as CONTROL
 from retrain.run.tables import read_config, registered_tables

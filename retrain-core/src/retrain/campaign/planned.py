@@ -20,7 +20,7 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.overrides import ENV_PREFIX
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.records.manifest import recorded_values
-from retrain.run.devices import KEY, RunDevices
+from retrain.run.backend import KEY, RunDevices
 from retrain.text.secrets import hide
 
 LONGEST_NAME = 120  # file systems allow 255 bytes; logs and folders that are moved aside append to it

@@ -38,8 +38,8 @@ from retrain.records.identity.inputs import places_entry
 from retrain.records.manifest import public_values
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE, CONFIG_FILE
 from retrain.records.run import Run
-from retrain.run.devices import ENTRY, KEY, RunDevices
-from retrain.run.selected import identity_of
+from retrain.run.backend import ENTRY, KEY, RunDevices
+from retrain.run.check import identity_of
 from retrain.run.tables import registered_tables
 from retrain.text.amounts import counted, duration
 from retrain.text.terminal_text import OUTCOME_LEVEL, printable, program

@@ -101,8 +101,7 @@ def command(
     config = load_checked(arguments, ctx.obj).config
     refuse_defaults(config, arguments)
     if contamination or model_probe:
-        from retrain.run.backend import build_backend
-        from retrain.run.devices import choose_devices
+        from retrain.run.backend import build_backend, choose_devices
         from retrain.tasks.audit.contamination import audit_contamination, report_lines
 
         report = audit_contamination(

@@ -18,7 +18,7 @@ from retrain.kernel.registry import Plugins
 from retrain.run.check import with_plugin_rows
 from retrain.run.configure import Checked, claim_of, load_checked, missing_file
 from retrain.run.notices import credit_notices, unclipped, without_effect
-from retrain.run.steps.learning_rate import Course
+from retrain.run.steps.updates import Course
 from retrain.run.tables import registered_tables
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide

@@ -15,7 +15,7 @@ from retrain.credit.specs import Controller, ControllerView, PlanningDetector
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.plugins.build import build_part
-from retrain.kernel.step_fields import merge_fields
+from retrain.kernel.progress import merge_fields
 from retrain.kernel.types import (
     Completion,
     Floats,

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from retrain.credit.forms import spec_or_callable, wrong_shape
+from retrain.credit.checks import spec_or_callable, wrong_shape
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.contracts.losses import AGGREGATIONS, LossSpec, LossTraits
-from retrain.kernel.declared import Capabilities, Kind
+from retrain.kernel.declared import Capabilities, Kind, PluginSpec
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugin_spec import PluginSpec
 from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.resolve import Found, problem_with, resolve
 from retrain.kernel.registry import Plugins

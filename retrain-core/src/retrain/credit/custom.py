@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from retrain.credit.checks import as_numbers, call_part, check_count, refusal
-from retrain.kernel.contracts.algorithm import Algorithm, Credit, WrappedAlgorithm
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.plugins.build import build_part
@@ -13,6 +14,39 @@ from retrain.kernel.types import Group, Kind
 
 CONDITION = "condition"
 UNUSED_LABELS = ("advantage_mode", "transform_mode", "uncertainty_kind")  # labels of the default algorithm
+
+
+class WrappedAlgorithm:
+    """An `Algorithm` around another one: everything that a subclass leaves alone is the other's."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+
+    @property
+    def needs(self) -> Needs:
+        """What the wrapped algorithm asks of the sampler."""
+        return self.algorithm.needs
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels of the wrapped algorithm."""
+        return self.algorithm.labels
+
+    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
+        """The credit of the wrapped algorithm."""
+        return self.algorithm.assign(step, groups)
+
+    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        """Let the wrapped algorithm learn from the step."""
+        self.algorithm.observe(step, groups, credit)
+
+    def state(self) -> Mapping[str, Any]:
+        """The state of the wrapped algorithm."""
+        return self.algorithm.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from that state."""
+        self.algorithm.restore(state)
 
 
 class CustomAlgorithm(WrappedAlgorithm):

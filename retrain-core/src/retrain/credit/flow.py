@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from retrain.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty
+from retrain.credit.checks import as_advantage, as_algorithm, as_transform, as_uncertainty
 from retrain.credit.specs import (
     AdvantageSpec,
     AlgorithmSpec,

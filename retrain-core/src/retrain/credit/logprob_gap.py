@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from retrain.kernel.types import Floats, Mask, Sample, SampleRequest, SamplingParams, Tokens
-
-
-class LogprobRow(NamedTuple):
-    """Tokens whose log-probabilities are requested where `action_T` is True: the minimal `ActionRow`."""
-
-    tokens_T: Tokens
-    action_T: Mask
-
-    @classmethod
-    def of(cls, prompt_T: Tokens, tokens_T: Tokens) -> LogprobRow:
-        """Prompt and completion; the completion's log-probabilities are requested."""
-        row_T = np.concatenate([prompt_T, tokens_T])
-        return cls(row_T, np.arange(len(row_T)) >= len(prompt_T))
+from retrain.kernel.types import Floats, LogprobRow, Sample, SampleRequest, SamplingParams, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

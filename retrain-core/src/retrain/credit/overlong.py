@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from retrain.kernel.contracts.algorithm import Credit, TokenCredit, WrappedAlgorithm
+from retrain.credit.custom import WrappedAlgorithm
+from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.types import Completion, Group, Outcome, Score, StopReason
 
 

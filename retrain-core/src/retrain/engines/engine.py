@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.credit.logprob_gap import LogprobGap, LogprobRow
+from retrain.credit.logprob_gap import LogprobGap
 from retrain.engines import handshake
 from retrain.engines.adapters import Adapters
 from retrain.engines.caller import Caller, vocabulary_of
@@ -25,7 +25,7 @@ from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.contracts.backend import Deliver
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
-from retrain.kernel.types import Floats, Sample, SampleRequest, SamplingParams, Tokens
+from retrain.kernel.types import Floats, LogprobRow, Sample, SampleRequest, SamplingParams, Tokens
 
 LOG = logging.getLogger("retrain")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.credit.logprob_gap import LogprobGap, LogprobRow
+from retrain.credit.logprob_gap import LogprobGap
 from retrain.engines.caller import Caller
 from retrain.engines.client import Call
 from retrain.engines.dialect import Completion
@@ -19,7 +19,7 @@ from retrain.engines.handshake import PROBE_TOKENS, TOP
 from retrain.engines.policy import Policy
 from retrain.engines.pool import Server
 from retrain.kernel.errors import BackendError, Problem
-from retrain.kernel.types import Floats, Tokens
+from retrain.kernel.types import Floats, LogprobRow, Tokens
 
 FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0  # how much worse than the handshake a probe may be, up to max_gap
 TOKEN_ID = re.compile(r"token_id:(\d+)")  # other names are texts

@@ -18,9 +18,8 @@ from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain.kernel.errors import ConfigError, HookError, Problem, StopRequested, raised_at
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Owner, Plugins
 from retrain.run.configure import Checked, claim_of, load_file, split_arguments
 from retrain.run.interrupts import Interrupts
 from retrain.text.process import prepare_process

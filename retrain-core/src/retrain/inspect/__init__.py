@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from retrain.kernel.declared import PluginSpec
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 COMMANDS = (
     ("train", "trace", "Try the configured flow of credit on synthetic data, without a model.", "trace_command"),

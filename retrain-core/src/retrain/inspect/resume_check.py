@@ -14,11 +14,10 @@ from retrain.records.checkpoints import Checkpoint, without_checksum
 from retrain.records.identity.collect import Identity
 from retrain.records.lock import owner_of
 from retrain.records.run import accepted_changes
-from retrain.run.check import wanted_names
+from retrain.run.check import identity_of, wanted_names
 from retrain.run.configure import load_checked
 from retrain.run.restore import restore_obstacles
 from retrain.run.resume_plan import ResumePlan, plan_resume
-from retrain.run.selected import identity_of
 from retrain.run.tables import registered_tables
 
 MOST_NAMES = 5

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.diagnosis import Diagnosis
     from retrain.kernel.contracts.report import ReportSection
-    from retrain.kernel.contracts.tasks import Evaluation
-    from retrain.kernel.contracts.verifier import LoadedTasks
+    from retrain.kernel.contracts.tasks import Evaluation, LoadedTasks
     from retrain.kernel.contracts.views import EvalView, GroupsView, RunView
+    from retrain.kernel.declared import ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.errors import Problem, RetrainError
-    from retrain.kernel.plugin_spec import ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.registry import Plugins
     from retrain.kernel.types import TrainReport
 

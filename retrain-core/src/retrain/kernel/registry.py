@@ -10,13 +10,66 @@ from typing import Any
 
 import pluggy
 
-from retrain.kernel.declared import Function, Kind
+from retrain.kernel.declared import Function, Kind, PluginSpec, TableTraits, load_target
 from retrain.kernel.errors import ConfigError, HookError, Problem, RetrainError
-from retrain.kernel.plugin_spec import LoadFailure, Owner, PluginSpec, Registered, Registry, load_target
 
 PLURALS = {Kind.UNCERTAINTY: "uncertainties", Kind.LOSS: "losses"}
 BUILTIN = "builtin:"  # prefix of models that a distribution ships
 HOOK_OF_KIND = {kind: f"retrain_register_{PLURALS.get(kind, f'{kind}s')}".replace(" ", "_") for kind in Kind}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The plugin that registered something: distribution, version, and the entry point or file it came from."""
+
+    distribution: str
+    version: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}".strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """A spec together with its owner."""
+
+    kind: Kind
+    spec: PluginSpec
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFailure:
+    """An entry point that could not be used, and its error."""
+
+    owner: Owner
+    error: str
+
+
+@dataclass(slots=True)
+class Registry:
+    """All parts of one kind; a clash of two owners over one name is an error only when the name is used.
+
+    A config table that extends another is not a second owner of it; it is kept in `extensions`.
+    """
+
+    kind: Kind
+    entries: dict[str, list[Registered]] = field(default_factory=dict)
+    extensions: list[Registered] = field(default_factory=list)
+
+    def add(self, spec: PluginSpec, owner: Owner) -> None:
+        """Register a spec under its name and aliases."""
+        entry = Registered(kind=self.kind, spec=spec, owner=owner)
+        if isinstance(spec.traits, TableTraits) and spec.traits.extends:
+            self.extensions.append(entry)
+            return
+        for name in dict.fromkeys((spec.name, *spec.aliases)):
+            self.entries.setdefault(name, []).append(entry)
+
+    def primary(self) -> list[Registered]:
+        """Every entry once, under its own name, sorted."""
+        return [entry for name in sorted(self.entries) for entry in self.entries[name] if entry.spec.name == name]
 
 
 @dataclass(slots=True)

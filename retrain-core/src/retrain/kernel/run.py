@@ -9,9 +9,8 @@ from typing import Any
 from retrain.kernel.contracts.tasks import Evaluation
 from retrain.kernel.errors import BackendError, OutOfMemoryError, Problem, RetrainError, StopRequested
 from retrain.kernel.parts import Run
-from retrain.kernel.progress import Clock
+from retrain.kernel.progress import Clock, Fields
 from retrain.kernel.step import FAILURES, Step
-from retrain.kernel.step_fields import Fields
 
 BEFORE_TRAINING = -1
 FINAL = "final"  # name of the last checkpoint

@@ -11,8 +11,7 @@ from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.errors import NonFiniteError, PluginError, Problem
 from retrain.kernel.overlap import Planned, Sampled
 from retrain.kernel.parts import Run
-from retrain.kernel.progress import Clock
-from retrain.kernel.step_fields import Fields, merge_fields, train_fields
+from retrain.kernel.progress import Clock, Fields, merge_fields, train_fields
 from retrain.kernel.types import Group, TrainBatch, TrainReport
 
 FAILURES = "failures"  # folder for the texts whose scoring failed

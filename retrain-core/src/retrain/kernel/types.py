@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -202,6 +202,19 @@ class ActionRow(Protocol):
     @property
     def action_T(self) -> Mask:
         """True where the policy sampled; never at the first token."""
+
+
+class LogprobRow(NamedTuple):
+    """Tokens whose log-probabilities are requested where `action_T` is True: the minimal `ActionRow`."""
+
+    tokens_T: Tokens
+    action_T: Mask
+
+    @classmethod
+    def of(cls, prompt_T: Tokens, tokens_T: Tokens) -> LogprobRow:
+        """Prompt and completion; the completion's log-probabilities are requested."""
+        row_T = np.concatenate([prompt_T, tokens_T])
+        return cls(row_T, np.arange(len(row_T)) >= len(prompt_T))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from retrain.credit.algorithm import build_algorithm
-from retrain.credit.configured_loss import check_clips, check_loss
-from retrain.credit.flow import CreditFlow, build_flow, group_problem
-from retrain.kernel.config.load import TableEntry
+from retrain.credit.flow import CreditFlow
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm, Shaper
 from retrain.kernel.contracts.backend import Backend, WarmUp
@@ -21,27 +19,22 @@ from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.errors import ConfigError, HookError, Problem, RetrainError, raised_at
 from retrain.kernel.overlap import Sample, Serial
 from retrain.kernel.parts import Parts, Run
-from retrain.kernel.plugins.build import build_part, declared_capabilities
+from retrain.kernel.plugins.build import build_part
 from retrain.kernel.registry import Plugins, has_hooks
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group, Kind, SamplingParams
 from retrain.run.backend import build_backend, import_backend
-from retrain.run.check import check_names, check_options, check_schedule
 from retrain.run.interrupts import Interrupts
-from retrain.run.selected import CREDIT
 from retrain.run.steps.sampling_order import NamedSampler, PassOrder
 from retrain.run.steps.staleness import (
     AUTO,
     KeepsVersions,
     correction,
     overlaps_training,
-    staleness_problems,
     steps_ahead,
     too_many,
 )
 from retrain.run.steps.updates import Updates
-from retrain.run.tables import about_recipe
-from retrain.tasks.child.process_copy import in_copy
 from retrain.tasks.prompts import PromptPool
 from retrain.tasks.scoring.trial import refuse_broken_rewards
 from retrain.tasks.tasks import Tasks, closed_on_error, load_tasks
@@ -87,80 +80,6 @@ class FixedBatch:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Nothing to restore."""
-
-
-def check(
-    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], *, will_run: bool = True
-) -> tuple[CreditFlow | None, list[Problem]]:
-    """The credit flow, if it can be built, and every problem found without data, model or heavy imports.
-
-    Unless it `will_run`, libraries that only a run needs may be missing.
-    """
-    problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config, plugins)
-    problems += _check_trained(config, plugins)
-    if config.algorithm.recipe:
-        from retrain.credit.recipes import mode_problems
-
-        problems += mode_problems(config, plugins)
-    problems += check_loss(config, plugins)
-    problems += check_schedule(config)
-    problems += staleness_problems(config, declared_capabilities(config, plugins))
-    for found in plugins.notify("retrain_check_config", config=config, plugins=plugins, will_run=will_run):
-        problems += found or ()
-    try:
-        flow = build_flow(config, plugins)
-    except RetrainError as error:
-        return None, about_recipe([*problems, *_with_notes(error.problems, config, plugins)], config, plugins)
-    return flow, about_recipe(problems + _check_entropy(config, plugins, flow), config, plugins)
-
-
-def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
-    """Problems that matter only when training starts: groups too small for the advantage, parts of credit that fail."""
-    if flow.is_custom:
-        return []
-    if problem := group_problem(config, flow):
-        return [problem]
-    capabilities = declared_capabilities(config, plugins)
-    provides_entropy = capabilities is None or capabilities.provides_entropy
-
-    def tried() -> list[dict[str, str]]:
-        from retrain.credit.trial import try_flow  # in the copy only
-
-        return [asdict(problem) for problem in try_flow(config, flow, provides_entropy=provides_entropy)]
-
-    found = in_copy(tried, timeout_s=TRIAL_S)
-    if found is None:
-        LOG.warning("%s could not be tried on synthetic groups: the trial did not end by itself", flow.condition)
-    return [Problem(**fields) for fields in found or ()]
-
-
-def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
-    """Problems of the credit flow; a name of the public package comes with a note on what replaced it."""
-    from retrain.run.public_package import missing_name  # only a faulty configuration needs it
-
-    kinds = {**CREDIT, "algorithm.algorithm_mode": Kind.ALGORITHM}
-    found = (missing_name(plugins, kind, config.value(path, ""), config.place(path)) for path, kind in kinds.items())
-    known = {(problem.where, problem.what): problem for problem in found if problem}
-    return [known.get((problem.where, problem.what), problem) for problem in problems]
-
-
-def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
-    capabilities = declared_capabilities(config, plugins)
-    if not flow.needs_entropy or capabilities is None or capabilities.provides_entropy:
-        return []
-    sampler = f"backend {config.backend.backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
-    what = f"{flow.uncertainty.name!r} needs entropies, which {sampler} cannot provide"
-    fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
-    return [Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)]
-
-
-def _check_trained(config: Config, plugins: Plugins) -> list[Problem]:
-    capabilities = declared_capabilities(config, plugins)
-    if config.model.lora_rank or capabilities is None or capabilities.all_weights:
-        return []
-    what = f"lora_rank = 0 asks for all weights, and backend {config.backend.backend!r} trains adapters only"
-    fix = 'set a rank, such as 32, or use backend = "local"'
-    return [Problem(where=config.place("model.lora_rank"), what=what, fix=fix)]
 
 
 def assemble(

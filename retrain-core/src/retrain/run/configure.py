@@ -14,12 +14,12 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import Setting, TableEntry, all_keys
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.config.toml_file import read_toml
+from retrain.kernel.declared import ConfigClaim
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugin_spec import ConfigClaim
 from retrain.kernel.registry import Plugins
 from retrain.records.campaign_table import CampaignTable
 from retrain.records.record_names import CONFIG_FILE
-from retrain.run.assemble import check, check_run
+from retrain.run.check import check, check_run
 from retrain.run.tables import read_config, registered_tables
 from retrain.text.secrets import hide_arguments
 

@@ -12,7 +12,7 @@ from retrain.kernel.contracts.losses import LossTraits
 from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.resolve import problem_with
 from retrain.kernel.registry import Plugins
-from retrain.run.selected import selected_parts
+from retrain.run.check import selected_parts
 
 MODES = ("advantage", "transform")
 

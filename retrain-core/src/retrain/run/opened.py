@@ -14,9 +14,8 @@ from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.registry import Plugins
 from retrain.records.record_names import CONFIG_FILE
-from retrain.run.backend import build_backend, use_weights
+from retrain.run.backend import build_backend, choose_devices, use_weights
 from retrain.run.configure import Checked, load_file
-from retrain.run.devices import choose_devices
 from retrain.run.seed_sources import run_seeds
 from retrain.run.subject import Subject, SubjectKind, adapter_shape
 from retrain.run.tables import registered_tables

@@ -26,7 +26,7 @@ from retrain.records.manifest import LIBRARIES, public_values
 from retrain.records.reading import table_of
 from retrain.records.run import Run, recorded_resume
 from retrain.run.check import backend_options, free_options
-from retrain.run.steps.learning_rate import Course
+from retrain.run.steps.updates import Course
 from retrain.text.terminal_text import printable
 
 STEPS, OPTIONS = "training.max_steps", "backend.options"

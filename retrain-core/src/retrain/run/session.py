@@ -29,14 +29,14 @@ from retrain.records.manifest import build_manifest, config_toml
 from retrain.records.places import ENTRY as PATHS
 from retrain.records.run import Run as RunReader
 from retrain.run.assemble import assemble
+from retrain.run.backend import RunDevices, choose_devices
+from retrain.run.check import identity_of
 from retrain.run.collector import resume_collector
 from retrain.run.configure import Checked
-from retrain.run.devices import RunDevices, choose_devices
 from retrain.run.interrupts import Interrupts
 from retrain.run.notices import credit_notices, unclipped, without_effect
 from retrain.run.run_records import RunRecords
 from retrain.run.seed_sources import run_seeds
-from retrain.run.selected import identity_of
 from retrain.tasks.tasks import Tasks
 from retrain.text.chat import prompt_text
 from retrain.text.secrets import hide_text

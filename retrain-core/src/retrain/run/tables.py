@@ -16,9 +16,8 @@ from retrain.kernel.config.load import Setting, TableEntry, load_config
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugin_spec import LoadFailure, Owner, Registered
 from retrain.kernel.plugins.first_party import install_line, left_out, promised_names, provider
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import LoadFailure, Owner, Plugins, Registered
 from retrain.records.places import records_of
 from retrain.records.run import is_run
 from retrain.text.secrets import LEARNED

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.contracts.verifier import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData, Prompt
 from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Tokens

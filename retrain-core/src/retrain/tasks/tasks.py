@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Prompt, Rollouts
-from retrain.kernel.contracts.verifier import LoadedData, Reward, TimedScore, Verifier
+from retrain.kernel.contracts.tasks import LoadedData, Prompt, Reward, Rollouts, TimedScore, Verifier
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Example, Kind, SamplingParams
 from retrain.tasks.prompts import PromptPool, build_pool

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from functools import cache
 
-from retrain.kernel.plugin_spec import Registered
 from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.registry import Registered
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 

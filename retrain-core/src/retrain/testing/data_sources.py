@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from retrain.kernel.contracts.verifier import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData
 from retrain.kernel.types import Example
 from retrain.tasks.prompts import encode_prompts
 from retrain.testing.bench import Bench

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.kernel.contracts.verifier import Action, EpisodeResult, Observation
+from retrain.kernel.contracts.tasks import Action, EpisodeResult, Observation
 from retrain.kernel.types import Example, Outcome, Score, StopReason
 from retrain.tasks.environment import EnvironmentProcess
 from retrain.tasks.scoring.build import brings_tasks

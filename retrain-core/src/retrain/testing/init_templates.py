@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 
 from retrain.kernel.errors import ConfigError
-from retrain.run.assemble import check
+from retrain.run.check import check
 from retrain.run.tables import read_config, registered_tables
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect

@@ -14,7 +14,7 @@ from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.errors import ConfigError
 from retrain.records.manifest import config_toml
-from retrain.run.assemble import check
+from retrain.run.check import check
 from retrain.run.tables import read_config, registered_tables
 from retrain.testing.bench import FILE, Bench
 from retrain.testing.check import expect

@@ -10,7 +10,7 @@ from retrain.credit.teacher import retrain_check_config as problems_of
 from retrain.credit.teacher import retrain_explain
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run.assemble import check
+from retrain.run.check import check
 
 DISTILLING = "--advantage-mode distillation --transform-mode none --teacher-model builtin:tiny"
 SERVED = "--advantage-mode distillation --transform-mode none --teacher-engine vllm --temperature 1.0"

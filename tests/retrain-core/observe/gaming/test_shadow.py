@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.types import Completion, Example, Group, Outcome, Score, StopReason
 from retrain.observe.gaming.shadow import eval_fields, step_fields
-from retrain.run.selected import identity_of
+from retrain.run.check import identity_of
 from retrain.use.evaluate.evaluation import set_records
 from retrain.use.evaluate.subjects import scores_of
 from tests.overlapped import GENERATIONS, lines, steps

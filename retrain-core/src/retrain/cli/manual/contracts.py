@@ -20,8 +20,7 @@ from retrain.kernel import hooks as hookspecs
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugin_spec import Registered
-from retrain.kernel.registry import HOOK_OF_KIND, Plugins
+from retrain.kernel.registry import HOOK_OF_KIND, Plugins, Registered
 from retrain.kernel.types import Kind
 from retrain.run.tables import registered_tables
 

@@ -12,8 +12,8 @@ from retrain.cli.manual.json_schema import key_schemas
 from retrain.kernel.config.keys import Key, keys_of
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.toml_file import toml_text
+from retrain.kernel.declared import MetricSpec
 from retrain.kernel.hooks import PROJECT
-from retrain.kernel.plugin_spec import MetricSpec
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.run.tables import registered_tables

@@ -11,7 +11,7 @@ from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.first_party import promised_names
 from retrain.kernel.registry import Plugins
-from retrain.run.assemble import check
+from retrain.run.check import check
 from retrain.run.tables import read_config, registered_tables
 
 # What a backend needs before it can be asked anything else.

@@ -19,9 +19,8 @@ from retrain.kernel.errors import RetrainError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Tokens, TrainBatch, TrainRow
-from retrain.run.backend import build_backend
+from retrain.run.backend import build_backend, choose_devices
 from retrain.run.configure import load_checked
-from retrain.run.devices import choose_devices
 from retrain.run.seed_sources import run_seeds
 from retrain.text.tokenizer import load_tokenizer
 

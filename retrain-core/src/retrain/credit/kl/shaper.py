@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from retrain.credit.logprob_gap import LogprobRow
 from retrain.kernel.config.plugin_tables import KlTable
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.errors import BackendError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.types import MAX_LOG_RATIO, Completion, Floats, Group, Outcome, Score, TrainReport
+from retrain.kernel.types import MAX_LOG_RATIO, Completion, Floats, Group, LogprobRow, Outcome, Score, TrainReport
 
 STATE = "kl"
 STRIDE = 16  # of so many completions one is measured with coef = 0: 2 % of the time of training at most

@@ -18,8 +18,7 @@ from retrain.kernel.config.plugin_tables import REFERENCE, SftTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import DataTable
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.contracts.verifier import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData, Prompt
 from retrain.kernel.errors import ConfigError, NonFiniteError, Problem
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.registry import Plugins

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from retrain.credit.kl.shaper import difference, given_logprobs, means, with_token_rewards
-from retrain.credit.logprob_gap import LogprobRow
 from retrain.kernel.config.plugin_tables import HERE
 from retrain.kernel.contracts.backend import Teacher
 from retrain.kernel.contracts.context import PluginContext
@@ -16,7 +15,7 @@ from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import BackendError, ConfigError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.registry import call
-from retrain.kernel.types import Floats, Group
+from retrain.kernel.types import Floats, Group, LogprobRow
 from retrain.text.tokenizer import load_tokenizer
 
 STATE = "teacher"

@@ -17,15 +17,14 @@ from retrain.kernel.contracts.algorithm import Algorithm, Credit
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import CheckpointError, ConfigError, NonFiniteError, Problem, ResumeError
+from retrain.kernel.progress import train_fields
 from retrain.kernel.registry import Plugins
-from retrain.kernel.step_fields import train_fields
 from retrain.kernel.types import Completion, Example, Floats, Group, Outcome, Score, StopReason, TrainBatch
 from retrain.records.checkpoints import Checkpoint, read_checkpoint
 from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run, StoredCompletion, StoredStep
-from retrain.run.backend import build_backend
+from retrain.run.backend import build_backend, choose_devices
 from retrain.run.configure import Checked, load_file
-from retrain.run.devices import choose_devices
 from retrain.run.interrupts import Interrupts
 from retrain.run.opened import SILENT
 from retrain.run.seed_sources import run_seeds

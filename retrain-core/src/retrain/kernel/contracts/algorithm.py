@@ -89,36 +89,3 @@ class Algorithm(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; ResumeError when it does not fit."""
-
-
-class WrappedAlgorithm:
-    """An `Algorithm` around another one: everything that a subclass leaves alone is the other's."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.algorithm = algorithm
-
-    @property
-    def needs(self) -> Needs:
-        """What the wrapped algorithm asks of the sampler."""
-        return self.algorithm.needs
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The labels of the wrapped algorithm."""
-        return self.algorithm.labels
-
-    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
-        """The credit of the wrapped algorithm."""
-        return self.algorithm.assign(step, groups)
-
-    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
-        """Let the wrapped algorithm learn from the step."""
-        self.algorithm.observe(step, groups, credit)
-
-    def state(self) -> Mapping[str, Any]:
-        """The state of the wrapped algorithm."""
-        return self.algorithm.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from that state."""
-        self.algorithm.restore(state)

@@ -1,4 +1,4 @@
-"""What a step sees of the tasks: prompts in a seeded order, and rollouts with their scores."""
+"""Tasks: prompts in a seeded order, rollouts, evaluation; data sources, rewards, environments and their verifier."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Completion, Example, Score, Tokens
+from retrain.kernel.types import Completion, Example, Message, SamplingParams, Score, StopReason, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,3 +92,165 @@ class Evaluation(Protocol):
 
     def close(self) -> None:
         """Release processes; safe to call twice."""
+
+
+class Reward(Protocol):
+    """A verifier of text answers.
+
+    It is built in the run's process and sent, pickled, to processes that score: hold plain data, and make what is
+    heavy in `prepare`. With `async def score` it stays in the run's process instead, for calls over a network: at most
+    `concurrency` at a time, each cancelled at its time limit.
+
+    Optional: `prepare()`, called once in each scoring process before the first score, outside of any time limit;
+    `is_loaded: bool`, true when `prepare` loads nothing that building the reward has not, so that a run may try it at
+    once, before it loads anything else;
+    `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
+    `answer_in(text) -> str | None`, what of a completion it takes for the answer, shown by `retrain init`
+    and paid for by the control `format_only`;
+    `needs_reference: bool`, true when an empty reference would make silence correct: such examples are left out;
+    `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, called once per round of prompts;
+    with `[training] refill`, `..._mean` and `..._rate` are taken from the first round, all others are added up;
+    `concurrency: int` of an async reward, 16 when absent;
+    `gives_verdicts: bool`, false when it judges nothing (`none`): it is neither tried nor audited.
+    """
+
+    def score(self, example: Example, text: str) -> Score:
+        """Score one completion; a number will do for a Score. An exception becomes a failed score, never a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedData:
+    """What a data source found: examples, notes for the user, and a verifier of its own if it has one."""
+
+    examples: tuple[Example, ...]
+    notes: tuple[str, ...] = ()
+    reward: Reward | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the policy sees before its turn: the whole conversation so far, up to its answer, or plain text.
+
+    `tools` are JSON schemas that the chat template shows to the model.
+    """
+
+    prompt: str | Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """A turn of the policy: its text without special tokens, and why it stopped."""
+
+    text: str
+    stop_reason: StopReason
+
+
+NEITHER = Score.failed("the environment gave neither a score nor an answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeResult:
+    """How an episode went: its score or its answer, and whether the turn limit ended it.
+
+    `answer` takes the place of the score in an environment that plays the tasks of `[data]`: the text that the rewards
+    of the run judge.
+    """
+
+    score: Score = NEITHER
+    hit_turn_limit: bool = False
+    answer: str | None = None
+
+
+Ask, Reply, Ending = Observation, Action, EpisodeResult  # their names before `reset`, `step` and `results`
+
+
+class Environment(Protocol):
+    """Tasks with an interaction and a verifier of their own; many episodes are played side by side.
+
+    With `traits={"plays_data": True}` in its spec it brings neither: `load` gives no examples, the tasks are those of
+    `[data]`, and each result has the answer that `[reward]` judges, unless the episode failed.
+
+    The environment is built in the run's process and sent, pickled, to a process that can be killed: hold plain data,
+    and make what is heavy in `load`, which is called there first. Arguments and return values are plain data (JSON).
+    An environment sees text; it never sees token ids.
+    """
+
+    def load(self) -> LoadedData:
+        """All tasks, as `DataSource.load`; each example's `prompt` is the opening, shown in the records."""
+
+    def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
+        """Start one episode per entry, numbered from 0; returns the first observations, as `step` does.
+
+        An example that is given several times is a group. Episodes that are still open are dropped.
+        """
+
+    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
+        """Continue the episodes with these numbers; returns the observation of every open episode.
+
+        It returns once each episode waits for the policy or has ended; none waits when the mapping is empty. An
+        episode that cannot continue ends with a failed score instead of raising.
+        """
+
+    def results(self) -> Sequence[EpisodeResult]:
+        """One result per episode, in order; called once, when no episode waits. A group is scored together."""
+
+
+class DataSource(Protocol):
+    """Where tasks come from.
+
+    Optional: `preview(count) -> Sequence[Mapping[str, Any]]`, the first rows of a table as they stand, before
+    `prompt_key` and `answer_key` are applied, for `retrain init`, which looks for these columns.
+    """
+
+    def load(self) -> LoadedData:
+        """All examples, in a fixed order; called once per run, before the model loads. ConfigError on bad data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedScore:
+    """A score and the seconds that the verifier took for it, queueing not counted."""
+
+    score: Score
+    seconds: float
+
+
+class Verifier(Protocol):
+    """Whatever judges the rollouts of a run, with the processes it needs: rewards of single answers, or an environment.
+
+    `names` are the rewards as configured, or the environment's id; `rewards` is empty for an environment, since only
+    it knows what a right answer looks like. `timeout_s` is the time limit of one text's score, None if it has none.
+    """
+
+    names: tuple[str, ...]
+    rewards: tuple[Reward, ...]
+    timeout_s: float | None
+
+    def start(self) -> None:
+        """Bring the processes up and prepare the rewards; PluginError names the one that fails. Safe to call twice."""
+
+    def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> Sequence[TimedScore]:
+        """Score each text as if the policy had written it, and nothing else; no score comes from a cache.
+
+        Failed scores are returned like any other, however many there are.
+        """
+
+    def rollouts(
+        self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
+    ) -> Rollouts:
+        """The rollouts of a run that samples from `backend`; closing them closes the verifier."""
+
+    def close(self) -> None:
+        """End the processes; safe to call twice."""
+
+
+class LoadedTasks(Protocol):
+    """The tasks of a run once they are loaded: every prompt, for training and held out, and the verifier."""
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """Every prompt, held-out ones last."""
+
+    @property
+    def verifier(self) -> Verifier:
+        """Judges what the policy makes of them."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 TABLES = (  # name, model in retrain.kernel.config.schema, prefix of its flags, summary
     ("backend", "BackendTable", "", "Who owns the policy, and where."),

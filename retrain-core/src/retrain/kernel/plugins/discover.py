@@ -7,9 +7,8 @@ import os
 import pluggy
 
 from retrain.kernel import hooks
-from retrain.kernel.plugin_spec import LoadFailure, Owner
 from retrain.kernel.plugins.installed import KERNEL, normal_name, offered_plugins
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import LoadFailure, Owner, Plugins
 
 
 def load_plugins(environ: dict[str, str] | None = None) -> Plugins:

@@ -17,11 +17,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.declared import Kind
+from retrain.kernel.declared import Kind, PluginSpec
 from retrain.kernel.errors import PluginError, Problem
-from retrain.kernel.plugin_spec import Owner, PluginSpec, Registered
 from retrain.kernel.plugins.first_party import install_line, left_out, promised_default, promised_names, provider
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Owner, Plugins, Registered
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

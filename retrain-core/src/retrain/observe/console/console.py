@@ -13,8 +13,7 @@ from typing import TextIO
 import click
 from markupsafe import Markup
 
-from retrain.kernel.plugin_spec import Owner
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Owner, Plugins
 from retrain.text.process import can_redraw, drop_stdout
 from retrain.text.secrets import redacted
 from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, harmless_lines

@@ -10,7 +10,7 @@ from retrain.kernel.hooks import hookimpl
 if TYPE_CHECKING:
     from retrain.kernel.contracts.algorithm import Credit
     from retrain.kernel.contracts.views import EvalView, GroupsView, RunView
-    from retrain.kernel.plugin_spec import MetricSpec
+    from retrain.kernel.declared import MetricSpec
 
 
 @hookimpl

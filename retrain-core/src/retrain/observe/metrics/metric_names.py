@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrain.kernel.plugin_spec import MetricSpec
+from retrain.kernel.declared import MetricSpec
 from retrain.observe.metrics.fields import PERCENTILES
 
 REJECTED = "on a rejected step"

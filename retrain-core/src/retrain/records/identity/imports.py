@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from retrain.kernel.config.toml_file import open_regular
-from retrain.kernel.plugin_spec import PluginSpec
+from retrain.kernel.declared import PluginSpec
 
 MAX_SOURCE_BYTES = 2**22  # what a larger source imports is not looked for
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # as a PluginSpec names its factory

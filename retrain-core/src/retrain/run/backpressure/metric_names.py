@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retrain.kernel.plugin_spec import MetricSpec
+from retrain.kernel.declared import MetricSpec
 
 OFF = "without [backpressure] enabled"
 NO_FIT = "before the first fit"

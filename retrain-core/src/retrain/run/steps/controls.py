@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from retrain.credit.custom import WrappedAlgorithm
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.algorithm import Algorithm, Credit, WrappedAlgorithm
-from retrain.kernel.contracts.tasks import Prompt, Streams
-from retrain.kernel.contracts.verifier import Verifier
+from retrain.kernel.contracts.algorithm import Algorithm, Credit
+from retrain.kernel.contracts.tasks import Prompt, Streams, Verifier
 from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.overlap import Planned, Sample, Sampled
 from retrain.kernel.progress import Clock

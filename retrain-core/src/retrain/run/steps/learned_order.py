@@ -16,8 +16,8 @@ from typing import Any
 
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.contracts.views import GroupsView
+from retrain.kernel.declared import MetricSpec
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import MetricSpec
 from retrain.kernel.types import Group, GroupStatus, group_status, num_correct, verdicts
 from retrain.run.steps.sampling_order import NamedSampler
 from retrain.tasks.prompts import PromptPool

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.kernel.errors import BackendError, Problem, RetrainError
-from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.registry import Owner
 from retrain.records.run import Run
 from retrain.run.configure import load_checked
 from retrain.tools import capacity

@@ -14,13 +14,12 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.diagnosis import Diagnosis, Status
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, RetrainError
-from retrain.kernel.plugin_spec import LoadFailure
 from retrain.kernel.plugins.first_party import CORE, own_distributions, provider
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import LoadFailure, Plugins
 from retrain.kernel.version import __version__
 from retrain.records.campaign_table import CampaignTable, is_campaign
 from retrain.records.folder import check_run_folder
-from retrain.run.selected import Selected, selected_parts
+from retrain.run.check import Selected, selected_parts
 from retrain.run.tables import registered_tables
 from retrain.run.wandb_key import wandb_key
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server

@@ -20,9 +20,9 @@ from retrain.kernel.errors import EXIT_FAILED, BackendError, ConfigError, Proble
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Example, Floats, Sample, SamplingParams
 from retrain.run.backend import build_backend
+from retrain.run.check import selected_parts
 from retrain.run.configure import DEFAULT_FILE, claim_of, load_with_problems
 from retrain.run.seed_sources import run_seeds
-from retrain.run.selected import selected_parts
 from retrain.run.tables import registered_tables
 from retrain.tasks.prompts import encode_prompts
 from retrain.text.amounts import counted

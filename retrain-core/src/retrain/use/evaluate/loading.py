@@ -10,8 +10,7 @@ from difflib import get_close_matches
 from retrain.kernel.config.plugin_tables import SetsKeys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.contracts.verifier import LoadedData, Verifier
+from retrain.kernel.contracts.tasks import LoadedData, Prompt, Verifier
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import SamplingParams
