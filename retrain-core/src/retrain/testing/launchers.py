@@ -1,4 +1,4 @@
-"""What a launcher must do: start a process as the job says, report how it ended, and stop it with its children."""
+"""The suite of launchers: start a process as its job says, report its end, and stop it with its children."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def runs_a_process_to_its_end(bench: Bench) -> None:
     expect(
         code == CODE,
         f"a process that exited with {CODE} ended as {code!r}",
-        why="the exit code tells a campaign whether a run is done, failed or can be resumed",
+        why="by the exit code a campaign distinguishes runs that are done, have failed or can be resumed",
         fix="pass the exit code of the process on in poll()",
     )
 
@@ -56,7 +57,7 @@ def gives_it_environment_folder_and_logs(bench: Bench) -> None:
     expect(
         out.split("\n").count(wanted) == 2,
         f"stdout.log holds {out!r:.300} after two runs that print {wanted!r}",
-        why="a run needs its own settings and finds its data in cwd; what earlier attempts said must stay readable",
+        why="a run needs its own settings and finds its data in cwd; logs of earlier attempts must stay readable",
         fix="pass environ over os.environ and cwd to the process, and open the logs for appending",
     )
     expect(
@@ -101,7 +102,7 @@ def kills_it_with_all_it_started(bench: Bench) -> None:
         isinstance(code, int) and code != 0,
         f"a killed process ended as {code!r}",
         why="0 would mean that the run is done",
-        fix="tell the negative number of the signal",
+        fix="return the negative number of the signal",
     )
     running.kill()
     if running.pid is None:  # it runs on another machine
@@ -135,11 +136,8 @@ def runs_several_at_a_time(bench: Bench) -> None:
 def tells_of_a_program_that_is_not_there(bench: Bench) -> None:
     """A command that cannot be started raises BackendError, or its job ends with a non-zero code."""
     job = _job(bench, "")
-    missing = Job(
-        name=job.name, argv=(str(bench.folder / "no-such-program"),), environ={}, cwd=job.cwd, folder=job.folder
-    )
     try:
-        running = _launcher(bench).start(missing)
+        running = _launcher(bench).start(replace(job, argv=(str(bench.folder / "no-such-program"),), environ={}))
     except BackendError:
         return
     code = _ended(running)
@@ -160,12 +158,12 @@ def _launcher(bench: Bench) -> Any:
     return launcher
 
 
-def _job(bench: Bench, program: str, *, name: str = "job", environ: Mapping[str, str] | None = None) -> Job:
+def _job(bench: Bench, program: str, *, name: str = "job") -> Job:
     folder, cwd = bench.folder / name, bench.folder / "cwd"
     folder.mkdir(exist_ok=True)
     cwd.mkdir(exist_ok=True)
     argv = (sys.executable, "-c", program)
-    return Job(name=name, argv=argv, environ=environ or {"GREETING": "hello"}, cwd=cwd, folder=folder)
+    return Job(name=name, argv=argv, environ={"GREETING": "hello"}, cwd=cwd, folder=folder)
 
 
 def _ended(running: Any) -> int:
@@ -177,14 +175,14 @@ def _ended(running: Any) -> int:
         return bool(codes)
 
     try:
-        _wait_for(has_ended, "poll() to tell the exit code")
+        _wait_for(has_ended, "poll() to return the exit code")
     except BaseException:
         running.kill()
         raise
     expect(
         running.poll() == codes[0],
         f"poll() returned {codes[0]!r}, then {running.poll()!r}",
-        why="a campaign may ask more than once",
+        why="a campaign may call it more than once",
         fix="keep the code",
     )
     return codes[0]
@@ -209,15 +207,10 @@ def _is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return not _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Whether the process is dead but not yet reaped by its new parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    try:  # a dead process that its new parent has not reaped is a zombie
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
-        return False
+        return True
 
 
 def _text(file: Path) -> str:
