@@ -1,4 +1,4 @@
-"""The records of a step besides its metrics line: every completion, its tokens with their credit, and a summary."""
+"""The records of a step next to its metrics line: every completion, its tokens with their credit, and a summary."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ def generation_records(
     *,
     is_trained: bool,
 ) -> list[dict[str, Any]]:
-    """One record per completion, trained or not, in sampling order; texts are never shortened.
-
-    `is_trained`: the step trained its groups.
-    """
+    """Return one record per completion, trained or not, in sampling order; texts are never shortened."""
     records = []
     for at, (prompt, group, credit_G) in enumerate(zip(prompts, groups, credit.tokens_PG, strict=True)):
         prompt_text = prompt.example.prompt
@@ -65,7 +62,7 @@ def generation_records(
 
 
 def token_records(groups: Sequence[Group], credit: Credit) -> list[TokenRecord]:
-    """The action tokens of every completion with their credit, in the order of `generation_records`."""
+    """Return the action tokens of every completion with their credit, in the order of `generation_records`."""
     return [
         _token_record(completion, token_credit)
         for group, tokens_G in zip(groups, credit.tokens_PG, strict=True)
@@ -74,7 +71,6 @@ def token_records(groups: Sequence[Group], credit: Credit) -> list[TokenRecord]:
 
 
 def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
-    """A step's line of `steps.jsonl`."""
     kept = {name: value for name, value in metrics.items() if name.startswith(SUMMARY_PREFIXES)}
     return {
         "step": metrics["step"],
@@ -108,12 +104,12 @@ def _token_record(completion: Completion, token_credit: TokenCredit) -> TokenRec
 
 
 def _is_in_loss(score: Score, token_credit: TokenCredit) -> bool:
-    """Whether a completion of a trained group is: with a verdict, or with credit that needs none."""
+    """True if a completion of a trained group counts: with a verdict, or with credit that needs none."""
     return not token_credit.is_masked and (score.value is not None or bool(token_credit.advantages_A.any()))
 
 
 def _difficulty(example: Example) -> dict[str, Any]:
-    """What the example says of its own difficulty, in the first of these columns; nothing where it does not."""
+    """Return the difficulty that the example states, in the first of these columns; nothing otherwise."""
     found = next((each for name in DIFFICULTY if (each := example.info.get(name)) is not None), None)
     return {"difficulty": found} if isinstance(found, str | int) or number(found) is not None else {}
 

@@ -1,4 +1,4 @@
-"""Admits one process at a time to a run folder; the lock ends with the process, however that ends."""
+"""Admits one process at a time to a run folder; the lock ends with the process."""
 
 from __future__ import annotations
 
@@ -47,14 +47,13 @@ class RunLock:
         return False
 
     def release(self) -> None:
-        """Release the folder; safe to call twice."""
         self._stream.close()
 
 
 def owner_of(path: Path) -> int:
-    """Id of the process whose run uses this folder; 0 when there is none, -1 when it is unknown or of another machine.
+    """Return the id of the process whose run uses this folder; 0 without one, -1 if it is not one of this machine.
 
-    On a shared folder the lock of another machine is seen, too; its process id means nothing here.
+    On a shared folder the lock of another machine is visible, but its process id means nothing here.
     """
     file = path / NAME
     try:

@@ -1,12 +1,11 @@
-"""Compact records of what credit needs per completion: ids, log-probabilities, entropies, planning marks, credit.
+"""Compact records per completion: ids, log-probabilities, entropies, planning marks, credit, and the whole row.
 
 One safetensors file per step, flat arrays over all action tokens in the order of `generations.jsonl`; `lengths` splits
-them into completions. Numbers are float32, which is all the precision that samplers and trainers have, but rewards of
-single tokens are float64, because credit is computed from them.
+them into completions. Numbers are float32, the precision of samplers and trainers, except rewards of single tokens:
+they are float64, because credit is computed from them.
 
-The tokens around them are stored too, so that a completion's whole row can be put together again. A prompt is stored
-once for all completions that begin with it. `runs` are lengths in turn: actions, then tokens of the environment, then
-actions again; `num_runs` of them belong to each completion.
+A prompt is stored once for all completions that begin with it. `runs` are lengths in turn: actions, then tokens of the
+environment, then actions again; `num_runs` of them belong to each completion.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from retrain.records.record_names import token_file
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowRecord:
-    """A completion's whole row: all tokens, which of them the policy sampled, where it got a fresh context."""
+    """A completion's whole row: all tokens, a mask of those the policy sampled, the starts of fresh contexts."""
 
     tokens_T: Tokens
     action_T: Mask
@@ -37,11 +36,7 @@ class RowRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenRecord:
-    """One completion's action tokens; `planning_T` is None when the run had no planning detector.
-
-    `row` is the row that they stand in, None in a run of an earlier version. The others are what `Completion` calls by
-    the same names, at the action tokens, None where the run had no such numbers.
-    """
+    """One completion's action tokens; the names are those of `Completion`, None where the run had no such numbers."""
 
     tokens_T: Tokens
     logprobs_T: Floats
@@ -66,7 +61,7 @@ OPTIONAL: dict[str, tuple[str, type[np.generic], type[np.generic]]] = {
 
 
 def write_tokens(run: Path, step: int, records: Sequence[TokenRecord]) -> dict[str, Any]:
-    """Write the records of a step, completely or not at all; return the line of `token_files.jsonl` about the file."""
+    """Write the records of a step, all or nothing; return the line of `token_files.jsonl` about the file."""
     arrays: dict[str, np.ndarray] = {
         "lengths": np.array([len(record.tokens_T) for record in records], dtype=np.int64),
         "tokens": np.concatenate([record.tokens_T for record in records]).astype(np.int32),
@@ -94,7 +89,7 @@ def write_tokens(run: Path, step: int, records: Sequence[TokenRecord]) -> dict[s
 
 
 def read_arrays(run: Path, step: int, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Arrays of a step's file by name, those of `names` that it has; ConfigError when it is absent or damaged."""
+    """Return the arrays of a step's file, those of `names` that it has; ConfigError when it is absent or damaged."""
     from safetensors import safe_open
 
     file = token_file(run, step)
@@ -109,7 +104,7 @@ def read_arrays(run: Path, step: int, names: Collection[str] | None = None) -> d
 
 
 def read_tokens(run: Path, step: int) -> list[TokenRecord]:
-    """The records of a step; ConfigError when there are none or the file is damaged."""
+    """Return the records of a step; ConfigError when the file is absent or damaged."""
     arrays, file = read_arrays(run, step), token_file(run, step)
     cuts, num = np.cumsum(arrays["lengths"])[:-1], len(arrays["lengths"])
     names = ("tokens", "logprobs", "advantages", *(name for name, _, _ in OPTIONAL.values()))
@@ -134,7 +129,7 @@ def read_tokens(run: Path, step: int) -> list[TokenRecord]:
 
 
 def row_arrays(rows: Sequence[RowRecord]) -> dict[str, np.ndarray]:
-    """Everything but the action tokens, as flat arrays."""
+    """Return everything but the action tokens, as flat arrays."""
     prompts: dict[bytes, int] = {}
     prompt_of, others, runs, num_runs = [], [np.zeros(0, np.int64)], [], []
     for row in rows:
@@ -160,7 +155,7 @@ def row_arrays(rows: Sequence[RowRecord]) -> dict[str, np.ndarray]:
 
 
 def rows_of(arrays: Mapping[str, np.ndarray], actions: Sequence[Tokens]) -> list[RowRecord]:
-    """The rows whose action tokens these are; ValueError when arrays and actions do not fit together."""
+    """Return the rows with these action tokens; ValueError when arrays and actions do not fit together."""
     prompts = _cut(arrays["prompts"], arrays["prompt_lengths"])
     runs, starts = _cut(arrays["runs"], arrays["num_runs"]), _cut(arrays["starts"], arrays["num_starts"])
     environment = _cut(arrays["environment"], np.array([int(each[1::2].sum()) for each in runs], dtype=np.int64))
@@ -177,7 +172,6 @@ def rows_of(arrays: Mapping[str, np.ndarray], actions: Sequence[Tokens]) -> list
 
 
 def _cut(values: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Flat values split into parts of these lengths."""
     if lengths.sum() != len(values):
         raise ValueError("the lengths of the rows do not add up")
     return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []

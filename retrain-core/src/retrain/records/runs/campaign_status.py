@@ -28,8 +28,8 @@ FAILED = ("failed", "dead", "unreadable")
 class CampaignRun:
     """One cell of a campaign; `status` is None until the run has a folder, `has_failed` if it never will.
 
-    Not `is_needed` is a run without a folder that the planned looks of the campaign saved. `has_ended` says that the
-    campaign does not go on with it: it is done, or failed for good.
+    A run that is not `is_needed` has no folder, and the planned looks saved it. `has_ended`: it is done, or failed for
+    good.
     """
 
     condition: str
@@ -41,7 +41,6 @@ class CampaignRun:
     has_ended: bool = True
 
     def as_data(self) -> dict[str, Any]:
-        """The manifest's entry, and the status if there is one."""
         head = {"condition": self.condition, "seed": self.seed, "run_name": self.name, "failed": self.has_failed}
         absent = {"path": None, "status": "not started" if self.is_needed else NOT_NEEDED}
         return (self.status.as_data() if self.status else absent) | head
@@ -49,9 +48,9 @@ class CampaignRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignStatus:
-    """One campaign: `done` if every run is, `running` while anything is active, else `partial`, or `dead`.
+    """One campaign: `done` if every run is, `running` while anything is active, otherwise `partial` or `dead`.
 
-    `planned_looks` are the numbers of seeds after which its plan looks, `looks_taken` those that were.
+    `planned_looks` and `looks_taken` are numbers of seeds.
     """
 
     path: Path
@@ -71,12 +70,10 @@ class CampaignStatus:
 
     @property
     def is_live(self) -> bool:
-        """Whether its runner or one of its runs is active."""
         return self.state == "running"
 
     @property
     def num_completed(self) -> int:
-        """Runs that reached their last step."""
         return sum(_is_done(run) for run in self.runs)
 
     @property
@@ -85,7 +82,6 @@ class CampaignStatus:
         return sum(not run.is_needed for run in self.runs)
 
     def run_of(self, condition: str, seed: int) -> CampaignRun | None:
-        """The run of one cell."""
         return next((run for run in self.runs if (run.condition, run.seed) == (condition, seed)), None)
 
     def _rate(self, condition: str, seed: int) -> float | None:
@@ -118,7 +114,7 @@ class CampaignStatus:
 
 
 def read_campaign(folder: Path) -> CampaignStatus | None:
-    """The campaign in `folder`; None if its `manifest.json` is not that of a campaign."""
+    """Return the campaign in `folder`; None if its `manifest.json` is not that of a campaign."""
     try:
         manifest = read_object(folder / CAMPAIGN_FILE)
     except ConfigError:
@@ -194,7 +190,6 @@ def progress_text(campaign: CampaignStatus) -> str:
 
 
 def _looks(campaign: CampaignStatus) -> list[str]:
-    """How far the planned looks are, and what they saved; nothing without a plan of them."""
     if not campaign.planned_looks:
         return []
     told = [f"{len(campaign.looks_taken)} of {len(campaign.planned_looks)} looks taken"]

@@ -1,4 +1,4 @@
-"""Chooses what is compared: the runs that can be, the budget at which their curves are cut, the metrics."""
+"""Chooses the runs that can be compared, the budget at which their curves are cut, and the metrics."""
 
 from __future__ import annotations
 
@@ -20,22 +20,17 @@ from retrain.records.runs.source import Candidate, Source
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ComparedRun:
-    """A run included in the comparison."""
-
     candidate: Candidate
     seed: int
     spent: Spent
 
     @property
     def curves(self) -> Curves:
-        """Its metrics."""
         return self.spent.curves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A run that is left out, and why."""
-
     name: str
     condition: str
     seed: int | None
@@ -45,10 +40,10 @@ class LeftOut:
 def readable_runs(
     source: Source, fields: set[str], *, align: Align, at: float | None
 ) -> tuple[list[ComparedRun], list[LeftOut]]:
-    """The runs that can be compared, with these fields of their metrics, and the others with the reason.
+    """Return the runs that can be compared, with these fields of their metrics, and the others with the reason.
 
-    Runs that are done count, or with a budget `at`, in units of `align`, those that reached it. ConfigError when none
-    does.
+    Runs that are done count, or with a budget `at`, in units of `align`, those that reached it. ConfigError without
+    any.
     """
     runs: list[ComparedRun] = []
     left_out: list[LeftOut] = []
@@ -72,7 +67,7 @@ def readable_runs(
 
 
 def common_budget(runs: Sequence[ComparedRun], at: float | None) -> tuple[float, tuple[str, ...]]:
-    """Where the curves are cut, at `at` or where the shortest run ends, and the runs that end there before others."""
+    """Return where the curves are cut, at `at` or where the shortest run ends, and the runs that end there."""
     if at is not None:
         return at, ()
     budget = min(run.spent.total for run in runs)
@@ -81,7 +76,6 @@ def common_budget(runs: Sequence[ComparedRun], at: float | None) -> tuple[float,
 
 
 def _spent(candidate: Candidate, fields: set[str], *, align: Align, at: float | None) -> tuple[Spent | None, str]:
-    """The run's curves over the axis, or None and why not. If a budget is given, runs that reached it are included."""
     if candidate.problem:
         return None, candidate.problem
     if candidate.folder is None or (candidate.state != DONE and at is None):
@@ -104,7 +98,7 @@ def _spent(candidate: Candidate, fields: set[str], *, align: Align, at: float | 
 
 
 def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: str) -> Metric:
-    """The requested metric (ConfigError if no run has it), else held-out if every run has it, else `correct_rate`.
+    """Return the requested metric (ConfigError if no run has it), by default held-out if every run has it.
 
     Held-out examples are the same for all runs and steps, unlike training batches, and are therefore preferred.
     """
@@ -120,10 +114,10 @@ def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: 
 
 
 def condition_metrics(metric: Metric, curves: Sequence[Curves]) -> tuple[Metric, ...]:
-    """Metrics of each condition: final, best and area of `correct_rate` and the held-out rate, pass@k at the end.
+    """Return the metrics of each condition: final, best and area of both rates, pass@k at the end.
 
-    The held-out mean reward at the end is among them unless it equals the held-out rate everywhere, as with scores of 0
-    and 1 alone. pass@1 always equals that rate and is left out. The deciding metric is always included.
+    The held-out mean reward is among them unless it equals the held-out rate everywhere, as with scores of 0 and 1.
+    pass@1 always equals that rate and is left out. The deciding metric is always included.
     """
     fields = [CORRECT.field, *([HELD_OUT.field] if any(_is_evaluated(each) for each in curves) else [])]
     shown = [Metric(field, summary) for field in fields for summary in Summary]

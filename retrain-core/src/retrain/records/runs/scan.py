@@ -21,7 +21,7 @@ CLOSED = frozenset({EMERGENCE, ADAPTERS})  # folders of a run with thousands of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """Campaigns, runs that belong to none, and how many of both `select` left out."""
+    """Campaigns, runs outside them, and how many of both `select` left out."""
 
     root: Path
     runs: tuple[RunStatus, ...]
@@ -41,7 +41,6 @@ class Overview:
         return replace(self, runs=runs, campaigns=campaigns, num_hidden=left_out)
 
     def as_data(self) -> dict[str, Any]:
-        """The documented JSON form."""
         return {
             "root": str(self.root),
             "runs": [run.as_data() for run in self.runs],
@@ -51,7 +50,7 @@ class Overview:
 
 
 def scan(root: Path) -> Overview:
-    """Every run and campaign below `root`, sorted by path; ConfigError if there is no such folder.
+    """Return every run and campaign below `root`, sorted by path.
 
     Only `run.json`, the end of `metrics.jsonl` and the heartbeat of each run are read.
     """
@@ -70,7 +69,7 @@ def scan(root: Path) -> Overview:
 
 
 def _marked(folder: Path, *, inside_run: bool, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]]:
-    """Folders of runs and campaigns with their marker file. Links are followed; each folder is entered once."""
+    """Yield folders of runs and campaigns with their marker file. Links are followed; each folder is entered once."""
     try:
         info = folder.stat()
         if (info.st_dev, info.st_ino) in seen:

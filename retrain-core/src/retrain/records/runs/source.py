@@ -21,7 +21,7 @@ from retrain.records.runs.run_status import status_of_run
 class Candidate:
     """A run by its condition and seed; `folder` is None before it has one. `problem` says why it cannot be used.
 
-    `record` is its `run.json`, empty if that cannot be read. `has_ended` is false while its campaign goes on with it.
+    `record` is its `run.json`, empty if unreadable. `has_ended` is false while its campaign continues with it.
     """
 
     name: str
@@ -39,8 +39,8 @@ class Candidate:
 class Source:
     """The requested campaign with its plan, or runs (then `campaign` is None).
 
-    `declared` are the values of each condition, as `campaign.json` has them; empty without one. `added_seeds` are those
-    that the campaign grew by, `not_needed` is how many runs its planned looks saved: they are no candidates.
+    `declared` are the values of each condition in `campaign.json`. `added_seeds` are those by which the campaign grew,
+    `not_needed` counts runs that its planned looks saved: they are no candidates.
     """
 
     campaign: Path | None
@@ -53,12 +53,11 @@ class Source:
 
     @property
     def first_start(self) -> datetime | None:
-        """Start time of the first run."""
         return min((each.started for each in self.candidates if each.started), default=None)
 
 
 def find_runs(paths: Sequence[Path]) -> Source:
-    """The runs of one campaign folder, or of several run folders; ConfigError for anything else."""
+    """Return the runs of one campaign folder, or of several run folders; ConfigError for anything else."""
     campaigns = [path for path in paths if (path / CAMPAIGN_FILE).is_file() and not is_run(path)]
     if campaigns and len(paths) > 1:
         what = "a campaign cannot be combined with other folders"
@@ -113,7 +112,7 @@ def _campaign(folder: Path) -> Source:
 
 
 def _other_seed(listed: int | None, record: Mapping[str, Any]) -> str:
-    """Why a run cannot be used under the seed that its campaign lists; empty if `run.json` has the same."""
+    """Return why a run cannot be used under the seed that its campaign lists; empty if `run.json` has the same."""
     if not record or record.get("seed") == listed:
         return ""
     return f"manifest.json says seed {listed}, run.json seed {record.get('seed')}"
@@ -144,13 +143,13 @@ def _runs(names: Mapping[Path, str], folders: Sequence[Path]) -> Source:
 
 
 def _began(run: Candidate) -> tuple[bool, float, int, str, str]:
-    """By the time a run began; runs of one second by seed, condition and content."""
+    """Sort key: the time a run began; runs of one second by seed, condition and content."""
     time_s = run.started.timestamp() if run.started else 0.0
     return run.started is None, time_s, run.seed if run.seed is not None else -1, run.condition, str(run.folder)
 
 
 def _labels(records: Mapping[Path, Record]) -> dict[Path, str]:
-    """Labels of individual runs: the condition, and the settings in which runs of that condition differ."""
+    """Return the labels of individual runs: the condition, and the settings in which runs of that condition differ."""
     settings = {folder: dict(compared_settings(record)) for folder, record in records.items()}
     names = {folder: text(record.get("condition")) or "(no condition)" for folder, record in records.items()}
     differing: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
-"""What forecasts said and what came true, in `forecasts.jsonl` beside the ledger; and when they are withdrawn.
+"""Forecasts and outcomes, in `forecasts.jsonl` next to the ledger, and the withdrawal of forecasts that fail.
 
-Every forecast is a line. Once its run has ended, another says the rate and whether the interval held. The first
+Every forecast is a line. Once its run has ended, another records the rate and whether the interval held. The first
 forecast of each run counts. Forecasts of a level are withdrawn by a test that holds at all times together: if the
 promise is true, the chance that they are ever withdrawn is at most 5 %.
 """
@@ -34,7 +34,7 @@ NEEDED: Mapping[str, tuple[tuple[str, type], ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """How the forecasts of one level have fared: the intervals that held, of those whose run has ended."""
+    """The record of the forecasts of one level: the intervals that held, of those whose run has ended."""
 
     level: float
     held: int
@@ -42,12 +42,12 @@ class Track:
 
     @property
     def is_withdrawn(self) -> bool:
-        """True if so few held that forecasts of this level are not to be believed."""
+        """True if so few held that forecasts of this level are no longer given."""
         return evidence_against(self.held, self.ended, self.level) >= 1.0 / WRONGLY_WITHDRAWN
 
 
 def evidence_against(held: int, ended: int, level: float) -> float:
-    """The likelihood of `held` of `ended` under chances spread evenly below `level`, over that at `level`.
+    """Return the likelihood of `held` of `ended` under chances spread evenly below `level`, over that at `level`.
 
     A nonnegative martingale if each holds with chance `level`: the chance that it ever reaches 20 is at most 1 / 20
     (Ville). A one-sided binomial test after every run would withdraw true forecasts twice as often as it says.
@@ -60,7 +60,7 @@ def evidence_against(held: int, ended: int, level: float) -> float:
 
 
 def settle(home: Path) -> None:
-    """Append what came true about every run that has ended since; a run that is gone stays open."""
+    """Append the outcome of every forecast run that has ended since; a run that is gone stays open."""
     records = _read(home)
     known = {_key(record) for record in records if record.get("event") == CAME_TRUE}
     new = []
@@ -77,7 +77,7 @@ def settle(home: Path) -> None:
 
 
 def track(home: Path, level: float) -> Track:
-    """How the forecasts of this level have fared: of each run the first one counts."""
+    """Return the record of the forecasts of this level: of each run the first one counts."""
     firsts: dict[tuple[str, str], bool] = {}
     ended = [r for r in _read(home) if r.get("event") == CAME_TRUE and r.get("level") == level]
     for record in sorted(ended, key=lambda record: int(record["step"])):
@@ -86,7 +86,6 @@ def track(home: Path, level: float) -> Track:
 
 
 def note(home: Path, run: Curve, said: Forecast, *, conditions: int, runs: int) -> None:
-    """Append a forecast; the same one is noted once."""
     record = {
         "event": SAID,
         "time": _now(),

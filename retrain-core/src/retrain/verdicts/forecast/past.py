@@ -35,7 +35,6 @@ class Curve:
 
     @property
     def max_steps(self) -> int:
-        """The number of steps that the run is to take."""
         return int(table_of(self.record, "config", "training").get("max_steps", 0))
 
     @property
@@ -45,7 +44,6 @@ class Curve:
 
     @property
     def condition(self) -> SettingsKey:
-        """Its settings without its seeds."""
         return settings_key(self.record)
 
 
@@ -53,7 +51,7 @@ class Curve:
 class Past:
     """N finished runs at the evaluations that the forecast run has had, and their last rates.
 
-    `others` counts the finished runs that are of another task, or were evaluated after other steps.
+    `others` counts the finished runs of another task, or evaluated after other steps.
     """
 
     curves_NK: Floats
@@ -63,7 +61,7 @@ class Past:
 
 
 def read_curve(run: Path) -> Curve:
-    """The held-out rates of a run so far; ConfigError when the folder is no run, or damaged."""
+    """Return the held-out rates of a run so far; ConfigError when the folder is no run, or damaged."""
     if not is_run(run):
         what = "is not a run (run.json)" if run.is_dir() else "no such folder"
         raise ConfigError(Problem(where=str(run), what=what, fix="`retrain status` lists runs"))
@@ -76,7 +74,7 @@ def read_curve(run: Path) -> Curve:
 
 
 def find_past(run: Curve, among: Path) -> Past:
-    """Every usable finished run below `among`, the run itself left out; one that cannot be read is of no use."""
+    """Return every usable finished run below `among` but the run itself; unreadable ones are skipped."""
     overview = scan(among)
     statuses = [*overview.runs, *(each.status for one in overview.campaigns for each in one.runs if each.status)]
     done = dict.fromkeys(status.path for status in statuses if status.state == DONE)
@@ -96,6 +94,6 @@ def find_past(run: Curve, among: Path) -> Past:
 
 
 def task_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What two runs must share: the model, the data, what judges, the evaluation, the number of steps."""
+    """Return the settings that two runs must share: model, data, reward, evaluation, number of steps."""
     keys = tuple(table_of(record, "config", table).get(key) for table, key in SAME_KEYS)
     return (*keys, *(table_of(record, "config", table) for table in SAME_TABLES))

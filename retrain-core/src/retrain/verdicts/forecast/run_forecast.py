@@ -1,6 +1,6 @@
 """`retrain status RUN --forecast`: the last held-out rate of a run, with an interval that finished runs calibrate.
 
-It only tells. Nothing that trains or runs a campaign reads it, so no planned run is ever stopped by a forecast.
+Nothing that trains or runs a campaign reads it, so no planned run is ever stopped by a forecast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from retrain.verdicts.stats.conformal import Forecast, forecast, left_out, neede
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """How the past runs themselves would have been forecast, each from the runs of all other conditions."""
+    """Forecasts of the past runs themselves, each from the runs of all other conditions."""
 
     held: int
     runs: int
@@ -69,13 +69,13 @@ def _print(data: dict[str, Any], sentences: list[str], *, as_json: bool) -> None
 
 
 def within_range(said: Forecast) -> Forecast:
-    """The forecast of a rate: cut to [0, 1], which costs no coverage."""
+    """Cut the forecast of a rate to [0, 1]; that costs no coverage."""
     point, low, high = (min(1.0, max(0.0, value)) for value in (said.point, said.low, said.high))
     return replace(said, point=point, low=low, high=high)
 
 
 def checked(past: Past, level: float) -> Check | None:
-    """Every past run forecast from the other conditions; None when those are too few for a finite interval."""
+    """Forecast every past run from the other conditions; None when those are too few for a finite interval."""
     if len(set(past.conditions)) <= needed_conditions(level):
         return None
     found = [within_range(each) for each in left_out(past.curves_NK, past.finals_N, past.conditions, level=level)]
@@ -84,7 +84,6 @@ def checked(past: Past, level: float) -> Check | None:
 
 
 def forecast_sentences(run: Curve, past: Past, said: Forecast, check: Check | None, so_far: Track) -> list[str]:
-    """The forecast, what it rests on, and how such forecasts have fared."""
     percent = f"{100 * said.level:g} %"
     lines = [
         f"Held-out rate after {run.max_steps} steps, forecast after {run.steps[-1]}: {shown(said.point, HELD_OUT)} "

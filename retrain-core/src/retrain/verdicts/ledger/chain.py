@@ -2,7 +2,7 @@
 
 A line is `{"time", "kind", ..., "previous", "sha256"}`: `sha256` is the hash of the line's bytes without itself,
 `previous` the `sha256` of the line before, 64 zeros in the first. So an edited, dropped, added, repeated or moved line
-is found; a tail that was cut off only with a later hash. Secrets are left out as in all records.
+is found; a missing tail only with a later hash. Secrets are left out as in all records.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SUFFIX_BYTES = len(', "sha256": ""}\n') + 64
 
 
 def append(folder: Path, kind: str, **fields: Any) -> str:
-    """Append an event to the ledger in `folder`; why that failed, or nothing. It never raises because of the disk.
+    """Append an event to the ledger in `folder`; return why that failed, or nothing.
 
-    `fields` are plain data; numbers that are not finite become null. Only the end of the file is read. A last line that
-    a kill tore is removed first, and the event says so (`healed`: bytes): it was never on record.
+    `fields` are plain data. Only the end of the file is read. A last line that a kill tore is removed first, and the
+    event records it (`healed`: bytes): it was never on record.
     """
     content = as_recorded(hide(fields))
     try:
@@ -56,7 +56,7 @@ def append(folder: Path, kind: str, **fields: Any) -> str:
 
 
 def hash_of_line(line: bytes) -> str:
-    """The hash that a line states; that of its bytes when it states none, so that the chain goes on from damage too."""
+    """Return the hash that a line states; without one, that of its bytes, so that the chain continues after damage."""
     if not line:
         return FIRST
     found = SUFFIX.fullmatch(line[-SUFFIX_BYTES:])
@@ -64,7 +64,7 @@ def hash_of_line(line: bytes) -> str:
 
 
 def as_recorded(value: Any) -> Any:
-    """Fields as they go on record: plain data, numbers that are not finite as null."""
+    """Return plain data with null for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(name): as_recorded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -74,7 +74,7 @@ def as_recorded(value: Any) -> Any:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[int]:
-    """A descriptor of the ledger that no other process writes to meanwhile; OSError when that takes too long."""
+    """Yield a descriptor of the ledger that no other process writes to meanwhile; OSError when that takes too long."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -94,7 +94,7 @@ def _locked(file: Path) -> Iterator[int]:
 
 
 def _last_line(descriptor: int, size: int) -> bytes:
-    """The last line, whole or torn, of a file of `size` bytes; read from its end."""
+    """Return the last line, whole or torn, of a file of `size` bytes, read from its end."""
     position, tail = size, b""
     while position:
         step = min(BLOCK_BYTES, position)

@@ -27,20 +27,20 @@ Say = Callable[[str], object]
 
 
 class InterimLooks:
-    """Records what one command, `by`, shows of unfinished campaigns; `say` gets a line where that cannot be written."""
+    """Records unfinished campaigns shown by one command, `by`; `say` gets a line where that cannot be written."""
 
     def __init__(self, by: str, say: Say) -> None:
         self._by, self._say = by, say
         self._known: list[dict[str, Any]] = []
 
     def at(self, paths: Iterable[Path]) -> None:
-        """The command shows these campaigns, runs or checkpoints."""
+        """Record that the command shows these campaigns, runs or checkpoints."""
         for folder in dict.fromkeys(each for path in paths if (each := campaign_of(path))):
             if not _has_ended(folder) and (status := read_campaign(folder)):
                 self.of(status)
 
     def of(self, campaign: CampaignStatus) -> None:
-        """The command shows this campaign; nothing is recorded of one that is done, or of one without a step."""
+        """Record that the command shows this campaign; nothing for one that is done, or has no step."""
         if campaign.state == DONE or not any(run.status and run.status.step for run in campaign.runs):
             return
         ended = [run for run in campaign.runs if run.seed is not None and run.status and run.status.state == DONE]
@@ -55,7 +55,7 @@ class InterimLooks:
 
 
 def campaign_of(path: Path) -> Path | None:
-    """The campaign that a path is, or lies in; None if there is none."""
+    """Return the campaign that a path is, or lies in; None if there is none."""
     full = path.expanduser().resolve()
     for folder in (full, *full.parents[:LEVELS]):
         if (folder / CAMPAIGN_FILE).is_file() and not is_run(folder):
@@ -72,7 +72,6 @@ def _has_ended(folder: Path) -> bool:
 
 
 def _is_recorded(folder: Path, look: dict[str, Any]) -> bool:
-    """Without checking the chain: only lines of looks are parsed."""
     mark, looks = f'"kind": "{LOOK}"'.encode(), []
     with suppress(OSError, ValueError, RecursionError), open_regular(folder / NAME) as stream:
         looks = [parse_record(line) for line in stream if mark in line and line.endswith(b"\n")]

@@ -34,7 +34,7 @@ class Look:
 
     @property
     def num_seeds(self) -> int:
-        """Seeds of the condition with the fewest; what a test over seeds could use at most."""
+        """Seeds of the condition with the fewest: the most that a test over seeds could use."""
         return min((len(seeds) for seeds in self.seeds.values()), default=0)
 
 
@@ -50,18 +50,16 @@ class Looks:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Metrics looked at, in order."""
         return tuple(dict.fromkeys(each.metric for each in self.looks if not each.by))
 
     @property
     def num_choices(self) -> int:
-        """Distinct choices of metric, side, alpha, baseline, budget and smoothing."""
         chosen = [each.choices.items() for each in self.looks if not each.by]
         return len({tuple(sorted((name, str(value)) for name, value in each)) for each in chosen})
 
 
 def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collection[str] = (), data: str = "") -> Looks:
-    """Looks on record at a campaign, by any name of its folder, at any of these runs, or at records with this hash.
+    """Return looks at a campaign, by any name of its folder, at any of these runs, or at records with this hash.
 
     The last finds looks at a folder that was renamed since.
     """
@@ -89,7 +87,7 @@ def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collect
 
 
 def is_on_record(events: Sequence[Record], fields: Mapping[str, Any]) -> bool:
-    """Whether an event with just these fields was recorded before."""
+    """True if an event with just these fields was recorded before."""
     wanted = seal_of(as_recorded(hide(fields)))
     return any(seal_of({n: value for n, value in each.items() if n not in OF_THE_LINE}) == wanted for each in events)
 
@@ -99,7 +97,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def looks_sentence(looks: Looks | None) -> str:
-    """`3 looks, at 2 metrics, with 3 choices of ...`; nothing without a ledger."""
+    """Return `3 looks, at 2 metrics, with 3 choices of ...`; empty without a ledger."""
     if looks is None:
         return ""
     metrics, choices = len(looks.metrics), looks.num_choices

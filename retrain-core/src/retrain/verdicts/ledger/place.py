@@ -21,7 +21,7 @@ NOT_LEARNED = frozenset({"eval", "gaming", "scoring", "watchdog"})  # tables tha
 
 
 def ledger_folder(path: Path) -> Path:
-    """The folder whose ledger covers a run or a campaign: the one that holds it.
+    """Return the folder whose ledger covers a run or a campaign: the one that holds it.
 
     A run in `CAMPAIGN/runs/` belongs to the ledger of its campaign, in the folder that holds the campaign.
     """
@@ -31,13 +31,13 @@ def ledger_folder(path: Path) -> Path:
 
 
 def name_in(folder: Path, path: Path) -> str:
-    """A run's or campaign's folder relative to that of the ledger, with slashes on every system."""
+    """Return a run's or campaign's folder relative to that of the ledger, with slashes on every system."""
     full, base = path.resolve(), folder.resolve()
     return full.relative_to(base).as_posix() if full.is_relative_to(base) else str(full)
 
 
 def record_hashes(run: Path) -> dict[str, str]:
-    """Hashes of a run's final records; a file that is missing, or cannot be read, has none."""
+    """Hash a run's final records; a file that is missing, or cannot be read, has no hash."""
     found = {}
     for name in HASHED:
         with suppress(OSError), open_regular(run / name) as stream:
@@ -46,7 +46,7 @@ def record_hashes(run: Path) -> dict[str, str]:
 
 
 def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Hashes of what `run.json` says about a run's settings, and about its code, data and plugins."""
+    """Hash the settings in `run.json`, and its code, data and plugins."""
     from retrain.records.identity.copies import input_digests  # `status` needs none of it
 
     settings = {name: keys for name, keys in table_of(manifest, "config").items() if name not in OF_THE_PLACE}
@@ -57,6 +57,6 @@ def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def learned_by(manifest: Mapping[str, Any]) -> str:
-    """Hash of the settings in `run.json` that decide what a run learns, apart from its seed and its length."""
+    """Hash the settings in `run.json` that decide what a run learns, without its seed and its length."""
     settings = [each for each in settings_key(manifest) if each[0].partition(".")[0] not in NOT_LEARNED]
     return seal_of({"learns": settings})

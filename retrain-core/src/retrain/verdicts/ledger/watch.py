@@ -20,14 +20,12 @@ LOG = logging.getLogger("retrain")
 
 
 def begin(run: RunView) -> None:
-    """The run begins, or goes on from a checkpoint."""
     is_resumed, learns = "resumed_at_step" in run.manifest, learned_by(Run(run.folder).record)
     if reason := _append(run, "run_started", {}, first_step=run.first_step, resumed=is_resumed, learns=learns):
         LOG.warning("Not in the ledger: %s. The run goes on; `retrain compare` will say what is unknown", reason)
 
 
 def end(run: RunView, error: BaseException | None) -> None:
-    """The run ended: `done`, `stopped` by a signal, or `failed`."""
     state = "done" if error is None else "stopped" if isinstance(error, StopRequested) else "failed"
     _append(run, "run_ended", record_hashes(run.folder), state=state, steps=Run(run.folder).num_steps)
 

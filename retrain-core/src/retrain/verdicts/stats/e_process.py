@@ -17,13 +17,13 @@ MOST_SEEDS = 200
 
 
 def running_evidence(diffs_N: Floats) -> Floats:
-    """(M_1 .. M_n), the evidence against 'no difference' after each difference, in the order in which they came.
+    """Return (M_1 .. M_n), the evidence against 'no difference' after each difference, in order of arrival.
 
     M_n is the mean over bets b of prod_i 2 / (1 + exp(-2 b x_i)), with x_i = d_i / s_i and s_i^2 the mean of d_1^2 ..
     d_i^2. Given the past and |d_i| the sign of d_i is a fair coin if the conditions do not differ, and each factor,
-    e^(b x) / cosh(b x), has mean 1 over it: M is a nonnegative martingale, and the chance that it ever reaches
-    1 / alpha is at most alpha (Ville; de la Pena 1999; Ramdas, Ruf, Larsson & Koolen 2020, arXiv:2009.03167). A
-    difference of zero leaves it as it is.
+    e^(b x) / cosh(b x), has mean 1 over it: M is a nonnegative martingale, and the chance that it ever reaches 1 /
+    alpha is at most alpha (Ville; de la Pena 1999; Ramdas, Ruf, Larsson & Koolen 2020, arXiv:2009.03167). A difference
+    of zero leaves it unchanged.
     """
     if not np.isfinite(diffs_N).all():
         raise ValueError("a difference is not finite")
@@ -37,7 +37,7 @@ def running_evidence(diffs_N: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnytimeTest:
-    """The test after every difference so far, in the order in which they came."""
+    """The test after every difference so far, in order of arrival."""
 
     diffs_N: Floats
 
@@ -48,14 +48,14 @@ class AnytimeTest:
 
     @property
     def smallest_p(self) -> float:
-        """What p could be at best with as many non-zero differences: if each dwarfed those before it."""
+        """The best p with as many non-zero differences: if each dwarfed those before it."""
         return _least_p(tuple((np.flatnonzero(self.diffs_N) + 1).tolist()))
 
     def interval(self, level: float) -> Interval:
-        """Mean differences against which the evidence never reached 1 / (1 - level): a confidence sequence.
+        """Return the mean differences against which the evidence never reached 1 / (1 - level): a confidence sequence.
 
-        Covers the true one at all times together with probability `level`; leaves out zero exactly where
-        p <= 1 - level. A limit is infinite with too few seeds: fewer than seven at 95 %.
+        Covers the true one at all times together with probability `level`; leaves out zero exactly where p <= 1 -
+        level. A limit is infinite with too few seeds: fewer than seven at 95 %.
         """
         alpha = 1.0 - level
         return inverted(
@@ -66,17 +66,17 @@ class AnytimeTest:
 
 
 def fewest_equal(alpha: float) -> int:
-    """The fewest equal differences with which the test rejects at `alpha`: seven at 0.05."""
+    """Return the fewest equal differences with which the test rejects at `alpha`: seven at 0.05."""
     return next((seeds for seeds in range(1, MOST_SEEDS) if _p(np.ones(seeds)) <= alpha), MOST_SEEDS)
 
 
 @cache
 def _least_p(places: tuple[int, ...]) -> float:
-    """The least p if the differences that are not zero lie at these places, from 1.
+    """Return the least p if the differences that are not zero lie at these places, from 1.
 
-    M_n is largest at x_i = sqrt(i): |x_i| is at most that, where all before it are as good as zero.
-    Both sides of a bet sum to prod (1 + t_i) + prod (1 - t_i), t_i = tanh(b x_i), in which only products of an even
-    number of t_i remain: largest where every t_i is.
+    M_n is largest at x_i = sqrt(i): |x_i| is at most that, where all before it are as good as zero. Both sides of a bet
+    sum to prod (1 + t_i) + prod (1 - t_i), t_i = tanh(b x_i), in which only products of an even number of t_i remain:
+    largest where every t_i is.
     """
     roots_N = np.sqrt(np.array(places, dtype=float))
     evidence = np.exp((math.log(2.0) - np.logaddexp(0.0, -2.0 * BETS_B[:, None] * roots_N)).sum(axis=1)).mean()

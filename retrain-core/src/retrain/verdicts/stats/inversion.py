@@ -15,7 +15,7 @@ FAR = 1e6  # ranges of the data away from it: there every difference has one sig
 
 
 def inverted(diffs_N: Floats, *, is_rejected: Callable[[float], bool], is_zero_rejected: bool) -> Interval:
-    """The interval around the mean of the shifts that a test does not reject, for a test of 'the mean is `shift`'.
+    """Return the interval around the mean of the shifts that a test of 'the mean is `shift`' does not reject.
 
     It always holds the mean difference, and zero exactly unless `is_zero_rejected`: interval and verdict agree. Limits
     are infinite where even a shift far outside the data is not rejected. Where the shifts that are not rejected have
@@ -32,7 +32,7 @@ def inverted(diffs_N: Floats, *, is_rejected: Callable[[float], bool], is_zero_r
 
 
 def _limit(inside: float, far: float, outside: float | None, is_rejected: Callable[[float], bool]) -> float:
-    """The edge between `inside`, not rejected, and the first rejected shift towards `far`: `outside` if it is known."""
+    """Return the edge between `inside`, not rejected, and the first rejected shift towards `far`."""
     if outside is None:
         if not is_rejected(far):
             return math.copysign(math.inf, far)
@@ -44,7 +44,7 @@ def _limit(inside: float, far: float, outside: float | None, is_rejected: Callab
 
 
 def _first_rejected(inside: float, far: float, is_rejected: Callable[[float], bool]) -> float:
-    """A rejected shift close to the edge: steps from `inside` towards `far`, each four times the one before."""
+    """Return a rejected shift close to the edge: steps from `inside` towards `far`, each four times the one before."""
     step = (far - inside) / FAR
     while abs(inside + step) < abs(far) and not is_rejected(inside + step):
         step *= 4.0

@@ -11,7 +11,7 @@ from retrain.kernel.types import Floats
 
 
 def t_interval(values_N: Floats, *, level: float = 0.95) -> tuple[float, float] | None:
-    """Student's t interval of the mean over seeds; None below two seeds."""
+    """Return Student's t interval of the mean over seeds; None below two seeds."""
     if values_N.size < 2:
         return None
     from scipy.special import stdtrit  # what `t.ppf` is, in a third of the time that scipy.stats takes to import
@@ -22,13 +22,13 @@ def t_interval(values_N: Floats, *, level: float = 0.95) -> tuple[float, float] 
 
 
 def paired_d(diffs_N: Floats) -> float | None:
-    """Cohen's d_z: mean difference over the standard deviation of the differences; None without spread."""
+    """Return Cohen's d_z: mean difference over the standard deviation of the differences; None without spread."""
     sd = spread(diffs_N)
     return float(diffs_N.mean()) / sd if sd else None
 
 
 def pooled_d(baseline_N: Floats, condition_N: Floats) -> float | None:
-    """Cohen's d: mean difference over the root mean square of both standard deviations; None without spread."""
+    """Return Cohen's d: mean difference over the root mean square of both standard deviations; None without spread."""
     if baseline_N.size < 2:
         return None
     sd = float(np.sqrt((baseline_N.var(ddof=1) + condition_N.var(ddof=1)) / 2))
@@ -36,7 +36,7 @@ def pooled_d(baseline_N: Floats, condition_N: Floats) -> float | None:
 
 
 def spread(diffs_N: Floats) -> float | None:
-    """Standard deviation of the differences (n - 1); None below two seeds, 0 when they are all equal."""
+    """Return the standard deviation of the differences (n - 1); None below two seeds, 0 when they are all equal."""
     if diffs_N.size < 2:
         return None
     return 0.0 if np.ptp(diffs_N) == 0.0 else float(diffs_N.std(ddof=1))

@@ -14,11 +14,11 @@ _NEVER = 1e3  # standard deviations; upper end of the search
 
 @lru_cache(maxsize=65536)
 def power_of(num_seeds: int, d_z: float, alpha: float) -> float:
-    """Chance of p <= alpha when the true mean difference is `d_z` standard deviations of the differences.
+    """Return the chance of p <= alpha when the true mean difference is `d_z` standard deviations of the differences.
 
-    That of the paired t-test (noncentral t), which the sign-flip test follows closely; with so few seeds that only
-    the most extreme pattern is below alpha, the exact chance for normal differences that all have one sign, which is
-    smaller; 0 where no pattern is.
+    That of the paired t-test (noncentral t), which the sign-flip test follows closely; with so few seeds that only the
+    most extreme pattern is below alpha, the smaller exact chance for normal differences that all have one sign; 0 where
+    no pattern is.
     """
     if num_seeds < least_seeds(alpha):
         return 0.0
@@ -35,13 +35,13 @@ def power_of(num_seeds: int, d_z: float, alpha: float) -> float:
 
 
 def least_seeds(alpha: float) -> int:
-    """The fewest seeds with which the sign-flip test can reach p <= alpha: 2 / 2^n <= alpha."""
+    """Return the fewest seeds with which the sign-flip test can reach p <= alpha: 2 / 2^n <= alpha."""
     return max(2, math.ceil(math.log2(2.0 / alpha) - 1e-9))
 
 
 @lru_cache(maxsize=4096)
 def spread_range(num_seeds: int, level: float = 0.95) -> tuple[float, float]:
-    """Factors on a standard deviation of n normal values that bound the true one with `level` (chi-square, n - 1).
+    """Return factors on the standard deviation of n normal values that bound the true one (chi-square, n - 1).
 
     sd sqrt((n - 1) / q) with q the upper and the lower quantile. 0.66 and 2.04 for eight values; n >= 2.
     """
@@ -54,7 +54,7 @@ def spread_range(num_seeds: int, level: float = 0.95) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)
 def detectable_d(num_seeds: int, alpha: float) -> float | None:
-    """Smallest true d_z found in 80 % of studies; None when no difference could be."""
+    """Return the smallest true d_z found in 80 % of studies; None when no difference could be."""
     if power_of(num_seeds, _NEVER, alpha) < POWER:
         return None
     from scipy.optimize import brentq
@@ -63,7 +63,7 @@ def detectable_d(num_seeds: int, alpha: float) -> float | None:
 
 
 def seeds_needed(d_z: float, alpha: float) -> int | None:
-    """Fewest seeds that find a true difference of `d_z` in 80 % of studies; None above 10,000."""
+    """Return the fewest seeds that find a true difference of `d_z` in 80 % of studies; None above 10,000."""
     d_z = abs(d_z)
     low, high = least_seeds(alpha) - 1, least_seeds(alpha)
     while power_of(high, d_z, alpha) < POWER:

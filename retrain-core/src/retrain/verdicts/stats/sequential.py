@@ -27,10 +27,10 @@ _STREAMS = Seeds(0)  # fixed, so that a look is a pure function of the differenc
 
 
 def spent(alpha: float, share: float, spend: Spend) -> float:
-    """Alpha that may be spent by the time that `share` of the planned seeds are in (Lan & DeMets 1983).
+    """Return the alpha that may be spent by the time that `share` of the planned seeds are in (Lan & DeMets 1983).
 
     pocock: alpha ln(1 + (e - 1) t); obrien_fleming: 2 - 2 Phi(z_(alpha / 2) / sqrt t). Both are alpha at t = 1, and
-    grow with alpha at every t, which Holm's correction over several conditions needs (Maurer & Bretz 2013).
+    grow with alpha at every t, as Holm's correction over several conditions needs (Maurer & Bretz 2013).
     """
     if share >= 1.0:
         return alpha
@@ -44,11 +44,11 @@ def spent(alpha: float, share: float, spend: Spend) -> float:
 class SequentialFlip:
     """The test after the looks that were taken; nothing in it depends on looks still to come.
 
-    Given the sizes of the differences their signs are fair coins if the conditions do not differ, across looks too.
-    At each look, of the sign patterns not rejected before, those with the largest |sum| are rejected, as many as the
-    alpha spent by then allows; ties are rejected together or not at all, and what is left unspent carries over. Exact
-    for symmetric differences: patterns are enumerated for plans of up to 14 seeds and drawn, the observed one among
-    them, for larger ones. A look's patterns do not depend on later looks, so a decision is never taken back.
+    Given the sizes of the differences their signs are fair coins if the conditions do not differ, across looks too. At
+    each look, of the sign patterns not rejected before, those with the largest |sum| are rejected, as many as the alpha
+    spent by then allows; ties are rejected together or not at all, and unspent alpha carries over. Exact for symmetric
+    differences: patterns are enumerated for plans of up to 14 seeds and drawn, the observed one among them, for larger
+    ones. A look's patterns do not depend on later looks, so a decision is never taken back.
 
     `n_max` are the seeds of the plan. The p value is an alpha at which the test rejects by now, found by bisection:
     patterns make steps, so that a smaller one may reject too. Differs from the published procedure only in that it
@@ -77,7 +77,7 @@ class SequentialFlip:
         return self.counts_K[-1] if self.counts_K else 0
 
     def rejected_at(self, alpha: float, shift: float = 0.0) -> int | None:
-        """Index of the first look that rejects a mean difference of `shift` at `alpha`; None if none has."""
+        """Return the index of the first look that rejects a mean difference of `shift` at `alpha`; None if none has."""
         return self._first_rejection(self._sums(shift), alpha)
 
     @property
@@ -87,15 +87,15 @@ class SequentialFlip:
 
     @property
     def smallest_p(self) -> float:
-        """What p could be at best after these looks: if all non-zero differences had one sign."""
+        """The best p after these looks: if all non-zero differences had one sign."""
         sizes_N = np.abs(self.diffs_N[: self._seen])
         return self._smallest_alpha(self._sums_of(sizes_N, np.ones_like(sizes_N)))
 
     def interval(self, level: float) -> Interval:
-        """Mean differences that no look has rejected at 1 - level (repeated interval, Jennison & Turnbull 1989).
+        """Return the differences that no look has rejected at 1 - level (repeated interval, Jennison & Turnbull 1989).
 
-        Covers the true one at all looks together with probability `level`; leaves out zero exactly where
-        p <= 1 - level. A limit is infinite where no difference however large could have been rejected.
+        Covers the true one at all looks together with probability `level`; leaves out zero exactly where p <= 1 -
+        level. A limit is infinite where no difference however large could have been rejected.
         """
         alpha = 1.0 - level
         return inverted(
@@ -152,7 +152,7 @@ class _Sums:
 
 @cache
 def _every_pattern(size: int) -> Floats:
-    """Every pattern of signs whose first is +, (n, 2^(n - 1)): the others are their negatives, with the same |sum|."""
+    """Return every pattern of signs whose first is +, (n, 2^(n - 1)); their negatives have the same |sum|."""
     bits_NP = (np.arange(2 ** max(0, size - 1)) >> np.maximum(np.arange(size) - 1, 0)[:, None]) & 1
     bits_NP[:1] = 0
     return np.asarray(1.0 - 2.0 * bits_NP, dtype=np.float64)
@@ -160,7 +160,7 @@ def _every_pattern(size: int) -> Floats:
 
 @cache
 def _patterns(n_max: int, drawn: int) -> Floats:
-    """Drawn patterns of signs, (n_max, drawn): the first rows are the same however many are used."""
+    """Return drawn patterns of signs, (n_max, drawn): the first rows are the same however many are used."""
     stream = _STREAMS.stream("compare", "planned looks", n_max, drawn)
     return np.asarray(stream.integers(0, 2, (n_max, drawn)) * 2.0 - 1.0, dtype=np.float64)
 
@@ -173,7 +173,7 @@ LEAST_SEEDS = 3  # fewer say nothing about the spread
 def conditional_powers(
     diffs_N: Floats, *, counts_K: Sequence[int], looks: Sequence[int], spend: Spend, alpha: float
 ) -> tuple[float, float] | None:
-    """Shares of 200 possible futures in which the test rejects at `alpha` by its last look, below zero and above it.
+    """Return shares of 200 futures in which the test rejects at `alpha` by its last look, below and above zero.
 
     Futures are normal with the mean and the standard deviation seen so far ("current trend"), one difference for every
     seed still to come; `counts_K` are the differences at each look taken. None below three differences or without any

@@ -1,4 +1,4 @@
-"""One condition against its baseline: the verdict, and everything that it rests on."""
+"""One condition against its baseline: the verdict and its grounds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from retrain.verdicts.study.per_seed import PerSeed
 
 
 class DecidingTest(Protocol):
-    """A test of the differences of one pairing against zero."""
-
     @property
     def p(self) -> float:
         """Two-sided p value, before Holm's correction."""
 
     @property
     def smallest_p(self) -> float:
-        """The least that p could be with as many seeds."""
+        """The least possible p with as many seeds."""
 
     def interval(self, level: float) -> tuple[float, float]:
-        """Interval of the mean difference that leaves out zero exactly where p <= 1 - level; limits may be infinite."""
+        """Return an interval of the mean difference that leaves out zero exactly where p <= 1 - level."""
 
 
 class Design(StrEnum):
-    """Which test decides."""
+    """The kind of test that decides."""
 
     FIXED = "fixed"
     UNPAIRED = "unpaired"
@@ -39,8 +37,8 @@ class Design(StrEnum):
 class LooksView:
     """The looks taken at one comparison, and the test that allows for them.
 
-    With planned looks: `planned` and `taken` are numbers of seeds, `decided_after` the look at which the verdict came.
-    With `anytime`: `taken` are the earlier looks on record, and `reason` says what was not planned.
+    With planned looks: `planned` and `taken` are numbers of seeds, `decided_after` the look of the verdict. With
+    `anytime`: `taken` are the earlier looks on record, and `reason` says what was not planned.
     """
 
     design: Design
@@ -52,13 +50,10 @@ class LooksView:
 
     @property
     def next_look(self) -> int | None:
-        """Seeds of the next planned look."""
         return next((look for look in self.planned if look > max(self.taken, default=0)), None)
 
 
 class Verdict(StrEnum):
-    """A condition against its baseline."""
-
     BETTER = "better"
     WORSE = "worse"
     PRACTICALLY_SAME = "practically the same"  # only with a planned margin
@@ -66,8 +61,6 @@ class Verdict(StrEnum):
 
 
 class VerdictReason(StrEnum):
-    """Reason for a verdict."""
-
     FOUND = "found"
     TOO_FEW = "too few seeds"  # with this many seeds no data could give another verdict
     NOT_SIGNIFICANT = "not significant"
@@ -80,7 +73,7 @@ class VerdictReason(StrEnum):
 class Lost:
     """The second line of a comparison, with lost runs at `worst`: the same test over the seeds that this completes.
 
-    `survives` says whether its verdict is that of the first line.
+    `survives`: its verdict is that of the first line.
     """
 
     baseline_seeds: tuple[int, ...]
@@ -99,9 +92,9 @@ class Lost:
 class ControlResult:
     """A condition against one of its controls, over their common seeds.
 
-    `difference` is condition minus control with its `interval`, `p` that of the test that decides, before any
-    correction; None where nothing could be tested, as with a control that has no finished run. `is_beaten`: the
-    condition is on the better side, with p at most alpha.
+    `difference` is condition minus control with its `interval`, `p` that of the deciding test, before any correction;
+    None without data, as with a control that has no finished run. `is_beaten`: the condition is on the better side,
+    with p at most alpha.
     """
 
     control: str
@@ -140,8 +133,8 @@ class ExamplesView:
 
     `interval` is at `level`, and never narrower than the one over seeds, which assumes no distribution; nor is `p`
     smaller. `normal` is the interval at 1 - alpha by crossed effects only. With clusters, `num_clusters` <
-    `num_examples`, new examples means new clusters. `advice` is there while the interval holds zero. A `reason` says
-    why there is no such view: everything else is None or 0; `are_others` if both sides have different examples.
+    `num_examples`, new examples means new clusters. `advice` exists while the interval holds zero. With a `reason`
+    there is no such view: everything else is None or 0; `are_others` if both sides have different examples.
     """
 
     reason: str = ""
@@ -167,8 +160,8 @@ class Comparison:
     verdict is better or worse. `p_holm` is the corrected p that decides, `smallest_p` the least p with these seeds.
     `detectable` is the true difference found in 80 % of studies like this one, `seeds_needed` the seeds that the
     observed difference needs for that, both at `alpha / comparisons`; `least_seeds` are the fewest for any verdict.
-    Within the planned `margin` both are practically the same. `lost` is the line with lost runs at the worst value,
-    None if there are none; `few_seeds` an estimate where three seeds or more are too few for a verdict.
+    Within the planned `margin` both are practically the same. `lost` exists if runs were lost, `few_seeds` if three
+    seeds or more are too few for a verdict.
     """
 
     baseline: str
@@ -198,5 +191,4 @@ class Comparison:
 
     @property
     def seeds_needed(self) -> int | None:
-        """Seeds that find the observed difference in 80 % of studies, if it is the true one."""
         return power.seeds_needed(self.d_z, self.alpha / self.num_comparisons) if self.d_z else None

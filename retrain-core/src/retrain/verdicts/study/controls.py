@@ -14,10 +14,10 @@ from retrain.verdicts.study.judge import Pairing, holm, judge
 
 
 def controls_in(source: Source) -> dict[str, tuple[str, Control]]:
-    """The conditions that are controls: label to the condition that each is a control of, and which control.
+    """Return the conditions that are controls: label to the condition that each is a control of, and which control.
 
     The labels of the plan count too, so that the folders of a planned control cannot be removed without a trace. A
-    plugin's mode may have the name of a control; its runs say that they are none.
+    plugin's mode may have the name of a control; its runs are no controls.
     """
     planned = source.plan.conditions if source.plan else ()
     labels = dict.fromkeys([*source.conditions, *planned])
@@ -38,13 +38,13 @@ def with_controls(
     alpha: float,
     direction: Direction,
 ) -> tuple[Comparison, ...]:
-    """The comparisons; "better" becomes "cannot tell" unless the condition beats each of its controls, too.
+    """Return the comparisons; "better" becomes "cannot tell" unless the condition beats each of its controls, too.
 
-    "C is better" then claims that C beats its baseline and every control of its own. It is false when any of these
-    null hypotheses holds, so the largest of their p values is a valid p for it (an intersection-union test, Berger
-    1982), and Holm's correction runs over these p values, one per comparison: controls cost seeds, but no comparison
-    of the correction, and the chance of any false verdict stays at most `alpha`. A control counts in the study as soon
-    as one condition has it: a condition without it, as under another baseline than the planned one, has not beaten it.
+    "C is better" then claims that C beats its baseline and each of its controls. It is false when any of these null
+    hypotheses holds, so the largest of their p values is a valid p for it (an intersection-union test, Berger 1982),
+    and Holm's correction runs over these p values, one per comparison: controls cost seeds, but no comparison of the
+    correction, and the chance of any false verdict stays at most `alpha`. A control counts in the study as soon as one
+    condition has it: a condition without it, as under another baseline than the planned one, has not beaten it.
     `pairing(control, condition)` pairs two conditions by their labels.
     """
     if not controls:
@@ -69,10 +69,7 @@ def with_controls(
 
 
 def controls_sentence(comparison: Comparison, metric: Metric) -> str:
-    """What the controls say about a verdict: `not better than its control random_reward (+1.2 pp over it, p = 0.4)`.
-
-    Empty where no control was run.
-    """
+    """Return `not better than its control random_reward (+1.2 pp over it, p = 0.4)`; empty without a control."""
     view = comparison.controls
     if view is None:
         return ""
@@ -106,7 +103,7 @@ def _result(pairing: Pairing, control: Control, *, alpha: float, direction: Dire
 
 
 def _p(comparison: Comparison, results: Sequence[ControlResult], direction: Direction) -> float:
-    """The p value of what a verdict would claim: with "better" that of the weakest of its tests."""
+    """Return the p value of a verdict's claim: with "better" that of the weakest of its tests."""
     own = 1.0 if comparison.p is None else comparison.p
     difference = comparison.difference or 0.0
     if difference == 0.0 or (difference > 0.0) != (direction is Direction.HIGHER):

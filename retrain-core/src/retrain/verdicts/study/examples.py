@@ -1,4 +1,4 @@
-"""The verdict's second scope: the same difference on examples like the held-out ones, not on these alone."""
+"""The verdict's second scope: the same difference on examples like the held-out ones, not only on these."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TIMED_RUNS = 2  # of each condition; reading their times again costs little
 def with_examples(
     comparisons: Sequence[Comparison], runs: Sequence[ComparedRun], *, metric: Metric, budget: float
 ) -> tuple[Comparison, ...]:
-    """The comparisons, each with its view on examples like these, or the reason why there is none."""
+    """Return the comparisons, each with its view on examples like these, or the reason there is none."""
     try:
         reader = _Reader(runs, per_example(metric), metric=metric, budget=budget)
     except NoExamplesError as error:
@@ -45,7 +45,7 @@ def with_examples(
 
 
 def two_runs(runs: Sequence[ComparedRun], *, metric: Metric, budget: float) -> TwoPolicies | None:
-    """Two single runs over their examples; None for any other number of runs, or where these are not on record."""
+    """Compare two single runs over their examples; None for other numbers of runs, or without recorded examples."""
     if len(runs) != 2:
         return None
     try:
@@ -106,7 +106,7 @@ def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
 
 
 class _Reader:
-    """Reads each run's examples once, at the evaluation that its value of the metric is from."""
+    """Reads each run's examples once, at the evaluation behind its value of the metric."""
 
     def __init__(self, runs: Sequence[ComparedRun], figure: PerExample, *, metric: Metric, budget: float) -> None:
         self._runs: Mapping[tuple[str, int], ComparedRun] = {(run.candidate.condition, run.seed): run for run in runs}
@@ -116,7 +116,7 @@ class _Reader:
         self._times: dict[Path, tuple[float, float] | None] = {}
 
     def rates(self, label: str, seed: int) -> tuple[str, ExampleRates]:
-        """The run's name and its examples; NoExamplesError says why there are none."""
+        """Return the run's name and its examples; NoExamplesError says why there are none."""
         if (label, seed) not in self._found:
             try:
                 self._found[label, seed] = self._read(self._runs[label, seed])
@@ -128,7 +128,7 @@ class _Reader:
         return found
 
     def cost(self, baseline: str, condition: str, seeds: Sequence[int]) -> Cost | None:
-        """The measured cost of more of either; None where the runs did not record their times."""
+        """Return the measured cost of more of either; None where the runs did not record their times."""
         run_s = example_s = 0.0
         for label in (baseline, condition):
             times = [self._time(label, seed) for seed in seeds[:TIMED_RUNS]]
@@ -140,7 +140,7 @@ class _Reader:
         return Cost(seed_s=run_s, example_s=example_s) if run_s > 0.0 and example_s > 0.0 else None
 
     def _read(self, run: ComparedRun) -> tuple[str, ExampleRates]:
-        """The examples of the last evaluation of the metric within the budget, as `budget.value_at` takes it."""
+        """Return the examples of the last evaluation of the metric within the budget, as `budget.value_at` does."""
         folder, name, curves = run.candidate.folder, run.candidate.name, run.curves
         values_R = curves.column(self._metric.field)
         rows = np.flatnonzero((run.spent.spent_R <= self._budget) & (curves.steps_R >= 0) & np.isfinite(values_R))
@@ -152,7 +152,7 @@ class _Reader:
         return name, replace(rates, ids=ids, clusters=clusters)
 
     def _time(self, label: str, seed: int) -> tuple[float, float] | None:
-        """Seconds of a run up to the budget with its evaluations, and of one example in one evaluation."""
+        """Return seconds of a run up to the budget with its evaluations, and of one example in one evaluation."""
         run = self._runs[label, seed]
         folder = run.candidate.folder
         if folder is None:

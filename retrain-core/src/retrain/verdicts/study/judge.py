@@ -28,7 +28,7 @@ from retrain.verdicts.study.per_seed import Values
 class Pairing:
     """A baseline and a condition over their common seeds, one value per seed each, in the order of `seeds`.
 
-    `test_of` makes the test that decides from the seeds and their differences; None for the sign-flip test of a fixed
+    `test_of` makes the deciding test from the seeds and their differences; None for the sign-flip test of a fixed
     number of seeds, or without `is_paired` the permutation test of unpaired runs.
     """
 
@@ -42,22 +42,21 @@ class Pairing:
 
     @property
     def diffs_N(self) -> Floats:
-        """Condition minus baseline, per seed."""
         return self.condition_N - self.baseline_N
 
 
 def with_values(pairing: Pairing, baseline: Values, condition: Values) -> Pairing:
-    """The same pair and deciding test with other values, over the seeds that both have."""
+    """Return the same pair and deciding test with other values, over the seeds that both have."""
     seeds = tuple(seed for seed in baseline if seed in condition)
     baseline_N, condition_N = (np.array([side[seed] for seed in seeds], dtype=float) for side in (baseline, condition))
     return replace(pairing, seeds=seeds, baseline_N=baseline_N, condition_N=condition_N)
 
 
 def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) -> tuple[Comparison, ...]:
-    """Every pairing, with the chance of any false verdict over all of them at most `alpha`.
+    """Judge every pairing, with the chance of any false verdict over all of them at most `alpha`.
 
-    better / worse needs a p of at most alpha after Holm's correction over all pairings, those that could not be tested
-    included; the interval, at the level of that correction, then lies on one side of zero.
+    better / worse needs a p of at most alpha after Holm's correction over all pairings, untested ones included; the
+    interval, at the level of that correction, then lies on one side of zero.
     """
     patterns = patterns_for(len(pairings), alpha)
     tests = [deciding_test(each, patterns) for each in pairings]
@@ -101,7 +100,7 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
 
 
 def deciding_test(pairing: Pairing, patterns: int) -> DecidingTest | None:
-    """The test that decides; None below two seeds."""
+    """Return the test that decides; None below two seeds."""
     if len(pairing.seeds) < 2:
         return None
     if not pairing.is_paired:
@@ -112,7 +111,7 @@ def deciding_test(pairing: Pairing, patterns: int) -> DecidingTest | None:
 
 
 def holm(p_M: Sequence[float]) -> list[float]:
-    """p values corrected so that the chance of any false rejection stays below alpha (Holm 1979), in the given order.
+    """Correct p values so that the chance of any false rejection stays below alpha (Holm 1979), in the given order.
 
     The i-th smallest of m becomes the running maximum of (m - i + 1) p, at most 1.
     """
@@ -124,9 +123,9 @@ def holm(p_M: Sequence[float]) -> list[float]:
 
 
 def levels(p_M: Sequence[float], *, alpha: float) -> list[float]:
-    """The level of each comparison's interval, in the given order: that of the step of Holm's correction it stands at.
+    """Return the level of each comparison's interval, in the given order, by its step of Holm's correction.
 
-    Of m comparisons of which r are found, the i-th smallest p was held against alpha / (m - i + 1) and found, all
+    Of m comparisons of which r are found, the i-th smallest p was compared with alpha / (m - i + 1) and found, all
     others failed at alpha / (m - r): 1 minus these are the levels.
     """
     found = [at_most(each, alpha) for each in holm(p_M)]
@@ -139,11 +138,10 @@ def levels(p_M: Sequence[float], *, alpha: float) -> list[float]:
 def with_margin(
     comparisons: Sequence[Comparison], pairings: Sequence[Pairing], margin: float | None
 ) -> tuple[Comparison, ...]:
-    """The comparisons of `pairings`, `practically the same` where the interval is strictly inside (-margin, margin).
+    """Return the comparisons, `practically the same` where the interval is strictly inside (-margin, margin).
 
-    That holds where the test finds a difference, too: it is there, and by the plan too small to matter. An infinite
+    That holds where the test finds a difference, too: it exists, and by the plan it is too small to matter. An infinite
     limit is never inside. A comparison that is the same, or without a finding, then has the interval of this test.
-    Without a margin nothing is the same.
     """
     if margin is None:
         return tuple(comparisons)
@@ -170,10 +168,10 @@ FEWEST = 3  # Student's t of two seeds is about six times as wide as of four
 
 
 def with_few_seeds(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """The comparisons, with an estimate where three seeds or more cannot reach a verdict.
+    """Return the comparisons, with an estimate where three seeds or more cannot reach a verdict.
 
     By crossed effects of seeds and examples where every example is on record, otherwise Student's t over the paired
-    differences of the seeds. Both assume roughly normal seeds, which so few can neither show nor refute.
+    differences of the seeds. Both assume roughly normal seeds; so few can neither show nor refute that.
     """
     found = []
     for each in comparisons:

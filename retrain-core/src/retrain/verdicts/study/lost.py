@@ -1,7 +1,7 @@
-"""A second line with lost runs at the worst value seen: what remains of a condition that lost runs may be the luckier.
+"""A second line with lost runs at the worst value seen, since the remaining runs of a condition may be the luckier.
 
-Where crashes depend on the condition, dropping them is wrong in up to 14 % of campaigns without any difference; at
-the worst value they count against the condition that lost them. It costs power, so it stands beside the verdict.
+Where crashes depend on the condition, dropping them is wrong in up to 14 % of campaigns without any difference; at the
+worst value they count against the condition that lost them. It costs power, so it only accompanies the verdict.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ Judged = Callable[[Sequence[Pairing]], Sequence[Comparison]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """The deciding metric of each condition by seed, and the seeds whose runs were lost."""
-
     values: Mapping[str, Values]
     lost: Mapping[str, tuple[int, ...]]
 
 
 def sides_of(candidates: Iterable[Candidate], values: Mapping[str, Values], *, is_cut: bool) -> Sides:
-    """The seeds of each condition that have no number although their run ended: it failed, died, stopped or has none.
+    """Return the seeds of each condition without a number although their run ended: it failed, died or stopped.
 
-    A run that goes on or has not begun is not lost, nor, where the curves are cut at a given budget (`is_cut`), one
+    A run that continues or has not begun is not lost, nor, where the curves are cut at a given budget (`is_cut`), one
     that was done before it.
     """
     lost: dict[str, dict[int, None]] = {label: {} for label in values}
@@ -51,7 +49,7 @@ def with_lost(
     direction: Direction,
     judged: Judged,
 ) -> tuple[Comparison, ...]:
-    """The comparisons of `pairings`, with the second line where runs were lost: the same test over the whole family.
+    """Return the comparisons, with the second line where runs were lost: the same test over the whole family.
 
     The worst value is that over all compared runs of all conditions. A seed that both sides lost is a tie.
     """
@@ -85,7 +83,6 @@ def with_lost(
 def with_seeds(
     comparisons: Sequence[Comparison], values: Mapping[str, Values], *, direction: Direction
 ) -> tuple[Comparison, ...]:
-    """The comparisons with the values behind them."""
     found = []
     for each in comparisons:
         own = values[each.baseline]

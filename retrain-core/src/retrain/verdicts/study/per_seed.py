@@ -1,7 +1,6 @@
 """Both sides of a comparison seed by seed: the worst seed of each, how often the condition is better, collapses.
 
-A verdict is about the mean of the differences, which is that of the typical seed: it says nothing about how bad the
-worst one is. That is shown beside it.
+A verdict is about the mean of the differences, that of the typical seed; the worst one is shown in addition.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class PerSeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collapse:
-    """Seeds of a condition that lie far on the worse side of its others; `median` is that of all its seeds."""
+    """Seeds of a condition far on the worse side of its others; `median` is that of all its seeds."""
 
     condition: str
     seeds: tuple[int, ...]
@@ -49,7 +48,7 @@ class Collapse:
 
 
 def per_seed(baseline: Values, condition: Values, *, direction: Direction) -> PerSeed | None:
-    """The view of two conditions; None without a common seed."""
+    """Return the view of two conditions; None without a common seed."""
     seeds = [seed for seed in baseline if seed in condition]
     if not seeds:
         return None
@@ -75,7 +74,7 @@ def per_seed(baseline: Values, condition: Values, *, direction: Direction) -> Pe
 
 
 def collapses(values: Mapping[str, Values], metric: Metric, *, direction: Direction) -> tuple[Collapse, ...]:
-    """The conditions with collapsed seeds, see `collapsed`; a rate must also be 5 pp below."""
+    """Return the conditions with collapsed seeds, see `collapsed`; a rate must also be 5 pp below."""
     sign = 1.0 if direction is Direction.HIGHER else -1.0
     arrays = [sign * np.array(list(each.values())) for each in values.values()]
     found = collapsed(arrays, least_gap=LEAST_GAP_OF_A_RATE if metric.is_rate else 0.0)
@@ -98,12 +97,12 @@ _ROUNDING = 1e-9
 
 
 def collapsed(values_by_condition: Sequence[Floats], *, least_gap: float = 0.0) -> list[list[int]]:
-    """Per condition, the indices of values that lie far below its median.
+    """Return, per condition, the indices of values that lie far below its median.
 
     Far is both `FAR` robust standard deviations and `least_gap`. The robust standard deviation is 1.4826 times the
-    median absolute deviation from the median, the larger of the condition's own and that over all conditions, each
-    around its own median: neither a handful of close seeds nor a condition that spreads by nature raises a flag. A
-    condition with fewer than four values has none. Turn the sign of the values where lower is better.
+    median absolute deviation from the median, the larger of the condition's and that over all conditions, each around
+    its own median: neither a handful of close seeds nor a condition that spreads by nature raises a flag. A condition
+    with fewer than four values has none. Turn the sign of the values where lower is better.
     """
     gaps = [np.median(values_N) - values_N if values_N.size else values_N for values_N in values_by_condition]
     known = [gaps_N for gaps_N in gaps if gaps_N.size >= LEAST_SEEDS]

@@ -20,8 +20,8 @@ from retrain.verdicts.study.comparison import Design
 class Reach:
     """The clearest result that a number of seeds allows: the same difference in all of them.
 
-    `comparisons` are those of Holm's correction: conditions against the baseline, without controls. `smallest_p` is
-    of one comparison, before the correction. `idle_looks` are planned looks that no result could end, `first_look` the
+    `comparisons` are those of Holm's correction: conditions against the baseline, without controls. `smallest_p` is of
+    one comparison, before the correction. `idle_looks` are planned looks that no result could end, `first_look` the
     fewest seeds after which a first look can.
     """
 
@@ -36,7 +36,6 @@ class Reach:
 
     @property
     def can_decide(self) -> bool:
-        """True if some result of these seeds would be a verdict."""
         return at_most(self.comparisons * self.smallest_p, self.alpha)
 
 
@@ -49,7 +48,7 @@ def reach_of(
     looks: Sequence[int] = (),
     spend: Spend = Spend.POCOCK,
 ) -> Reach:
-    """The reach of `num_seeds` seeds per condition under the test of `design`; `looks` are those that are planned."""
+    """Return the reach of `num_seeds` seeds per condition under the test of `design` with the planned `looks`."""
     share = alpha / comparisons
 
     def can_end(*taken: int) -> bool:
@@ -70,7 +69,7 @@ def reach_of(
 
 
 def reach_sentences(reach: Reach) -> list[str]:
-    """Warnings before the first run, with what to plan; empty where the plan can reach a verdict."""
+    """Return warnings before the first run, with a fix; empty where the plan can reach a verdict."""
     if reach.can_decide:
         looks, first = ", ".join(map(str, reach.idle_looks)), reach.first_look
         told = f"no result can end the look after {looks} seeds; begin with a look after {first} or more"
@@ -98,7 +97,7 @@ def _smallest_p(design: Design, num_seeds: int, comparisons: int, alpha: float) 
 
 
 def _at_looks(taken: Sequence[int], looks: Sequence[int], spend: Spend) -> float:
-    """The least p after these looks of the planned ones."""
+    """Return the least p after these looks of the planned ones."""
     test = SequentialFlip(
         diffs_N=np.ones(taken[-1]),
         counts_K=list(taken),

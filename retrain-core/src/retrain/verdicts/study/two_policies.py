@@ -21,8 +21,8 @@ LEVEL = 0.95
 class TwoPolicies:
     """Policy `second` minus `first`, paired by example: for other examples like these, and for these policies only.
 
-    Student's t over the differences of examples, or of their clusters (Miller, arXiv:2411.00640). It says nothing about
-    the algorithms that trained them, which takes several seeds. `interval` and `p` are None without any spread.
+    Student's t over the differences of examples, or of their clusters (Miller, arXiv:2411.00640). It is no verdict on
+    the algorithms that trained them; that takes several seeds. `interval` and `p` are None without any spread.
     """
 
     first: str
@@ -37,7 +37,7 @@ class TwoPolicies:
 
 
 def two_policies(found: Sequence[tuple[str, ExampleRates]], metric: Metric) -> TwoPolicies:
-    """The comparison of two policies by name; NoExamplesError if they did not answer the same examples."""
+    """Compare two policies by name; NoExamplesError if they did not answer the same examples."""
     first_E, second_E = aligned(found)
     (first, rates), (second, _) = found
     result = crossed((second_E - first_E)[None], level=LEVEL, clusters_E=rates.clusters)
@@ -55,7 +55,7 @@ def two_policies(found: Sequence[tuple[str, ExampleRates]], metric: Metric) -> T
 
 
 def two_evaluations(files: Sequence[Path], metric: Metric | None) -> TwoPolicies:
-    """Two files of `retrain eval`, of two checkpoints say; ConfigError if they cannot be compared."""
+    """Compare two files of `retrain eval`, of two checkpoints say; ConfigError if they cannot be compared."""
     metric = metric or HELD_OUT
     kinds = {HELD_OUT: "correct_rate", HELD_OUT_REWARD: "mean_reward"}
     if metric not in kinds:

@@ -1,4 +1,4 @@
-"""`retrain compare CAMPAIGN | RUN...`: which condition is better, and whether the data can show it."""
+"""`retrain compare CAMPAIGN | RUN...`: which condition is better, and can the data show it?"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ UNVERIFIED = "no ledger here has the plan and every run"
 
 
 def explanation(comparison: Comparison, study: Study) -> str:
-    """The reason for the verdict: the corrected p, and what these seeds could have shown."""
+    """Return the reason for the verdict: the corrected p, and the least that these seeds could show."""
     p = f"p = {probability(comparison.p_holm)}{_corrected(comparison)}"
     match comparison.cause:
         case VerdictReason.FOUND:
@@ -38,7 +38,7 @@ def explanation(comparison: Comparison, study: Study) -> str:
 
 
 def next_step(study: Study) -> str:
-    """What can be done where the runs cannot tell, without a test that looking and adding would make wrong."""
+    """Return a next step where the runs are undecided, without a test that looking and adding would make wrong."""
     fixed = [each for each in study.comparisons if _is_fixed(each) and each.verdict is Verdict.CANNOT_TELL]
     if not fixed:
         return ""
@@ -52,7 +52,7 @@ def next_step(study: Study) -> str:
 
 
 def beforehand(study: Study) -> str:
-    """A warning while runs are missing, if no result of all the requested ones could be a verdict."""
+    """Return a warning while runs are missing, if no result of all the requested ones could be a verdict."""
     requested = min((each.num_runs for each in study.conditions), default=0)
     few = (each for each in study.comparisons if len(each.seeds) < requested < each.least_seeds and _is_fixed(each))
     first = next(few, None)
@@ -68,14 +68,12 @@ def _is_fixed(comparison: Comparison) -> bool:
 
 
 def probability(p: float | None) -> str:
-    """A p value to two digits."""
     if p is None:
         return "—"
     return f"{p:.2g}" if p >= 1e-4 else f"{p:.0e}"
 
 
 def runs_sentence(study: Study) -> str:
-    """How many runs are compared, and why the others are left out."""
     compared = sum(len(each.seeds) for each in study.conditions)
     requested = sum(each.num_runs for each in study.conditions)
     others = Counter(each.reason for each in study.left_out)
@@ -84,7 +82,6 @@ def runs_sentence(study: Study) -> str:
 
 
 def budget_sentence(study: Study) -> str:
-    """Where the curves are cut."""
     cut = f"Cut at {study.budget:,.6g} {study.align}"
     if study.shortest:
         more = f" and {len(study.shortest) - 1} more" if len(study.shortest) > 1 else ""
@@ -93,13 +90,11 @@ def budget_sentence(study: Study) -> str:
 
 
 def metric_sentence(study: Study) -> str:
-    """The metric that decides."""
     planned = f", plan {study.plan.sha256[:12]}" if study.plan else ""
     return f"Decides: {study.metric}, {study.direction} is better, alpha {study.alpha:g}{planned}"
 
 
 def standing(study: Study) -> str:
-    """`as planned`, or `exploratory` and why."""
     looks = recorded_looks(study.looks)
     also = f"; {looks}" if looks else ""
     if not study.exploratory:
@@ -109,7 +104,6 @@ def standing(study: Study) -> str:
 
 
 def differing(study: Study) -> list[str]:
-    """In what the compared runs differ besides what their conditions say, and how many cannot be judged in that."""
     told = []
     if study.samplers:
         told.append(
@@ -126,14 +120,13 @@ def differing(study: Study) -> list[str]:
 
 
 def on_record(study: Study) -> list[str]:
-    """What the ledger knows about the compared runs and their plan, a line each."""
     told = [f"ledger: {line}" for line in study.notices[:MOST_DIFFERING]]
     more = len(study.notices) - MOST_DIFFERING
     return [*told, f"and {more} more from the ledger: --json has all of them"] if more > 0 else told
 
 
 def survivors(study: Study) -> list[str]:
-    """A warning for each condition that lost runs: the remaining ones may be the luckier ones."""
+    """Return a warning for each condition that lost runs: the remaining ones may be the luckier ones."""
     return [
         f"{each.label}: {len(each.seeds)} of {each.num_runs} runs are compared; those that ended early may be worse"
         for each in study.conditions
@@ -163,7 +156,7 @@ def _too_few(comparison: Comparison) -> str:
 
 
 def _detectable(comparison: Comparison, metric: Metric) -> str:
-    """What such a study finds, as a range: the spread of so few seeds is itself known only roughly."""
+    """Return the detectable difference as a range: the spread of so few seeds is itself known only roughly."""
     if comparison.detectable is None or (comparison.looks and comparison.looks.design is not Design.FIXED):
         return ""
     low, high = (comparison.detectable * factor for factor in spread_range(len(comparison.seeds)))

@@ -27,7 +27,6 @@ VERDICTS = "Verdicts"
 
 
 def picture(study: Study) -> RenderableType:
-    """The answer in a sentence, header, one table per metric, the verdicts and their reasons."""
     parts: list[RenderableType] = [Text(printable(answer(study)), style="bold"), Text()]
     parts += [Text(printable(line), style="" if i else "bold") for i, line in enumerate(_heads(study))]
     for title, table in _tables(study):
@@ -39,7 +38,6 @@ def picture(study: Study) -> RenderableType:
 
 
 def markdown(study: Study) -> str:
-    """The comparison as Markdown."""
     title, *heads = map(escaped, _heads(study))
     lines = [f"**{escaped(answer(study))}**", "", f"## {title}", *(f"{each}  " for each in heads)]
     for title, table in _tables(study):
@@ -65,7 +63,6 @@ def _tables(study: Study) -> Iterator[tuple[str, TextTable]]:
 
 
 def _reasons(study: Study) -> Iterator[tuple[str, Sequence[str]]]:
-    """The line of every verdict, and the lines below it."""
     for each in study.comparisons[:MOST_LINES]:
         against = f" against {each.baseline}" if each.baseline != study.baseline else ""
         yield f"{each.condition}{against}: {verdict_line(each, study)}", further_lines(each, study)

@@ -26,7 +26,7 @@ class TextTable:
 
 
 def condition_tables(study: Study) -> Iterator[TextTable]:
-    """Mean and 95 % interval of each metric by condition: a table per field, the deciding one first; one for pass@k."""
+    """Yield mean and 95 % interval of each metric by condition: a table per field, the deciding one first."""
     by_title: dict[str, list[Metric]] = {}
     for metric in study.metrics:
         by_title.setdefault(PASSES if metric.field.startswith(PASS_PREFIX) else metric.field, []).append(metric)
@@ -46,7 +46,6 @@ def condition_tables(study: Study) -> Iterator[TextTable]:
 
 
 def comparison_table(study: Study) -> TextTable:
-    """Every comparison with its verdict."""
     heads = ("condition", "against", "seeds", "difference [interval]", "level", "p", "p Holm", "verdict")
     rows = tuple(
         (
@@ -68,7 +67,6 @@ OVER_ALL = "mean over sets"
 
 
 def sets_tables(study: Study) -> Iterator[TextTable]:
-    """The conditions over all sets, then every verdict; none unless the study compares sets."""
     if study.sets is None:
         return
     yield _conditions(study.sets)
@@ -77,7 +75,6 @@ def sets_tables(study: Study) -> Iterator[TextTable]:
 
 
 def sets_notes(study: Study) -> Iterator[str]:
-    """What the tables cannot say."""
     if study.sets is None:
         return
     planned = f", since the plan names {study.metric} alone" if study.plan else ""

@@ -1,4 +1,4 @@
-"""How numbers of a comparison are said: differences, intervals, levels, scopes and worst seeds."""
+"""Words for the numbers of a comparison: differences, intervals, levels, scopes and worst seeds."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ UNBOUNDED = "too few seeds to bound it"
 
 
 def percent(level: float) -> str:
-    """A level as `95 %` or `98.75 %`."""
     return f"{100 * level:.4g} %"
 
 
 def level_words(comparisons: Iterable[Comparison]) -> str:
-    """The level of the intervals, as `95 %`; a range where they have several."""
     levels = sorted({each.level for each in comparisons})
     return " to ".join(dict.fromkeys(percent(level) for level in (levels[0], levels[-1])))
 
 
 def limits(interval: tuple[float, float], metric: Metric) -> str:
-    """`6.1 to 17.2`; an infinite limit in words: `at least 6.1, no upper limit`."""
+    """Return `6.1 to 17.2`; an infinite limit in words: `at least 6.1, no upper limit`."""
     low, high = interval
     if math.isinf(low) and math.isinf(high):
         return UNBOUNDED
@@ -39,7 +37,7 @@ def limits(interval: tuple[float, float], metric: Metric) -> str:
 
 
 def with_interval(value: float | None, interval: tuple[float, float] | None, metric: Metric) -> str:
-    """`41.2% [38.0, 44.5]` for the cell of a table."""
+    """Return `41.2% [38.0, 44.5]` for the cell of a table."""
     if interval is None:
         return shown(value, metric)
     low, high = (shown(end, metric).removesuffix("%") for end in interval)
@@ -47,7 +45,7 @@ def with_interval(value: float | None, interval: tuple[float, float] | None, met
 
 
 def bracketed(interval: tuple[float, float] | None, metric: Metric) -> str:
-    """`[+6.1, +17.2]` for the cell of a table, `[too few seeds]` where both ends are infinite; empty without one."""
+    """Return `[+6.1, +17.2]` for the cell of a table, `[too few seeds]` where both ends are infinite."""
     if interval is None:
         return ""
     if all(map(math.isinf, interval)):
@@ -57,7 +55,7 @@ def bracketed(interval: tuple[float, float] | None, metric: Metric) -> str:
 
 
 def sized(difference: float | None, interval: tuple[float, float] | None, level: float, metric: Metric) -> str:
-    """`+11.7 pp (95 % interval 6.1 to 17.2)`: a difference is never said without how well it is known."""
+    """Return `+11.7 pp (95 % interval 6.1 to 17.2)`: a difference never appears without its uncertainty."""
     size = shown_difference(difference, metric)
     if interval is None:
         return f"{size} (no interval)"
@@ -90,7 +88,6 @@ def too_few_seeds(comparison: Comparison, study: Study) -> str:
 
 
 def policies_sentence(found: TwoPolicies) -> str:
-    """`b against a, these two policies: +5.2 pp (95 % interval 1.0 to 9.4) for other examples like these 64`..."""
     clusters = f" of {found.num_clusters:,} sources" if found.num_clusters < found.num_examples else ""
     size = sized(found.difference, found.interval, found.level, found.metric)
     return (
@@ -101,7 +98,7 @@ def policies_sentence(found: TwoPolicies) -> str:
 
 
 def verdict_words(comparison: Comparison) -> str:
-    """The verdict, with its condition where the line that counts lost runs at their worst does not confirm it."""
+    """Return the verdict, with a condition where the line with lost runs at their worst does not confirm it."""
     lost, is_found = comparison.lost, comparison.verdict in (Verdict.BETTER, Verdict.WORSE)
     if is_found and lost and lost.difference is not None and not lost.survives:
         return f"{comparison.verdict}, unless lost runs were bad"
@@ -109,7 +106,6 @@ def verdict_words(comparison: Comparison) -> str:
 
 
 def scope(study: Study) -> str:
-    """The examples behind a difference: `these 64 examples`, or `the prompts of training`."""
     if not study.metric.is_eval:
         return "the prompts of training"
     if study.other_examples:
@@ -118,12 +114,11 @@ def scope(study: Study) -> str:
 
 
 def over_seeds(count: int) -> str:
-    """`over 8 seeds`."""
     return f"over {counted(count, 'seed')}"
 
 
 def _bare(value: float, metric: Metric) -> str:
-    """Percentage points to a tenth, but what is not zero never as `0.0`: on which side of it a limit lies decides."""
+    """Round percentage points to a tenth, but never to `0.0`: on which side of zero a limit lies decides."""
     if not metric.is_rate:
         return f"{value:.4g}"
     points = 100 * value
