@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.outcome import progress
-from retrain.records.lock import RunLock
+from retrain.records.files import RunLock
 from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
 
 Finish = Callable[..., tuple[int, str, str]]

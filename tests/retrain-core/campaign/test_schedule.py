@@ -21,7 +21,7 @@ from retrain.campaign.schedule import FollowUps, Schedule, Stops
 from retrain.kernel.errors import BackendError
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import save_checkpoint
-from retrain.records.lock import RunLock
+from retrain.records.files import RunLock
 
 SEEDS = "seeds = [1, 2]\nmax_steps = 4\n"
 ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'

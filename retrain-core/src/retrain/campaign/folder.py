@@ -18,9 +18,8 @@ from retrain.campaign.outcome import State
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
 from retrain.kernel.registry import Plugins
-from retrain.records.files import hash_of
+from retrain.records.files import RunLock, hash_of
 from retrain.records.folder import check_run_folder, move_aside
-from retrain.records.lock import RunLock
 from retrain.records.reading import read_regular
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import is_run

@@ -12,8 +12,7 @@ from typing import Any
 
 from retrain.campaign.report_lines import Lines
 from retrain.verdicts.ledger.campaigns import cells_of, question_of
-from retrain.verdicts.ledger.chain import append
-from retrain.verdicts.ledger.place import ledger_folder, name_in
+from retrain.verdicts.ledger.chain import append, ledger_folder, name_in
 
 GOES_ON = "note: not in the ledger: {}. The campaign goes on; `retrain compare` will say what is unknown"
 

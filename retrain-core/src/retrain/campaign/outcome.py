@@ -16,7 +16,7 @@ from retrain.campaign.planned import PlannedRun
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, ResumeError
 from retrain.records.checkpoints import FINAL, newest_valid
-from retrain.records.lock import owner_of
+from retrain.records.files import owner_of
 from retrain.records.run import Run
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable

@@ -26,8 +26,7 @@ from retrain.campaign.planned import PlannedRun, config_text, run_config, run_en
 from retrain.campaign.report_lines import Lines
 from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, RetrainError
 from retrain.kernel.registry import Plugins
-from retrain.records.files import write_text
-from retrain.records.lock import owner_of
+from retrain.records.files import owner_of, write_text
 from retrain.records.run import is_run
 from retrain.text.amounts import counted
 from retrain.text.process import python_command

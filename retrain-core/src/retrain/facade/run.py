@@ -190,7 +190,7 @@ class Run:
 
     def _is_looked_at(self) -> None:
         """Of a campaign that goes on, a look at results is recorded, as the commands do it."""
-        from retrain.verdicts.ledger.interim import InterimLooks
+        from retrain.verdicts.ledger.looks import InterimLooks
 
         InterimLooks("retrain.load", LOG.warning).at([self.folder])
 

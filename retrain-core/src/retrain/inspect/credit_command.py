@@ -28,7 +28,7 @@ from retrain.run.configure import Checked, load_checked
 from retrain.text.command_options import html_option, json_option, run_argument, set_option
 from retrain.text.token_text import token_texts
 from retrain.text.tokenizer import load_tokenizer
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.verdicts.ledger.looks import InterimLooks
 
 MOST = 4
 EPILOG = """\b

@@ -19,7 +19,7 @@ from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.command_options import json_option
 from retrain.text.tables import rich_table, table_console
 from retrain.text.terminal_text import printable, sparkline
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.verdicts.ledger.looks import InterimLooks
 
 _FOLDER = click.Path(path_type=Path)
 EPILOG = """\b

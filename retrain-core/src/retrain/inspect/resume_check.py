@@ -11,8 +11,8 @@ from retrain.kernel.errors import ResumeError
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Kind
 from retrain.records.checkpoints import Checkpoint, without_checksum
+from retrain.records.files import owner_of
 from retrain.records.identity.collect import Identity
-from retrain.records.lock import owner_of
 from retrain.records.run import accepted_changes
 from retrain.run.check import identity_of, wanted_names
 from retrain.run.configure import load_checked

@@ -17,16 +17,15 @@ from rich.text import Text
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED
 from retrain.kernel.registry import Plugins
 from retrain.records.reading import number
-from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, progress_text
+from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, Overview, progress_text, scan
 from retrain.records.runs.run_status import RunStatus
-from retrain.records.runs.scan import Overview, scan
 from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.command_options import json_option
 from retrain.text.process import can_redraw
 from retrain.text.progress import phase_text, share_of
 from retrain.text.tables import rich_table, table_console
 from retrain.text.terminal_text import printable
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.verdicts.ledger.looks import InterimLooks
 
 Look = Callable[[], Overview]
 FOLDER = Path("logs")
@@ -104,7 +103,7 @@ def command(
     if resume and root:
         ctx.exit(_print_resume(root.expanduser(), config_file, ctx.obj, as_json=as_json))
     if forecast and root:
-        from retrain.verdicts.forecast.run_forecast import print_forecast  # imports numpy, that `status` does not need
+        from retrain.verdicts.forecast import print_forecast  # imports numpy, that `status` does not need
 
         print_forecast(root, among, level or LEVEL, as_json=as_json)
         return

@@ -14,8 +14,18 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem, RecordError, ResumeError
 from retrain.records.checkpoints import checkpoint_folders
-from retrain.records.files import JsonLines, cannot_write, is_at, new_digest, reported, write_json, write_text
-from retrain.records.lock import RunLock, owner_of
+from retrain.records.completions import TokenRecord, write_tokens
+from retrain.records.files import (
+    JsonLines,
+    RunLock,
+    cannot_write,
+    is_at,
+    new_digest,
+    owner_of,
+    reported,
+    write_json,
+    write_text,
+)
 from retrain.records.record_names import (
     ADAPTERS,
     CONFIG_FILE,
@@ -30,7 +40,6 @@ from retrain.records.record_names import (
     TRAINER_STATE,
     token_file,
 )
-from retrain.records.tokens import TokenRecord, write_tokens
 
 LOG = logging.getLogger("retrain")
 SIZES, CHECKSUMS = "record_sizes", "record_checksums"  # of the record files, in a checkpoint's state

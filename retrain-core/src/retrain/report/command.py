@@ -36,7 +36,7 @@ def command(ctx: click.Context, paths: tuple[Path, ...], html: Path | None, as_j
     from retrain.report.gather import gather
     from retrain.report.page import plugin_sections, render
     from retrain.text.amounts import counted
-    from retrain.verdicts.ledger.interim import InterimLooks
+    from retrain.verdicts.ledger.looks import InterimLooks
 
     material = gather(paths)
     if material.study is None:  # else the comparison on the page is on record

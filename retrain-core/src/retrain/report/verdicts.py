@@ -30,7 +30,7 @@ from retrain.report.text import plain
 from retrain.verdicts.study.comparison import Comparison, Verdict
 from retrain.verdicts.study.sets import SetsView
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.wording import plain_words, sentences, tables, verdict_line, words
+from retrain.verdicts.wording import plain_words, sentences, show, verdict_line
 
 MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.PRACTICALLY_SAME: "≈", Verdict.CANNOT_TELL: "●"}
 KINDS: Mapping[Verdict, str] = {
@@ -92,7 +92,7 @@ def _ledger_alert(study: Study) -> Box | None:
 
 
 def _comparisons(study: Study) -> Table:
-    found = tables.comparison_table(study)
+    found = show.comparison_table(study)
     rows: list[tuple[Piece, ...]] = [
         (*row[:-1], Pill(each.verdict, KINDS[each.verdict], MARKS[each.verdict]))
         for row, each in zip(found.rows, study.comparisons, strict=True)
@@ -112,7 +112,7 @@ def _explanations(study: Study) -> Items | Fold:
 
 def _forest_plot(study: Study) -> Plot | None:
     caption = (
-        f"dots: single seeds; large dot: their mean; line: its {words.level_words(study.comparisons)} interval, and "
+        f"dots: single seeds; large dot: their mean; line: its {sentences.level_words(study.comparisons)} interval; "
         "where it ends in an arrow, these seeds set no limit"
     )
     figure = forest(study)
@@ -178,8 +178,8 @@ def _sets(study: Study) -> list[Part]:
         return []
     return [
         Heading("All evaluation sets together"),
-        *(note(line.removeprefix("--sets: ")) for line in tables.sets_notes(study)),
-        *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in tables.sets_tables(study)),
+        *(note(line.removeprefix("--sets: ")) for line in show.sets_notes(study)),
+        *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.sets_tables(study)),
         drawn(_profile(study.sets)),
     ]
 
@@ -208,7 +208,7 @@ def _estimated_for(title: str) -> str:
 def _estimates(study: Study) -> list[Part]:
     found = [
         Table(f"{each.title}: mean and 95 % interval{_estimated_for(each.title)}", each.heads, each.rows)
-        for each in tables.condition_tables(study)
+        for each in show.condition_tables(study)
     ]
     return [*found[:1], *([Fold("More metrics", found[1:])] if found[1:] else [])]
 

@@ -25,13 +25,13 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_run_start(run: RunView) -> None:
-    from retrain.verdicts.ledger.watch import begin  # only a run needs it
+    from retrain.verdicts.ledger.chain import begin  # only a run needs it
 
     begin(run)
 
 
 @hookimpl
 def retrain_run_end(run: RunView, error: BaseException | None) -> None:
-    from retrain.verdicts.ledger.watch import end  # only a run needs it
+    from retrain.verdicts.ledger.chain import end  # only a run needs it
 
     end(run, error)

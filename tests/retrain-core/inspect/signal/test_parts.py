@@ -23,9 +23,9 @@ from retrain.inspect.signal.report_section import report_section
 from retrain.inspect.signal.summary import by_difficulty
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError
+from retrain.records.completions import TokenRecord, write_tokens
 from retrain.records.reading import parse_record
 from retrain.records.run import Run
-from retrain.records.tokens import TokenRecord, write_tokens
 from retrain.verdicts.stats.teaching import Calibration
 
 TEXT = st.text(max_size=30) | st.sampled_from(

@@ -16,7 +16,7 @@ from typing import Any
 
 from retrain.report.watch.command import command
 from retrain.report.watch.server import HEADERS, WatchServer
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.verdicts.ledger.looks import InterimLooks
 from tests import made_runs
 from tests.invoke import invoke
 

@@ -53,7 +53,7 @@ def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
     For a single run also by prompt and difficulty, with the chance that the next group teaches, and where credit went.
     """
     from retrain.records.runs.source import find_runs
-    from retrain.verdicts.ledger.interim import InterimLooks
+    from retrain.verdicts.ledger.looks import InterimLooks
 
     source = find_runs(paths)
     InterimLooks("signal", partial(click.echo, err=True)).at(paths)

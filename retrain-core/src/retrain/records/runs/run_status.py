@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.records import lock
+from retrain.records.files import LOCK_FILE, owner_of
 from retrain.records.reading import Record, number, read_if_any, text, time_of
 from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
 from retrain.records.run import Run, accepted_changes
@@ -184,8 +184,8 @@ def _heartbeat(folder: Path, pid: int | None) -> Record:
 
 def _is_held(folder: Path, pid: int | None) -> bool:
     """True if a process holds the folder's lock; unlike that, a process id may be reused."""
-    if (folder / lock.NAME).is_file():
-        return lock.owner_of(folder) != 0
+    if (folder / LOCK_FILE).is_file():
+        return owner_of(folder) != 0
     return pid is not None and process_is_alive(pid)
 
 

@@ -35,7 +35,7 @@ def command(run: Path, port: int, opens: bool) -> None:
     from retrain.records.run import is_run
     from retrain.records.runs.campaign_status import read_campaign
     from retrain.report.watch.server import WatchServer
-    from retrain.verdicts.ledger.interim import InterimLooks
+    from retrain.verdicts.ledger.looks import InterimLooks
 
     if not is_run(run) and read_campaign(run) is None:
         fix = "name the folder of a run or campaign: `retrain status` lists them"

@@ -38,7 +38,7 @@ from retrain.tools.pack.lines import RunLines, encoded
 from retrain.tools.pack.packages import extras_of, installed_digests, required
 from retrain.tools.pack.verdict import expected_half_width, final_rates, parsed, verdict_of
 from retrain.tools.pack.wheels import wheel_of
-from retrain.verdicts.ledger.place import ledger_folder
+from retrain.verdicts.ledger.chain import ledger_folder
 
 LEDGER = "ledger.jsonl"
 OF_A_CAMPAIGN = (CAMPAIGN_FILE, CAMPAIGN_CONTENT)

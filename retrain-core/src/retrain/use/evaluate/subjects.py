@@ -35,7 +35,7 @@ from retrain.text.terminal_text import printable
 from retrain.use.evaluate.evaluation import Record, evaluate, set_fields, set_records
 from retrain.use.evaluate.loading import LoadedSet, held_out_set, load_set
 from retrain.use.evaluate.sets import HELD_OUT, EvalSet, problems_with, read_set, read_sets
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.verdicts.ledger.looks import InterimLooks
 
 LOG = logging.getLogger("retrain")
 ALL = "all"

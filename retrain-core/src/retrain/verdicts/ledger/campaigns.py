@@ -18,9 +18,9 @@ from retrain.records.files import hash_of, seal_of
 from retrain.records.reading import Record, number, read_object
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.text.amounts import counted, first_few
+from retrain.verdicts.ledger.chain import name_in
 from retrain.verdicts.ledger.disk import RESTORE, Finding, RunOnDisk
 from retrain.verdicts.ledger.history import History, RunHistory, Setup
-from retrain.verdicts.ledger.place import name_in
 
 Key = tuple[str, int]  # a campaign's folder in the ledger, and how many campaigns had begun there
 

@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import math
 import os
 import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.errors import StopRequested
+from retrain.records.files import seal_of
+from retrain.records.reading import table_of
+from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS
+from retrain.records.run import Run, settings_key
 from retrain.text.secrets import hide, redacted_json
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.views import RunView
 
 NAME = "ledger.jsonl"
 FIRST = "0" * 64
@@ -116,3 +126,79 @@ def _write(descriptor: int, line: bytes) -> None:
     except OSError:
         os.ftruncate(descriptor, size)
         raise
+
+
+RUNS = "runs"
+HASHED = (METRICS, EVALUATION)  # the final records of a run; eval.jsonl is only there if it was evaluated
+OF_THE_PLACE = frozenset({"logging", "resume"})  # tables that say where a run writes, not what it is
+NOT_LEARNED = frozenset({"eval", "gaming", "scoring", "watchdog"})  # tables that measure or guard a run
+
+
+def ledger_folder(path: Path) -> Path:
+    """Return the folder whose ledger covers a run or a campaign: the one that holds it.
+
+    A run in `CAMPAIGN/runs/` belongs to the ledger of its campaign, in the folder that holds the campaign.
+    """
+    folder = path.resolve()
+    is_of_campaign = folder.parent.name == RUNS and (folder.parent.parent / CAMPAIGN_FILE).is_file()
+    return folder.parent.parent.parent if is_of_campaign else folder.parent
+
+
+def name_in(folder: Path, path: Path) -> str:
+    """Return a run's or campaign's folder relative to that of the ledger, with slashes on every system."""
+    full, base = path.resolve(), folder.resolve()
+    return full.relative_to(base).as_posix() if full.is_relative_to(base) else str(full)
+
+
+def record_hashes(run: Path) -> dict[str, str]:
+    """Hash a run's final records; a file that is missing, or cannot be read, has no hash."""
+    found = {}
+    for name in HASHED:
+        with suppress(OSError), open_regular(run / name) as stream:
+            found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found
+
+
+def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Hash the settings in `run.json`, and its code, data and plugins."""
+    from retrain.records.identity.copies import input_digests  # `status` needs none of it
+
+    settings = {name: keys for name, keys in table_of(manifest, "config").items() if name not in OF_THE_PLACE}
+    hashes = {"settings": seal_of({"settings": settings})}
+    if isinstance(identity := manifest.get("identity"), dict):
+        hashes["inputs"] = seal_of({"inputs": input_digests(identity)})
+    return hashes
+
+
+def learned_by(manifest: Mapping[str, Any]) -> str:
+    """Hash the settings in `run.json` that decide what a run learns, without its seed and its length."""
+    settings = [each for each in settings_key(manifest) if each[0].partition(".")[0] not in NOT_LEARNED]
+    return seal_of({"learns": settings})
+
+
+LOG = logging.getLogger("retrain")
+
+
+def begin(run: RunView) -> None:
+    is_resumed, learns = "resumed_at_step" in run.manifest, learned_by(Run(run.folder).record)
+    if reason := _append(run, "run_started", {}, first_step=run.first_step, resumed=is_resumed, learns=learns):
+        LOG.warning("Not in the ledger: %s. The run goes on; `retrain compare` will say what is unknown", reason)
+
+
+def end(run: RunView, error: BaseException | None) -> None:
+    state = "done" if error is None else "stopped" if isinstance(error, StopRequested) else "failed"
+    _append(run, "run_ended", record_hashes(run.folder), state=state, steps=Run(run.folder).num_steps)
+
+
+def _append(run: RunView, kind: str, hashes: dict[str, str], **fields: Any) -> str:
+    folder = ledger_folder(run.folder)
+    return append(
+        folder,
+        kind,
+        run=name_in(folder, run.folder),
+        started=str(run.manifest.get("started", "")),
+        condition=run.condition,
+        seed=run.seed,
+        **fields,
+        hashes=hashes | manifest_hashes(Run(run.folder).record),
+    )

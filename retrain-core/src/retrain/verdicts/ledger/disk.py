@@ -16,8 +16,8 @@ from retrain.records.reading import Record, number
 from retrain.records.record_names import METRICS, RUN_FILE
 from retrain.records.run import Run
 from retrain.text.amounts import first_few
+from retrain.verdicts.ledger.chain import learned_by, manifest_hashes, name_in, record_hashes
 from retrain.verdicts.ledger.history import History, Identity, RunHistory, Setup, folders_below
-from retrain.verdicts.ledger.place import learned_by, manifest_hashes, name_in, record_hashes
 
 EMPTY = hashlib.sha256().hexdigest()  # of a file without a byte, which runs that failed early share
 WORDS = {"settings": "the settings in run.json", "inputs": "code and data in run.json"}

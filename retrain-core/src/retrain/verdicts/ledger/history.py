@@ -11,8 +11,7 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, parse_record
 from retrain.records.record_names import RUN_FILE
-from retrain.verdicts.ledger.chain import FIRST, NAME, SUFFIX, SUFFIX_BYTES, hash_of_line
-from retrain.verdicts.ledger.place import RUNS
+from retrain.verdicts.ledger.chain import FIRST, NAME, RUNS, SUFFIX, SUFFIX_BYTES, hash_of_line
 
 LEVELS_ABOVE = 3
 Cell = tuple[str, str]  # a run by its folder and the time at which it began; going on from a checkpoint keeps it

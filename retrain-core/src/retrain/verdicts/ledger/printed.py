@@ -15,9 +15,8 @@ from retrain.text.amounts import first_few
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger import disk
 from retrain.verdicts.ledger.campaigns import check_campaign, find_campaign, run_before, unreadable
-from retrain.verdicts.ledger.chain import NAME
+from retrain.verdicts.ledger.chain import NAME, RUNS, ledger_folder, name_in
 from retrain.verdicts.ledger.history import History, folders_below, read_chain, read_history
-from retrain.verdicts.ledger.place import RUNS, ledger_folder, name_in
 
 FOLDER = Path("logs")
 HIDDEN_FIELDS = ("time", "kind", "previous", "sha256", "hashes")

@@ -20,10 +20,9 @@ from retrain.verdicts.ledger.campaigns import (
     run_before,
     unreadable,
 )
-from retrain.verdicts.ledger.chain import append
+from retrain.verdicts.ledger.chain import append, ledger_folder, name_in
 from retrain.verdicts.ledger.history import History, RunHistory, ledgers_above, read_history
 from retrain.verdicts.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, is_on_record, looks_in
-from retrain.verdicts.ledger.place import ledger_folder, name_in
 from retrain.verdicts.study.study import Options, Study, study_of
 
 CONTRADICTED = "the ledger names what does not fit the plan or the records"

@@ -17,11 +17,9 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.records.runs.metric import Direction
-from retrain.verdicts.stats import paired, power
+from retrain.verdicts.stats import paired
 from retrain.verdicts.stats.flip import FlipTest, at_most, fewest_exchanged, patterns_for
-from retrain.verdicts.stats.paired import t_interval
-from retrain.verdicts.study.comparison import Comparison, DecidingTest, FewSeeds, Verdict, VerdictReason
-from retrain.verdicts.study.per_seed import Values
+from retrain.verdicts.study.comparison import Comparison, DecidingTest, FewSeeds, Values, Verdict, VerdictReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,7 +72,7 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
             is_better = (difference > 0.0) == (direction is Direction.HIGHER)
             verdict, cause = (Verdict.BETTER if is_better else Verdict.WORSE), VerdictReason.FOUND
         sd = paired.spread(diffs_N)
-        detectable_d = power.detectable_d(num_seeds, share) if sd and pairing.is_paired else None
+        detectable_d = paired.detectable_d(num_seeds, share) if sd and pairing.is_paired else None
         judged.append(
             Comparison(
                 baseline=pairing.baseline,
@@ -89,7 +87,7 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
                 d_z=paired.paired_d(diffs_N),
                 d_pooled=paired.pooled_d(pairing.baseline_N, pairing.condition_N),
                 detectable=None if detectable_d is None or sd is None else detectable_d * sd,
-                least_seeds=power.least_seeds(share) if pairing.is_paired else fewest_exchanged(share),
+                least_seeds=paired.least_seeds(share) if pairing.is_paired else fewest_exchanged(share),
                 verdict=verdict,
                 cause=cause,
                 alpha=alpha,
@@ -177,7 +175,7 @@ def with_few_seeds(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     for each in comparisons:
         seeds, level, few = each.per_seed, 1.0 - each.alpha, None
         if each.cause is VerdictReason.TOO_FEW and seeds and len(seeds.baseline) >= FEWEST:
-            over_seeds = t_interval(np.array(seeds.condition) - np.array(seeds.baseline), level=level)
+            over_seeds = paired.t_interval(np.array(seeds.condition) - np.array(seeds.baseline), level=level)
             normal = each.examples.normal if each.examples else None
             if interval := normal or over_seeds:
                 few = FewSeeds(interval=interval, level=level, is_of_examples=bool(normal))

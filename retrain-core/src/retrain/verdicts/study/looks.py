@@ -11,8 +11,7 @@ from retrain.kernel.types import Floats
 from retrain.records.runs.registered import Spend
 from retrain.records.runs.run_status import DONE
 from retrain.records.runs.source import Source
-from retrain.verdicts.stats.e_process import AnytimeTest, fewest_equal
-from retrain.verdicts.stats.sequential import SequentialFlip
+from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip, fewest_equal
 from retrain.verdicts.study.comparison import Comparison, DecidingTest, Design, LooksView, Verdict
 from retrain.verdicts.study.judge import Pairing
 

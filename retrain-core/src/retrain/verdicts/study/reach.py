@@ -10,9 +10,9 @@ import numpy as np
 
 from retrain.records.runs.registered import Spend
 from retrain.text.amounts import counted
-from retrain.verdicts.stats import e_process, power
 from retrain.verdicts.stats.flip import EXACT_EXCHANGES, EXACT_SEEDS, at_most, fewest_exchanged, patterns_for
-from retrain.verdicts.stats.sequential import SequentialFlip
+from retrain.verdicts.stats.paired import least_seeds
+from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip, fewest_equal
 from retrain.verdicts.study.comparison import Design
 
 
@@ -55,7 +55,7 @@ def reach_of(
         return at_most(_at_looks(taken, looks, spend), share)
 
     idle = [look for number, look in enumerate(looks, start=1) if not can_end(*looks[:number])]
-    fewest = {Design.UNPAIRED: fewest_exchanged, Design.ANYTIME: e_process.fewest_equal}.get(design, power.least_seeds)
+    fewest = {Design.UNPAIRED: fewest_exchanged, Design.ANYTIME: fewest_equal}.get(design, least_seeds)
     return Reach(
         design=design,
         num_seeds=num_seeds,
@@ -90,7 +90,7 @@ def _smallest_p(design: Design, num_seeds: int, comparisons: int, alpha: float) 
         return 1.0
     drawn = 1.0 / patterns_for(comparisons, alpha)
     if design is Design.ANYTIME:
-        return e_process.AnytimeTest(diffs_N=np.ones(num_seeds)).p
+        return AnytimeTest(diffs_N=np.ones(num_seeds)).p
     if design is Design.UNPAIRED:
         return 2.0 / math.comb(2 * num_seeds, num_seeds) if num_seeds <= EXACT_EXCHANGES else drawn
     return 2.0 ** -(num_seeds - 1) if num_seeds <= EXACT_SEEDS else drawn

@@ -20,9 +20,8 @@ from retrain.records.runs.metric import EVAL_PREFIX, HELD_OUT, Metric
 from retrain.records.runs.source import Candidate
 from retrain.verdicts.stats import benchmarks
 from retrain.verdicts.stats.paired import t_interval
-from retrain.verdicts.study.comparison import Comparison
+from retrain.verdicts.study.comparison import Comparison, Values
 from retrain.verdicts.study.judge import Pairing, with_values
-from retrain.verdicts.study.per_seed import Values
 
 OF_EVERY_SET = ("correct_rate", "mean_reward", "pass_at_")
 THRESHOLDS = 101  # of a profile

@@ -16,28 +16,27 @@ from retrain.records.reading import table_of
 from retrain.records.run import Control
 from retrain.records.runs.budget import COSTS, Align
 from retrain.records.runs.metric import CORRECT, Direction, Metric, parse_metric
-from retrain.records.runs.readable import (
+from retrain.records.runs.registered import Analysis, Plan, departures
+from retrain.records.runs.source import (
+    Candidate,
     ComparedRun,
     LeftOut,
+    Source,
     chosen_metric,
     common_budget,
     condition_metrics,
+    find_runs,
     readable_runs,
 )
-from retrain.records.runs.registered import Analysis, Plan, departures
-from retrain.records.runs.source import Candidate, Source, find_runs
 from retrain.records.runs.undeclared import other_examples, undeclared, without_inputs
 from retrain.verdicts.ledger.looks import Looks as RecordedLooks
-from retrain.verdicts.study.comparison import Comparison
-from retrain.verdicts.study.controls import controls_in, with_controls
-from retrain.verdicts.study.examples import two_runs, with_examples
+from retrain.verdicts.study.comparison import Collapse, Comparison, collapses
+from retrain.verdicts.study.examples import TwoPolicies, two_runs, with_examples
 from retrain.verdicts.study.judge import Pairing, judge, with_few_seeds, with_margin
 from retrain.verdicts.study.looks import Looks, chosen_looks
-from retrain.verdicts.study.lost import sides_of, with_lost, with_seeds
-from retrain.verdicts.study.per_seed import Collapse, collapses
+from retrain.verdicts.study.lost import controls_in, sides_of, with_controls, with_lost, with_seeds
 from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
 from retrain.verdicts.study.summaries import Condition, Summaries
-from retrain.verdicts.study.two_policies import TwoPolicies
 
 DEFAULT_ALPHA = 0.05
 MORE_DIFFERS = "the runs differ in more than their conditions say"

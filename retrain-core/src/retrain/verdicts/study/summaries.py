@@ -11,7 +11,7 @@ import numpy as np
 from retrain.records.reading import table_of
 from retrain.records.runs.budget import Spent, value_at
 from retrain.records.runs.metric import Direction, Metric
-from retrain.records.runs.readable import ComparedRun
+from retrain.records.runs.source import ComparedRun
 from retrain.verdicts.stats.binomial import held_out_limits, training_limits
 from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.judge import Pairing, with_values

@@ -22,9 +22,8 @@ from retrain.records.runs.budget import Align, along, value_at
 from retrain.records.runs.curves import Curves
 from retrain.records.runs.example_rates import HELD_OUT_SET
 from retrain.records.runs.metric import CORRECT, HELD_OUT, Direction, Metric, shown_difference
-from retrain.records.runs.readable import chosen_metric
 from retrain.records.runs.run_status import DONE
-from retrain.records.runs.source import Candidate, find_runs
+from retrain.records.runs.source import Candidate, chosen_metric, find_runs
 from retrain.verdicts.stats.variance import REST, Components, components
 
 SOURCES: tuple[str, ...] = get_args(SeedSource)

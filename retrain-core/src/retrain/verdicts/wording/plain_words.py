@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from retrain.records.runs.metric import CORRECT, HELD_OUT, Metric, Summary
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.wording.words import limits, percent, too_few_seeds
+from retrain.verdicts.wording.sentences import limits, percent, too_few_seeds
 
 MOST_NAMED = 6
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

@@ -12,11 +12,12 @@ from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
 from retrain.verdicts.stats.components import MOST, Advice, Foreseen, Needed, Way
 from retrain.verdicts.study.comparison import Comparison, ExamplesView, Verdict, VerdictReason
 from retrain.verdicts.study.comparison_with_ledger import UNKNOWN
-from retrain.verdicts.study.controls import controls_sentence
 from retrain.verdicts.study.looks import looks_sentence
+from retrain.verdicts.study.lost import controls_sentence
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.wording.sentences import UNVERIFIED, explanation
-from retrain.verdicts.wording.words import (
+from retrain.verdicts.wording.sentences import (
+    UNVERIFIED,
+    explanation,
     over_seeds,
     policies_sentence,
     scope,

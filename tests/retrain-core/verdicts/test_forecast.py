@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.verdicts.forecast.log import FILE, Track
+from retrain.verdicts.forecast import FILE, Track
 
-SOURCE = Path(__file__).parents[4] / "retrain-core/src/retrain"
+SOURCE = Path(__file__).parents[3] / "retrain-core/src/retrain"
 STEPS, EVERY = 8, 2
 
 Forecast = Callable[..., Any]
