@@ -20,7 +20,7 @@ from retrain.records.runs.registered import NO_PLAN
 from retrain.report.verdicts import forest, seed_plots
 from retrain.verdicts.study.comparison import ControlResult, ControlsView, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, judge
-from retrain.verdicts.study.lost import with_seeds
+from retrain.verdicts.study.safeguards import with_seeds
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.study.summaries import Condition, Estimate
 from retrain.verdicts.wording import plain_words as plainly

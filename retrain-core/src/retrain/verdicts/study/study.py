@@ -34,7 +34,7 @@ from retrain.verdicts.study.comparison import Collapse, Comparison, collapses
 from retrain.verdicts.study.examples import TwoPolicies, two_runs, with_examples
 from retrain.verdicts.study.judge import Pairing, judge, with_few_seeds, with_margin
 from retrain.verdicts.study.looks import Looks, chosen_looks
-from retrain.verdicts.study.lost import controls_in, sides_of, with_controls, with_lost, with_seeds
+from retrain.verdicts.study.safeguards import controls_in, sides_of, with_controls, with_lost, with_seeds
 from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
 from retrain.verdicts.study.summaries import Condition, Summaries
 

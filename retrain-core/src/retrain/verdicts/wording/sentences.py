@@ -14,8 +14,8 @@ from retrain.verdicts.stats.paired import spread_range
 from retrain.verdicts.stats.sequential import fewest_equal
 from retrain.verdicts.study.comparison import Comparison, Design, Verdict, VerdictReason
 from retrain.verdicts.study.examples import TwoPolicies
-from retrain.verdicts.study.lost import controls_sentence
 from retrain.verdicts.study.reach import reach_of, reach_sentences
+from retrain.verdicts.study.safeguards import controls_sentence
 from retrain.verdicts.study.study import Study
 
 MOST_DIFFERING = 20

@@ -13,7 +13,7 @@ from retrain.verdicts.stats.components import MOST, Advice, Foreseen, Needed, Wa
 from retrain.verdicts.study.comparison import Comparison, ExamplesView, Verdict, VerdictReason
 from retrain.verdicts.study.comparison_with_ledger import UNKNOWN
 from retrain.verdicts.study.looks import looks_sentence
-from retrain.verdicts.study.lost import controls_sentence
+from retrain.verdicts.study.safeguards import controls_sentence
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording.sentences import (
     UNVERIFIED,
