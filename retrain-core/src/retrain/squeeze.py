@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrain.tools.squeeze.analysis import SqueezeAnalysis, analyze_adapter
     from retrain.tools.squeeze.compress import CompressedAdapter, compress_adapter
     from retrain.tools.squeeze.job import auto_squeeze
+    from retrain.tools.squeeze.spectrum import SqueezeAnalysis, analyze_adapter
 
 __all__ = ["CompressedAdapter", "SqueezeAnalysis", "analyze_adapter", "auto_squeeze", "compress_adapter"]
 
 _HOMES = {
-    "SqueezeAnalysis": "analysis",
-    "analyze_adapter": "analysis",
+    "SqueezeAnalysis": "spectrum",
+    "analyze_adapter": "spectrum",
     "CompressedAdapter": "compress",
     "compress_adapter": "compress",
     "auto_squeeze": "job",

@@ -49,16 +49,14 @@ class ResumeCheck:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `retrain --resume` would continue the run."""
         return not self.obstacles
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data for JSON."""
         return {"can_resume": self.can_resume, **asdict(self)}
 
 
 def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> ResumeCheck:
-    """Check a run folder against the configuration that would continue it, by default the run's own.
+    """Check a run folder against the configuration that would continue it, by default the run's.
 
     ConfigError if that configuration is invalid.
     """
@@ -142,7 +140,6 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, id
 
 
 def check_lines(check: ResumeCheck) -> list[str]:
-    """The check as `retrain status RUN --resume` prints it."""
     if check.obstacles:
         head = f"{check.run} cannot be resumed:"
     elif check.is_complete:

@@ -126,7 +126,6 @@ def command(
 
 
 def _print_resume(run: Path, config_file: Path | None, plugins: Plugins, *, as_json: bool) -> int:
-    """Print what a resume would restore; returns the exit code."""
     from retrain.inspect.resume_check import check_lines, check_resume  # imports the training loop
 
     check = check_resume(run, config_file, plugins)
@@ -178,9 +177,9 @@ RATES = ("correct", "held-out")
 
 
 def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
-    """The banner, each campaign as a matrix of conditions and seeds, then the runs that belong to none.
+    """Return the banner, each campaign as a matrix of conditions and seeds, then the other runs.
 
-    On a terminal narrower than `NARROW` columns, beside an editor, a run has one row, and a live one a bar for its
+    On a terminal narrower than `NARROW` columns, next to an editor, a run has one row, and a live one a bar for its
     phase instead of a sentence.
     """
     is_narrow = columns < NARROW
@@ -203,7 +202,7 @@ def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
 
 
 def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
-    """What a live run is doing, what was found at its last step, and what it was resumed with anyway."""
+    """Return a live run's phase, the findings at its last step, and the changes that it was resumed with."""
     name = printable(str(_inside(run.path, root)))
     notes: list[RenderableType] = [
         Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted
@@ -241,12 +240,10 @@ def _phase_bar(name: str, run: RunStatus) -> Table:
 
 
 def _on_one_line(error: str) -> str:
-    """A message of several lines as one."""
     return "; ".join(filter(None, map(str.strip, error.split("\n"))))
 
 
 def state_text(state: str) -> Text:
-    """A state in its colour."""
     return Text(printable(state), style=COLOURS.get(state, ENDED_BADLY))
 
 
@@ -282,7 +279,7 @@ def _matrix(campaign: CampaignStatus) -> Table:
 
 
 def _cell(run: CampaignRun | None) -> Text:
-    """`42/100 37.5%`: the steps and the last held-out rate."""
+    """Return `42/100 37.5%`: the steps and the last held-out rate."""
     cell = _progress(run)
     rate = run.status.held_out_rate if run and run.status else None
     return cell if rate is None else cell.append(f" {percent(rate)}", style="default")
@@ -305,6 +302,6 @@ def _name(run: RunStatus, overview: Overview) -> str:
 
 
 def _inside(path: Path, root: Path) -> Path:
-    """The path below the root; the whole path of the root itself and of what is elsewhere."""
+    """Return the path below the root; the whole path of the root itself and of paths outside."""
     inside = path.relative_to(root) if path.is_relative_to(root) else path
     return path if str(inside) == "." else inside

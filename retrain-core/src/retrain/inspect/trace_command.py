@@ -98,7 +98,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """The flow that was tried, and the backend that it is for."""
+    """The flow that was tried, and its backend."""
 
     condition_label: str
     backend: str
@@ -121,7 +121,6 @@ class Trace:
 
     @property
     def ok(self) -> bool:
-        """PASS or FAIL."""
         return not any(issue.severity == ERROR for issue in self.issues)
 
 

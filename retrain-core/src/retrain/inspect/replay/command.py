@@ -1,4 +1,4 @@
-"""`retrain replay RUN --step N`: a stored step as it was, and its gradient under other credit and losses."""
+"""`retrain replay RUN --step N`: a stored step as recorded, and its gradient under other credit and losses."""
 
 from __future__ import annotations
 

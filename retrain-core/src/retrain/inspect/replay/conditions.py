@@ -1,4 +1,4 @@
-"""Other credit and losses for a stored step: what the user names becomes a configuration."""
+"""Other credit and losses for a stored step: the user's words become a configuration."""
 
 from __future__ import annotations
 
@@ -29,15 +29,13 @@ RECIPE, MODE = "algorithm.recipe", "algorithm.algorithm_mode"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Condition:
-    """Credit and loss under which the step is looked at: its name, its configuration, its algorithm."""
-
     name: str
     checked: Checked
     algorithm: Algorithm
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """`loss=gspo, advantage_mode=rloo` by key, `algorithm.` before bare names; ConfigError for anything else."""
+    """Parse `loss=gspo, advantage_mode=rloo` by key, `algorithm.` before bare names; ConfigError for anything else."""
     found: dict[str, str] = {}
     for part in _parts(text):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -56,7 +54,7 @@ def parse_settings(text: str) -> dict[str, str]:
 
 
 def build_condition(text: str, position: Position, plugins: Plugins) -> Condition:
-    """The condition that `text` describes, in the state of the run's algorithm wherever that has the same parts.
+    """Return the condition that `text` describes, in the state of the run's algorithm where it has the same parts.
 
     A controller that the run did not have begins as in a new run.
     """
@@ -79,10 +77,10 @@ def build_condition(text: str, position: Position, plugins: Plugins) -> Conditio
 def changed_tables(
     tables: Mapping[str, Any], settings: Mapping[str, str], origins: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The run's tables without what does not belong to the condition.
+    """Return the run's tables without the values that do not belong to the condition.
 
     Values of the run's recipe go, and come again with it; so do parameters of a part that the condition replaces (the
-    clip of another loss). A condition with a recipe of its own has none of the run's `[algorithm]`.
+    clip of another loss). A condition with a recipe has none of the run's `[algorithm]`.
     """
     kept = {name: dict(table) for name, table in tables.items() if isinstance(table, Mapping)}
     own = kept.get("algorithm", {})
@@ -107,7 +105,7 @@ def _value(tables: Mapping[str, Mapping[str, Any]], path: str) -> Any:
 
 
 def _parts(text: str) -> Sequence[str]:
-    """`text` cut at its commas, but not within brackets or quotes."""
+    """Cut `text` at its commas, but not within brackets or quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:

@@ -26,10 +26,10 @@ class GivesGradients(Protocol):
     def gradient(
         self, config: Config, plugins: Plugins, batch: TrainBatch, rows: Sequence[int]
     ) -> tuple[Gradient, float, int]:
-        """The share of these rows in the gradient of the step's loss, flat; their part of the loss; clipped tokens.
+        """Return these rows' share in the gradient of the loss, flat; their part of the loss; clipped tokens.
 
-        The loss is that of `config`, and what it divides by is of the whole batch: shares of all rows add up. All rows
-        at once are computed as `train` would, bit for bit.
+        The loss and its denominator are the whole batch's under `config`: shares of all rows add up. All rows at once
+        are computed as `train` would, bit for bit.
         """
 
 
@@ -44,9 +44,9 @@ class StepGradient:
 
 
 class Folding:
-    """Keeps of a long vector enough for its inner products with others.
+    """Keeps enough of a long vector for its inner products with others.
 
-    Up to `FOLDED` numbers are kept as they are. Longer vectors become `FOLDED` sums of entries with random signs in
+    Up to `FOLDED` numbers are kept unchanged. Longer vectors become `FOLDED` sums of entries with random signs in
     random places (a count sketch, Charikar et al. 2002). The inner product of two of them is unbiased, with a standard
     error of at most sqrt(2 / FOLDED) |a||b|, 0.3 %.
     """
@@ -55,7 +55,6 @@ class Folding:
         self._seeds, self._size = seeds, size
 
     def of(self, vector_N: Gradient) -> Floats:
-        """At most `size` numbers."""
         if len(vector_N) <= self._size:
             return vector_N.astype(np.float64)
         folded = np.zeros(self._size)
@@ -68,7 +67,7 @@ class Folding:
 
 
 def inner(a_N: Gradient, b_N: Gradient) -> float:
-    """The inner product in float64, without a copy of either vector in it."""
+    """Return the inner product in float64, without a copy of either vector in it."""
     parts = range(0, len(a_N), CHUNK)
     return float(sum(np.dot(a_N[i : i + CHUNK].astype(np.float64), b_N[i : i + CHUNK]) for i in parts))
 
@@ -80,7 +79,7 @@ def step_gradient(
     batch: TrainBatch,
     folding: Folding | None,
 ) -> StepGradient:
-    """One pass over all rows and, with `folding`, one over each group's."""
+    """Run one pass over all rows and, with `folding`, one over each group's."""
     whole_N, loss, clipped = backend.gradient(config, plugins, batch, range(len(batch.rows)))
     shares: dict[int, Floats] = {}
     if folding:
@@ -102,7 +101,7 @@ MOST_UNDEFINED = 0.05  # share of resamples without a direction, above which no 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One gradient beside the one taken.
+    """One gradient against the one taken.
 
     `cosine` is None when one of them is 0. `low` and `high` are the middle 95 % over resampled groups, None without
     resamples or where too many had no direction. `parts` add up to 1 - cosine, group by group: positive ones turn it;
@@ -118,7 +117,7 @@ class Turn:
 
     @property
     def turns(self) -> bool:
-        """Whether the direction changes by more than float32 rounds."""
+        """True if the direction changes by more than float32 rounds."""
         return self.cosine is not None and 1.0 - self.cosine > ROUNDING
 
 
@@ -142,11 +141,11 @@ def turn_of(taken: StepGradient, other: StepGradient, *, seeds: Seeds, step: int
 def interval(
     own_PP: Floats, cross_PP: Floats, other_PP: Floats, stream: np.random.Generator, resamples: int
 ) -> tuple[float | None, float | None]:
-    """The middle 95 % of the cosine over `resamples` draws of as many groups, with replacement.
+    """Return the middle 95 % of the cosine over `resamples` samples of as many groups, with replacement.
 
     Row p, column q of each matrix is the inner product of the shares of groups p and q: of the gradient taken with
-    itself, with the other one, and of that with itself. Credit is not assigned again: what a group gets from the others
-    (a batch's mean) stays. (None, None) when more than 5 % of the draws have no direction.
+    itself, of it with the other one, and of the other one with itself. Credit is not assigned again: a group's share of
+    others' credit (a batch's mean) stays. (None, None) when more than 5 % of the samples have no direction.
     """
     if resamples == 0:
         return None, None
@@ -165,7 +164,7 @@ def interval(
 
 
 def _products(taken: Mapping[int, Floats], other: Mapping[int, Floats], groups: int) -> tuple[Floats, Floats, Floats]:
-    """Inner products of the groups' shares; 0 for a group without one."""
+    """Return inner products of the groups' shares; 0 for a group without one."""
 
     def products(left: Mapping[int, Floats], right: Mapping[int, Floats]) -> Floats:
         found_PP = np.zeros((groups, groups))
@@ -177,7 +176,7 @@ def _products(taken: Mapping[int, Floats], other: Mapping[int, Floats], groups: 
 
 
 def _parts(own_PP: Floats, cross_PP: Floats, other_PP: Floats, norm_0: float, norm: float) -> dict[int, float]:
-    """Each group's part of 1 - cosine: <d_p, d> / 2, where d = g/|g| - g0/|g0| and d_p is the group's share of it.
+    """Return each group's part of 1 - cosine: <d_p, d> / 2, where d = g/|g| - g0/|g0| and d_p the group's share of d.
 
     1 - cosine = |d|^2 / 2, because both are unit vectors.
     """
@@ -187,6 +186,6 @@ def _parts(own_PP: Floats, cross_PP: Floats, other_PP: Floats, norm_0: float, no
 
 
 def largest(parts: Mapping[int, float], most: int) -> Sequence[tuple[int, float]]:
-    """The groups that turn it most, those that turn it back last."""
+    """Return the groups that turn it most."""
     ranked = sorted(parts.items(), key=lambda pair: -pair[1])
     return [(group, part) for group, part in ranked[:most] if part > 0.0]

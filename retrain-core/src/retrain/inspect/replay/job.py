@@ -1,4 +1,4 @@
-"""Replays one step: the gradients at the policy before it, then the step itself as it was."""
+"""Replays one step: the gradients at the policy before it, then the step itself."""
 
 from __future__ import annotations
 
@@ -99,10 +99,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What `retrain replay` found, with the names of `--json`; the first condition is the step as it was taken.
-
-    Texts in it are untrusted.
-    """
+    """The result, with the names of `--json`; the first condition is the step as taken. Texts in it are untrusted."""
 
     run: str
     step: int
@@ -115,7 +112,7 @@ class Replay:
 
 
 def replay_step(run: Path, step: int, tries: Sequence[str], plugins: Plugins, *, resamples: int, most: int) -> Replay:
-    """Replay a step as it was and under the conditions `tries`; ConfigError when it cannot be replayed."""
+    """Replay a step as recorded and under the conditions `tries`; ConfigError when it cannot be replayed."""
     with before_step(run, step, plugins) as position:
         conditions = [build_condition(text, position, plugins) for text in tries]
         stored, groups, credit = position.stored(step)
@@ -161,7 +158,6 @@ class _Comparison:
         self._token_weights = TokenWeights(groups, plugins, logprobs, temperature) if logprobs else None
 
     def taken(self, batch: TrainBatch) -> Seen:
-        """The step under the run's own credit and loss."""
         config = self._position.context.config
         self._taken = self._gradient(config, batch)
         self._weights = self._token_weights.of(config, batch) if self._token_weights else None
@@ -170,7 +166,6 @@ class _Comparison:
         return seen
 
     def other(self, condition: Condition) -> Seen:
-        """The step under another condition."""
         config, step = condition.checked.config, self._position.step
         LOG.info("Step %d under %s", step, printable(condition.name))
         credit = condition.algorithm.assign(step, self._groups)
@@ -223,7 +218,7 @@ class _Comparison:
 
 
 def _as_it_was(position: Position, step: int) -> AsItWas:
-    """Train the step, and hold policy and optimizer against the checkpoint after it, where there is one."""
+    """Train the step, and compare policy and optimizer with the checkpoint after it, where there is one."""
     found = position.take(step)
     files: dict[str, bool] = {}
     after = checkpoints_by_steps(position.run, position.manifest).get(step + 1)

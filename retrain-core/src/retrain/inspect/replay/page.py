@@ -16,7 +16,7 @@ Data = Mapping[str, Any]
 
 
 def render(data: Data) -> str:
-    """The page; names, prompts and tokens are untrusted and escaped."""
+    """Return the page; names, prompts and tokens are untrusted and escaped."""
     others = data["conditions"][1:]
     title, *as_it_was = lines({**data, "conditions": [], "updates": 1})
     parts: list[Part | None] = [
@@ -31,7 +31,7 @@ def render(data: Data) -> str:
 
 
 def _plots(others: Sequence[Data]) -> list[Plot]:
-    """Cosine with its interval, norm and clipped share of each condition, and each group's part of the turn."""
+    """Plot cosine with its interval, norm and clipped share of each condition, and each group's part of the turn."""
     names = [f"{number}. {plain(each['name'], LONGEST)}" for number, each in enumerate(others, start=1)]
     colours = [COLOURS[number % len(COLOURS)] for number in range(len(others))]
     cosines = [each["cosine"] for each in others]
@@ -91,7 +91,6 @@ def _by_condition(title: str, traces: Sequence[Data], num_rows: int, **layout: A
 
 
 def _tables(condition: Data) -> list[Part]:
-    """What turns a condition most."""
     cosine = condition["cosine"]
     told = "no direction" if cosine is None else f"cosine {cosine:.4f}"
     trained = f"{condition['trained_tokens']} tokens of {condition['trained_groups']} groups trained"

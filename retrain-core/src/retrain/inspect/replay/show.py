@@ -14,7 +14,6 @@ Data = Mapping[str, Any]
 
 
 def lines(data: Data) -> list[str]:
-    """The console's lines."""
     found = [f"Step {data['step']} of {data['run']}", *_told_as_it_was(data["as_it_was"])]
     if len(data["conditions"]) > 1:
         found += ["", *table_lines(HEADS, map(_row, data["conditions"]))]

@@ -25,9 +25,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenChange:
-    """A token whose weight in the gradient changes: where it stands, and its weight over the gradient's norm.
+    """A token whose weight in the gradient changes: its position, and its weight over the gradient's norm.
 
-    `token` is its text, `reward` that of its completion.
+    `token` is its text, `reward` its completion's.
     """
 
     group: int
@@ -40,7 +40,7 @@ class TokenChange:
 
 
 class TokenWeights:
-    """Of every action token of a step, under any condition, at the log-probabilities of the policy before it."""
+    """The weights of a step's action tokens, under any condition, at the log-probabilities of the policy before it."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class TokenWeights:
         self.open = {place: 1.0 - chances_A for place, chances_A in self._by_completion(certain).items()}
 
     def of(self, config: Config, batch: TrainBatch) -> dict[tuple[int, int], Floats] | None:
-        """By group and completion, one for each action token; 0 where it is not trained.
+        """Return weights by group and completion, one for each action token; 0 where it is not trained.
 
-        None where no backend can compute them, or an algorithm trains rows of its own making. Of completions that are
-        equal to the token each gets the mean. Terms of [kl] and [entropy] are left out.
+        None where no backend can compute them, or an algorithm trains rows that it made. Completions that are equal
+        to the token each get the mean. Terms of [kl] and [entropy] are left out.
         """
         keys = [_key(row.group, row) for row in batch.rows]
         if not all(key in self._logprobs for key in keys):
@@ -107,9 +107,9 @@ def token_changes(
     norms: tuple[float, float],
     most: int,
 ) -> list[TokenChange]:
-    """The tokens that turn the gradient most, by the change of their weights over the gradients' norms, times 1 - p.
+    """Return the tokens that turn the gradient most: change of weight over the gradients' norms, times 1 - p.
 
-    1 - p is the derivative of log p by the token's own logit: one that was certain moves nothing, whatever it weighs.
+    1 - p is the derivative of log p by the token's logit: one that was certain moves nothing, whatever it weighs.
     """
     found = []
     for (group, index), before_A in taken.items():

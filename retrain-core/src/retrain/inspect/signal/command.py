@@ -1,4 +1,4 @@
-"""`retrain signal CAMPAIGN | RUN...`: what was drawn and what it was good for."""
+"""`retrain signal CAMPAIGN | RUN...`: the tokens that were sampled, and their use."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ OVERVIEW = (  # columns of a campaign; what is in none of them is "other"
 
 
 def run_picture(account: Account, most: int) -> RenderableType:
-    """All tables of one run, with the `most` prompts that cost most tokens without teaching."""
+    """Return all tables of one run, with the `most` prompts that cost most tokens without teaching."""
     pool = pooled(account.condition, [account])
     seed = "" if account.seed is None else f", seed {account.seed}"
     head = f"{account.name}: {account.condition}{seed}, {account.state}, {account.num_steps:,} steps"
@@ -107,7 +107,7 @@ def run_picture(account: Account, most: int) -> RenderableType:
 
 
 def overview(pools: Sequence[Pool], absent: Sequence[tuple[str, str]]) -> RenderableType:
-    """One row per condition, what a point of held-out gain cost, and the runs without an account."""
+    """Return a row per condition, the cost of a point of held-out gain, and the runs without an account."""
     rows, costs = list[Row](), list[Row]()
     for pool in pools:
         shares = [pool.share(*causes) for _, causes in OVERVIEW]
@@ -130,7 +130,7 @@ def overview(pools: Sequence[Pool], absent: Sequence[tuple[str, str]]) -> Render
 
 
 def describe(pool: Pool) -> list[str]:
-    """What was drawn, how well the forecast held, and the gain with its cost, a sentence each, without full stops."""
+    """Return tokens, calibration of the forecast, and gain with its cost, a sentence each, without full stops."""
     forecast = [f"Forecast of teaching: {_error(pool.checked)}"] if pool.checked else []
     return [_drawn(pool), *forecast, _held_out(pool)]
 

@@ -1,8 +1,8 @@
-"""Where the credit of a run's trained tokens went: by completion, by rank of uncertainty, planning tokens or not.
+"""The credit of a run's trained tokens: by completion, by rank of uncertainty, planning tokens or not.
 
-|A| is the weight of a token's log-probability in the loss, all else equal, and |A| (1 - p) the size of the gradient at
-the logit of that very token, under the policy that sampled it. Neither is the gradient of the parameters: tokens add up
-and cancel there, and clipping, importance weights and a loss by sequences weigh them anew.
+|A| is the weight of a token's log-probability in the loss, all other things equal, and |A| (1 - p) the size of the
+gradient at that token's logit, under the policy that sampled it. Neither is the gradient of the parameters: tokens add
+up and cancel there, and clipping, importance weights and a loss by sequences change their weights.
 `_N` one entry per completion, `_A` one per action token of a step, `_T` one per trained one.
 """
 
@@ -25,7 +25,7 @@ STORED = ("lengths", "advantages", "logprobs", "entropies", "planning")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Some tokens of trained rows: how many, sum of |A|, and sum of |A| (1 - p)."""
+    """Some tokens of trained rows: their number, sum of |A|, and sum of |A| (1 - p)."""
 
     tokens: int = 0
     credit: float = 0.0
@@ -36,7 +36,7 @@ class Share:
 class CreditShares:
     """Credit of all trained tokens whose step has a token file.
 
-    `is_known_N`, `zero_tokens_N` and `credit_N`: whether a completion's tokens are stored, how many of them have zero
+    `is_known_N`, `zero_tokens_N` and `credit_N`: whether a completion's tokens are stored, the number of them with zero
     credit, and their sum of |A|. `surprisal` and `entropy` are tenths of the tokens of each step, the most uncertain
     first; `entropy` is empty where the sampler gave none. `planning` is None without a detector.
     """
@@ -52,7 +52,7 @@ class CreditShares:
 
 
 def read_credit(run: Run, drawn: Drawn) -> CreditShares:
-    """The credit of a run, one step's token file after another; a note where files are missing or do not fit."""
+    """Read the credit of a run, one step's token file after another; a note where files are missing or do not fit."""
     size = drawn.step_N.size
     is_known_N, zero_N, credit_N = np.zeros(size, np.bool_), np.zeros(size, np.int64), np.zeros(size)
     sums = {name: np.zeros((DECILES, 3)) for name in ("surprisal", "entropy")} | {"planning": np.zeros((2, 3))}
@@ -92,7 +92,7 @@ def read_credit(run: Run, drawn: Drawn) -> CreditShares:
 
 
 def _arrays(run: Run, step: int, lengths_N: Ints) -> Mapping[str, np.ndarray] | None:
-    """The token arrays of a step; None unless they are those of its completions."""
+    """Read the token arrays of a step; None unless they are those of its completions."""
     try:
         arrays = run.token_arrays(step, STORED)
         if arrays is None:
@@ -106,7 +106,7 @@ def _arrays(run: Run, step: int, lengths_N: Ints) -> Mapping[str, np.ndarray] | 
 
 
 def _by_tenth(uncertainty_T: np.ndarray, columns: Sequence[np.ndarray]) -> Floats:
-    """Sums of the columns by tenths of the tokens, the most uncertain first; ties in the order of the file.
+    """Sum the columns by tenths of the tokens, the most uncertain first; ties in the order of the file.
 
     One sort of (bits of the float, place) as whole numbers takes half the time of a stable one of floats.
     """
@@ -121,7 +121,7 @@ def _by_tenth(uncertainty_T: np.ndarray, columns: Sequence[np.ndarray]) -> Float
 
 
 def _by_mark(is_marked_T: np.ndarray, columns: Sequence[np.ndarray]) -> Floats:
-    """Sums of the columns over unmarked and marked tokens."""
+    """Sum the columns over unmarked and marked tokens."""
     marks_T = is_marked_T.astype(np.bool_)
     return np.array([[values_T[each].sum(dtype=np.float64) for values_T in columns] for each in (~marks_T, marks_T)])
 

@@ -1,7 +1,7 @@
 """The completions of a run as columns, read from `generations.jsonl` without its texts.
 
-Of a hundred thousand lines a dozen short fields are needed: what stands before the prompt and after the reference is
-cut out of the line's bytes and parsed, and only an unusual line is parsed as a whole.
+A dozen short fields are needed of a hundred thousand lines: the bytes before the prompt and after the reference are cut
+out of the line and parsed, and only an unusual line is parsed as a whole.
 `_N` one entry per completion, in the order of the file.
 """
 
@@ -51,13 +51,12 @@ class Drawn:
     starts_G: Ints
 
     def groups(self) -> Iterator[slice]:
-        """The completions of each group, in order."""
         starts = [*self.starts_G.tolist(), self.step_N.size]
         return map(slice, starts[:-1], starts[1:])
 
 
 def read_drawn(run: Run) -> Drawn:
-    """The completions of a run; none where it has no such file. ConfigError names the first damaged line."""
+    """Read the completions of a run; none without such a file. ConfigError names the first damaged line."""
     file = run.folder / GENERATIONS
     rows, examples, difficulties = list[tuple[Any, ...]](), dict[str, int](), dict[str, str]()
     for line, record in parsed_lines(file, _fields) if run.has(GENERATIONS) else ():
@@ -94,7 +93,7 @@ def _columns(rows: list[tuple[Any, ...]], examples: tuple[str, ...], difficultie
 
 
 def _fields(line: bytes) -> Record:
-    """The fields of a line but for its texts.
+    """Return the fields of a line but for its texts.
 
     A quotation mark inside of a text is escaped, so a needle with a bare one is never found there. Keys of a chat come
     before the true ones, and the last are taken; those of `reward_parts` have numbers, and an outcome is a text.
@@ -145,7 +144,7 @@ def _whole(value: object) -> int:
 
 
 class Cause(StrEnum):
-    """What tokens were good for, or why they were good for nothing."""
+    """The use of tokens, or why they were of none."""
 
     TAUGHT = "taught"  # in a trained row, with credit that is not zero
     ZERO_CREDIT = "trained, zero credit"  # in a trained row: masked, or an advantage of 0; in the loss's denominator
@@ -177,7 +176,7 @@ CAUSES = tuple(Cause)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What configuration and steps' lines say that completions do not.
+    """Facts from configuration and steps' lines that completions do not have.
 
     `sampled_tokens` by step, None where it was rejected while it was sampled; the steps `rejected` before their first
     update; `is_no_update`, and `leaves_truncated` by [training] overlong.
@@ -190,7 +189,7 @@ class RunFacts:
 
 
 def causes_of(drawn: Drawn, facts: RunFacts) -> tuple[np.ndarray, np.ndarray]:
-    """The cause of each completion as its position in CAUSES, TRAINED for all that were; which groups can teach.
+    """Return the cause of each completion as a position in CAUSES (TRAINED for all that were); which groups can teach.
 
     A group can teach when its raw rewards differ, truncated and dropped ones aside: INFORMATIVE, or surplus.
     """
@@ -211,7 +210,7 @@ def causes_of(drawn: Drawn, facts: RunFacts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cause(drawn: Drawn, at: int, of_group: Cause | None, facts: RunFacts) -> Cause:
-    """Why a completion was not trained; `of_group` is the reason why none of its group was, if there is one."""
+    """Return why a completion was not trained; `of_group` is the reason why none of its group was, if there is one."""
     outcome = OUTCOMES[drawn.outcome_N[at]]
     if outcome in _OF_OUTCOME:
         return _OF_OUTCOME[outcome]

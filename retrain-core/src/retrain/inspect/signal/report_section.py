@@ -20,7 +20,6 @@ POINTS = 200  # of a line over steps
 
 
 def report_section(run: RunView) -> ReportSection | None:
-    """The section about a run; None where no completion is stored."""
     file = run.folder / GENERATIONS
     if not file.is_file():
         return None

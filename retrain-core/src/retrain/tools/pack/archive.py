@@ -1,7 +1,7 @@
-"""The file of a pack: a zip archive, the same bytes for the same content, and read as what a stranger may have made.
+"""The file of a pack: a zip archive, the same bytes for the same content, and untrusted when it is read.
 
 Names are relative, in plain form and unique even where case is ignored; nothing is a link; sizes are bounded before and
-while a member is read, and its SHA-256 is that of `pack.json`. A pack is unpacked into a new folder alone.
+while a member is read, and its SHA-256 must be the one in `pack.json`. A pack is unpacked into a new folder only.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _RESERVED = re.compile(r"[\x00-\x1f\x7f\\:*?\"<>|]")
 
 
 def refused(where: Path | str, what: str, fix: str = "ask whoever made it for another one") -> ConfigError:
-    """The error for a pack that cannot be used; names in it are strangers' text."""
+    """Return the error for a pack that cannot be used; the names in it are untrusted."""
     return ConfigError(Problem(where=printable(str(where)), what=printable(what), fix=fix))
 
 
 def is_safe(name: object) -> bool:
-    """Whether a name stays in the folder below which it is written, on every system."""
+    """True if a name stays in the folder below which it is written, on every system."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or _RESERVED.search(name):
         return False
     parts = name.split("/")
@@ -64,7 +64,7 @@ def write_pack(file: Path, manifest: Mapping[str, Any], members: Mapping[str, by
 
 
 def zipped(members: Mapping[str, bytes]) -> bytes:
-    """A zip archive of these members, in their order; the same bytes for the same members."""
+    """Return a zip archive of these members, in their order; the same bytes for the same members."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
@@ -83,7 +83,6 @@ class Opened:
     files: Mapping[str, Mapping[str, Any]]
 
     def read(self, name: str) -> bytes:
-        """A member, whole."""
         stream = io.BytesIO()
         with open_regular(self.file) as source, zipfile.ZipFile(source) as archive:
             self._copy(archive, name, stream)
@@ -121,7 +120,7 @@ class Opened:
 
 
 def open_pack(file: Path) -> Opened:
-    """Check a pack without unpacking it; ConfigError says what is wrong."""
+    """Check a pack without unpacking it; ConfigError names the fault."""
     try:
         with open_regular(file) as source, zipfile.ZipFile(source) as archive:
             infos = archive.infolist()
@@ -158,7 +157,7 @@ def _manifest(file: Path, archive: zipfile.ZipFile) -> Mapping[str, Any]:
 
 
 def check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
-    """Names that stay inside, no links, no name twice, no bomb; ConfigError names the first fault."""
+    """Check that names stay inside and are unique, and nothing is a link or a bomb."""
     if len(infos) > MAX_FILES or sum(info.file_size for info in infos) > MAX_BYTES:
         raise refused(file, f"holds more than {MAX_FILES} files, or more than {MAX_BYTES // 2**30} GiB")
     seen: set[str] = set()
@@ -191,18 +190,18 @@ AT_START = frozenset({"sitecustomize", "usercustomize"})  # Python imports them 
 
 
 def own_module(distribution: str) -> str:
-    """The top-level module of one of our distributions."""
+    """Return the top-level module of one of our distributions."""
     return "retrain" if distribution == "retrain-core" else distribution.replace("-", "_")
 
 
 def shadowed(name: str) -> bool:
-    """True if a top-level module of this name would take the place of Python's, or of one of ours."""
+    """True if a top-level module of this name would take the place of Python's, or of retrain's."""
     ours = {own_module(each) for each in own_distributions()}
     return name.casefold() in {*map(str.casefold, sys.stdlib_module_names), *AT_START, *ours}
 
 
 def top_level(path: str) -> str:
-    """The name under which a file below an import folder is found: `a/b.py` and `a.cpython-311-darwin.so` are `a`."""
+    """Return the module of a file below an import folder: `a` for `a/b.py` and `a.cpython-311-darwin.so`."""
     return path.partition("/")[0].partition(".")[0]
 
 
@@ -212,7 +211,7 @@ def is_importable(path: str) -> bool:
 
 
 def refusal(kind: str, place: str) -> str:
-    """The reason for which a file of a kind (`code`, `data`, `model`) may not be laid at a place; empty if it may."""
+    """Return why a file of a kind (`code`, `data`, `model`) may not be laid at a place; empty if it may."""
     parts = PurePosixPath(place.casefold()).parts
     if any(part.startswith(".") for part in parts):
         return "is hidden: tools read such files as their settings"

@@ -1,4 +1,4 @@
-"""What a pack's manifest says, checked: nothing in it can name a place outside the pack, or an option of pip."""
+"""The manifest of a pack, checked: nothing in it can name a place outside the pack, or an option of pip."""
 
 from __future__ import annotations
 
@@ -72,15 +72,13 @@ class PlacedFile(_Checked):
 
 
 class PackedWheel(_Checked):
-    """A plugin distribution as a wheel."""
-
     name: Name
     version: Version
     member: Annotated[Member, Field(pattern=r"^wheels/[A-Za-z0-9_.+!-]+\.whl$")]
 
 
 class PackedRun(_Checked):
-    """A run: `name` is its folder in a campaign, empty for a single run; `place` that of its records in the pack."""
+    """A run: `name` is its folder in a campaign, empty for a single run; `place` the folder of its records here."""
 
     name: str
     place: Place
@@ -125,25 +123,21 @@ class Contents(_Checked):
 
     @property
     def is_campaign(self) -> bool:
-        """Whether it holds a campaign."""
         return self.kind == "campaign"
 
     def config(self) -> dict[str, Any]:
-        """The resolved configuration."""
         return parse_toml(self.opened.read(CONFIG_FILE).decode("utf-8"), f"{self.opened.file}:{CONFIG_FILE}")
 
     def lines(self, run: PackedRun) -> list[Line]:
-        """What a run recorded, line by line."""
         text = self.opened.read(f"{run.place}/{METRICS}")
         return [parse_record(line) for line in text.splitlines() if line.strip()]
 
     def record(self, name: str) -> Mapping[str, Any]:
-        """A JSON object of the pack."""
         return parse_record(self.opened.read(name))
 
 
 def read_contents(opened: Opened) -> Contents:
-    """The manifest of a pack; ConfigError unless it is one that this module can vouch for."""
+    """Return the checked manifest of a pack; ConfigError names the fault."""
     manifest = opened.manifest
     try:
         content = {

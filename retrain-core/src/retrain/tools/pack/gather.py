@@ -1,4 +1,4 @@
-"""Gathers what a finished run or campaign was made of and what it recorded; refuses what could not be repeated."""
+"""Gathers the inputs and the records of a finished run or campaign; refuses one that could not be repeated."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MOST_LEAKS = 20
 
 @dataclass(slots=True, kw_only=True)
 class Gathered:
-    """The manifest of a pack and its members by name; `notes` are what the user should know."""
+    """The manifest of a pack, its members by name, and notes for the user."""
 
     manifest: dict[str, Any]
     members: dict[str, bytes]
@@ -68,9 +68,9 @@ class Recorded:
 
 
 def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets: bool) -> Gathered:
-    """The pack of a run or of a campaign; ConfigError says why there can be none, or which lines hold a secret.
+    """Return the pack of a run or campaign; ConfigError says why there is none, or which lines hold a secret.
 
-    `most_bytes` is the size up to which a data file is packed, `margin` that of an equivalence test, if any.
+    `most_bytes` is the size up to which a data file is packed, `margin` the one of an equivalence test.
     """
     is_campaign = (folder / CAMPAIGN_FILE).is_file() and not is_run(folder)
     runs = list(_campaign_runs(folder) if is_campaign else [_recorded("", folder)])
@@ -163,7 +163,7 @@ def _check_repeatable(runs: Sequence[Recorded]) -> None:
 
 
 def _run_entry(run: Recorded, found: Gathered, margin: float | None) -> dict[str, Any]:
-    """Adds the records of a run to the members; what the manifest says of it."""
+    """Add the records of a run to the members; return its entry in the manifest."""
     place = f"runs/{run.name}" if run.name else "run"
     lines = list(RunLines(run.folder).new())
     text = b"".join(map(encoded, lines))
@@ -206,21 +206,20 @@ def _width_notes(evaluations: bytes, margin: float) -> list[str]:
 
 
 def weights_of(run: Path) -> dict[str, str]:
-    """The checksums of a run's last weights; empty where they lie elsewhere."""
+    """Return the checksums of a run's last weights; empty where they are not in its folder."""
     folders = checkpoint_folders(run / ADAPTERS)
     sums = read_object(folders[0] / SUMS) if folders else {}
     return {name: str(sums[name]) for name in WEIGHTS if name in sums}
 
 
 def _without_places(value: Any) -> Any:
-    """An identity without the paths of this machine."""
     if isinstance(value, Mapping):
         return {name: _without_places(each) for name, each in value.items() if name not in (*PLACES, FOLDER, "notes")}
     return value
 
 
 def _plugin_copies(runs: Sequence[Recorded]) -> dict[str, bytes]:
-    """The copies of plugins' files that runs kept, with which a rerun shows the line that differs."""
+    """Return the copies of plugins' files that runs kept, with which a rerun shows the line that differs."""
     folders = {run.folder / FOLDER for run in runs}
     return {
         f"{FOLDER}/{file.relative_to(folder).as_posix()}": read_regular(file)
@@ -231,7 +230,7 @@ def _plugin_copies(runs: Sequence[Recorded]) -> dict[str, bytes]:
 
 
 def _check_no_leaks(inputs: Inputs, software: Software, members: Mapping[str, bytes]) -> None:
-    """The last gate: every text of the pack that is not known to be clean. ConfigError names files and lines."""
+    """Check every text of the pack that is not known to be clean; ConfigError names files and lines."""
     leaks: list[Leak] = [*inputs.leaks, *software.leaks]
     checked = {*inputs.members, *software.members}
     for name, content in members.items():
@@ -263,7 +262,7 @@ class Software:
 def collect_software(
     identities: Iterable[Mapping[str, Any]], records: Iterable[Mapping[str, Any]], words: Iterable[str]
 ) -> Software:
-    """The software of runs as it is here; ConfigError says in what it is not that which ran.
+    """Return the installed software of runs; ConfigError names what is not the software that ran.
 
     `records` are their `run.json`, `words` the names of parts that the configuration selects.
     """

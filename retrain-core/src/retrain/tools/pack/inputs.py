@@ -26,11 +26,10 @@ OUTSIDE = "outside"
 
 @dataclass(slots=True, kw_only=True)
 class Inputs:
-    """What is packed: `members` by name, `placed` where each goes, `left_out` what a rerun must find or be given.
+    """`members` by name, `placed` where each goes, `left_out` the files that a rerun must find or be given.
 
-    `most_bytes` is the size up to which a data file is packed, `hide_secrets` whether files are packed without theirs.
-    `moved` are the values of the configuration that were replaced, `leaks` the lines that hold a secret, and `hidden`
-    the files that were packed without theirs.
+    Data files of up to `most_bytes` are packed; with `hide_secrets` files are packed without their secrets, and
+    listed in `hidden`. `moved` are the replaced values of the configuration, `leaks` the lines that hold a secret.
     """
 
     most_bytes: int = 2**24
@@ -50,7 +49,7 @@ def collect_inputs(
     most_bytes: int,
     hide_secrets: bool,
 ) -> Inputs:
-    """The files of all runs' identities, each once; ConfigError names those that are not what the run read any more."""
+    """Return the files of all runs' identities, each once; ConfigError names files that changed since the run."""
     found = Inputs(most_bytes=most_bytes, hide_secrets=hide_secrets, moved=_moved(identities, tables))
     problems: list[Problem] = []
     seen: dict[tuple[str, str], str] = {}
@@ -75,7 +74,7 @@ def collect_inputs(
 
 
 def _take(found: Inputs, kind: str, name: str, file: Mapping[str, Any], identity: Mapping[str, Any]) -> Problem | None:
-    """Add a file, or say why a run could not be repeated without it."""
+    """Add a file, or return why a run could not be repeated without it."""
     place = _place(str(file.get("written", "")), found.moved)
     size, described = int(file.get("size", 0)), {"kind": kind, "name": name, "hash": file.get("hash", "")}
     if kind == "model" and not place:
@@ -105,7 +104,7 @@ def _take(found: Inputs, kind: str, name: str, file: Mapping[str, Any], identity
 
 
 def _content(kind: str, name: str, file: Mapping[str, Any], identity: Mapping[str, Any]) -> bytes | None:
-    """The file as the run read it: its copy, or itself; None when neither has the recorded hash."""
+    """Return the file as the run read it, from its copy or its place; None when neither has the recorded hash."""
     wanted, folder = file.get("hash"), identity.get(FOLDER)
     copy = Path(str(folder)) / copy_name(kind, name) if folder else None
     if copy is not None and copy.is_file():
@@ -120,7 +119,7 @@ def _content(kind: str, name: str, file: Mapping[str, Any], identity: Mapping[st
 
 
 def _place(name: str, moved: Mapping[str, str]) -> str:
-    """Where a rerun lays a file: as the configuration names it; empty for a model that is named by no path."""
+    """Return where a rerun lays a file: as the configuration names it; empty for a model that is named by no path."""
     for value, new in moved.items():
         if name == value or _is_below(name, value):
             return f"{new}{name[len(value) :]}"
@@ -128,7 +127,7 @@ def _place(name: str, moved: Mapping[str, str]) -> str:
 
 
 def _moved(identities: Mapping[str, Mapping[str, Any]], tables: Mapping[str, Any]) -> dict[str, str]:
-    """New values for those of the configuration that name files by a path that is not below the run's folder."""
+    """Return new values for the configured paths of files that are not below the run's folder."""
     names = [
         str(file.get("written", ""))
         for identity in identities.values()
@@ -145,7 +144,7 @@ def _is_below(name: str, folder: str) -> bool:
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Every text in a configuration."""
+    """Yield every text in a configuration."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -154,7 +153,6 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def with_moved(value: Any, moved: Mapping[str, str]) -> Any:
-    """A configuration with the values that `moved` replaces."""
     if isinstance(value, str):
         return moved.get(value.rstrip("/"), value)
     if isinstance(value, Mapping):

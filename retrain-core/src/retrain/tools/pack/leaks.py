@@ -1,4 +1,4 @@
-"""Finds keys, tokens and passwords in what is about to be published; names file and line, never the secret."""
+"""Finds keys, tokens and passwords in text to be published; names file and line, never the secret."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ _QUERY = re.compile(r"(?<=[?&])(?:api_?key|key|token|access_token)=(?P<value>[^&
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """A secret in a file: its line, and what kind it is of."""
-
     file: str
     line: int
     what: str
@@ -42,7 +40,7 @@ class Leak:
 
 
 def leaks_in(name: str, content: bytes) -> Iterator[Leak]:
-    """Every line with a secret; of a binary file only the known values are looked for, and its line is 0."""
+    """Yield every line with a secret; a binary file is searched only for the known values, and its line is 0."""
     forms = known_forms()
     if b"\0" in content:
         if any(form.encode() in content for form in forms):
@@ -54,7 +52,7 @@ def leaks_in(name: str, content: bytes) -> Iterator[Leak]:
 
 
 def hidden(content: bytes) -> bytes:
-    """A text without its secrets; the same number of lines."""
+    """Return a text without its secrets, with the same number of lines."""
     text = content.decode("utf-8", "surrogateescape")
     for form in known_forms():
         text = text.replace(form, HIDDEN)
@@ -78,7 +76,7 @@ def _kind(line: str, forms: tuple[str, ...]) -> str:
 
 
 def _is_literal(match: re.Match[str]) -> bool:
-    """Whether the value is written out; a word without digits and a dotted name are none, nor is what is hidden."""
+    """True for a value that is written out: not a word without digits, a dotted name, or a hidden value."""
     found = match.groupdict()
     value, name = found["value"], found.get("name")
     if HIDDEN.strip("()") in value or not re.search(r"\d", value) or not re.search(r"[A-Za-z]", value):

@@ -1,7 +1,7 @@
-"""What a run recorded, step by step, in the form in which two runs can be the same: without what measures time.
+"""The record of a run, step by step, in the form in which two runs can be the same: without times.
 
 A step's line has every field of `metrics.jsonl` but the times, the checksum of its token file (ids, log-probabilities
-and credit of every action token), and that of its evaluations in `eval.jsonl`.
+and credit of every action token), and the checksum of its evaluations in `eval.jsonl`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RunLines:
     _evaluations: dict[int, Any] = field(default_factory=dict)
 
     def new(self) -> Iterator[Line]:
-        """The lines that are complete by now and were not given yet; ConfigError for a damaged one."""
+        """Yield the lines that are complete by now and were not given yet; ConfigError for a damaged one."""
         for record in self._complete(METRICS):
             line = {name: value for name, value in record.items() if not name.endswith(TIMED)}
             step = record.get("step")
@@ -49,7 +49,7 @@ class RunLines:
             yield line
 
     def _complete(self, name: str) -> Iterator[Record]:
-        """Every further line of a file that ends with a line break."""
+        """Yield every further line of a file that ends with a line break."""
         try:
             with open_regular(self.run / name) as stream:
                 stream.seek(self._places.get(name, 0))
@@ -65,13 +65,12 @@ class RunLines:
 
 
 def encoded(line: Line) -> bytes:
-    """A line as it stands in a pack."""
     return (json.dumps(line, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first line in which a rerun is not the run: its step, and both values of every field that differs.
+    """The first line in which a rerun differs from the run: its step, and both values of every differing field.
 
     A value is None where a side does not have the field. `missing` says that a side has no line of the step at all.
     """
@@ -83,17 +82,16 @@ class Divergence:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether numbers alone differ, each by less than 1e-3 of itself: what other kernels make of the same run."""
+        """True if only numbers differ, each by less than 0.1 %: the effect of other kernels on the same run."""
         pairs = [pair for name, pair in self.fields.items() if name not in (TOKENS, EVALUATED)]
         return bool(pairs) and not self.missing and all(_is_close(*pair) for pair in pairs)
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data for JSON."""
         fields = {name: {"pack": pair[0], "rerun": pair[1]} for name, pair in self.fields.items()}
         return {"run": self.run, "step": self.step, "fields": fields, "missing": self.missing}
 
     def lines(self) -> list[str]:
-        """For people: the step, then both values of a few fields, loss and rates first."""
+        """Return the step, then both values of a few fields, loss and rates first."""
         where = "the evaluation before training" if self.step < 0 else f"step {self.step}"
         head = f"first divergence: {where}" + (f" of {self.run}" if self.run else "")
         if self.missing:
@@ -105,7 +103,7 @@ class Divergence:
 
 
 def divergence(run: str, packed: Line | None, here: Line | None) -> Divergence | None:
-    """What differs between two lines of a run; None when they are the same. None for a line: that side has ended."""
+    """Return the difference of two lines of a run; None when they are the same. A line of None: that side has ended."""
     if packed is None or here is None:
         line = packed or here
         side = "the rerun has no such line" if here is None else "the pack has no such line"

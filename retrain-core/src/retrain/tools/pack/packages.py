@@ -1,4 +1,4 @@
-"""The packages that a run depends on: which ones, their versions, and a digest of each one's installed files."""
+"""The packages that a run depends on: their versions, and a digest of each one's installed files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ _SKIPPED = (".pyc", ".pth")
 
 
 def extras_of(name: str, words: Iterable[str]) -> list[str]:
-    """The extras of a distribution that are named like a part that the configuration selects, such as `judge`."""
+    """Return the extras of a distribution that are named like a part that the configuration selects: `judge`."""
     offered = {normal_name(extra) for line in requirements_of(name) for extra in _EXTRA.findall(line)}
     return sorted(offered & {normal_name(word) for word in words})
 
 
 def required(roots: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Every installed distribution that these need, by its normal name, with its version; `roots` have their extras."""
+    """Return every installed distribution that these need, by its normal name, with its version.
+
+    `roots` are distributions with their extras.
+    """
     todo = [(normal_name(name), tuple(extras)) for name, extras in roots.items()]
     done: set[tuple[str, tuple[str, ...]]] = set()
     while todo:
@@ -46,12 +49,12 @@ def required(roots: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 
 def installed_digests(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Version, and a digest over the recorded hashes of the installed files, of those that are installed."""
+    """Return version, and a digest over the recorded hashes of the installed files."""
     return {name: {"version": version, "digest": _digest(name)} for name, version in versions_of(names).items()}
 
 
 def _digest(name: str) -> str:
-    """Without what an installer adds: byte code, scripts, its own metadata. Empty where no hashes are recorded."""
+    """Hash without the installer's additions: byte code, scripts, metadata. Empty where no hashes are recorded."""
     return digest_of(
         {
             str(file): file.hash.value
@@ -62,13 +65,12 @@ def _digest(name: str) -> str:
 
 
 def digest_of(files: Mapping[str, str]) -> str:
-    """One digest for the hashes of a package's files by path; empty for no files."""
     lines = sorted(f"{path}\0{value}\n" for path, value in files.items() if not path.endswith(_SKIPPED))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32] if lines else ""
 
 
 def digests_in(python: Path | str, names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """`installed_digests` of another environment, by its interpreter; ConfigError when it does not answer."""
+    """Return `installed_digests` of another environment, by its interpreter; ConfigError when it does not answer."""
     wanted = list(names)
     if str(python) == sys.executable:
         return installed_digests(wanted)
@@ -93,5 +95,5 @@ def digests_in(python: Path | str, names: Iterable[str]) -> dict[str, dict[str, 
 
 
 def pinned(name: str, version: str) -> str:
-    """A requirement of one version, without the local label of a build (`2.13.0+cpu` is 2.13.0 elsewhere)."""
+    """Return a requirement of one version, without the local label of a build (2.13.0 for `2.13.0+cpu`)."""
     return f"{name}=={version.partition('+')[0]}"

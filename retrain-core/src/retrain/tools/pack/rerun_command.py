@@ -1,4 +1,4 @@
-"""`retrain rerun FILE`: what the pack would run is listed and asked for, then run and compared."""
+"""`retrain rerun FILE`: lists what the pack would run, asks, runs it and compares."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _given(text: str) -> tuple[str, Path]:
 
 
 def _agree(yes: bool, wheels: Sequence[CheckedWheel], trusted: Sequence[str]) -> None:
-    """ConfigError unless the user agrees: to the list, and to each wheel that would take the place of retrain."""
+    """Raise ConfigError unless the user agrees: to the list, and to each wheel that would replace retrain."""
     unknown = [wheel for wheel in wheels if wheel.needs_trust and wheel.sha256 not in map(str.lower, trusted)]
     can_ask = is_interactive() and not yes
     if unknown and not can_ask:
@@ -176,7 +176,7 @@ _URL = re.compile(r"[A-Za-z][\w+.-]*://[^\s\"'<>]+")
 
 
 def listing(contents: Contents, wheels: Sequence[CheckedWheel], *, here: bool) -> list[str]:
-    """One line each: code by file and hash, programs, hosts, variables, places outside, wheels, packages."""
+    """Return a line each: code by file and hash, programs, hosts, variables, places outside, wheels, packages."""
     runs = (
         f"campaign of {len(contents.runs)} runs" if contents.is_campaign else f"run of {contents.runs[0].steps} steps"
     )
@@ -204,7 +204,7 @@ def _of_wheel(wheel: CheckedWheel) -> str:
 
 
 def _from_config(contents: Contents) -> Iterator[str]:
-    """Lines about values of the configuration that run a program, or reach beyond the folder of the rerun."""
+    """Yield lines about values that run a program, or reach beyond the folder of the rerun."""
     tables = forced(contents.config())
     places = {str(part) for file in contents.files for part in (file.place, *PurePosixPath(file.place).parents)}
     model = str(tables.get("model", {}).get("model", ""))
@@ -234,7 +234,7 @@ def _host(url: str) -> str:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a configuration with its key, and the switches that are on."""
+    """Yield every text of a configuration with its key, and the switches that are on."""
     if isinstance(value, Mapping):
         for name, each in value.items():
             yield from _texts(each, f"{key}.{name}" if key else str(name))

@@ -1,4 +1,4 @@
-"""Runs a pack again and compares it with what the pack recorded, line by line, as the lines come."""
+"""Runs a pack again and compares it with the pack's records, line by line, as the lines come."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing in which the rerun is not what the pack says, and of which kind it is."""
-
     kind: str
     what: str
 
@@ -52,7 +50,7 @@ class Difference:
 
 
 def ranked(found: list[Difference], first: Divergence | None) -> list[Difference]:
-    """The most likely cause first: by kind, and by whether the first divergence is one of rounding."""
+    """Sort by likelihood of being the cause: by kind, and by whether the first divergence is one of rounding."""
     order = ROUNDING if first is not None and first.is_rounding else CHANGING
     return sorted(found, key=lambda each: order.index(each.kind))
 
@@ -60,7 +58,7 @@ def ranked(found: list[Difference], first: Divergence | None) -> list[Difference
 def differences(
     contents: Contents, packed: PackedRun, inputs: Path, run: Path, packages: Mapping[str, Mapping[str, str]]
 ) -> list[Difference]:
-    """Every difference between a run of a pack and its rerun in `run`.
+    """Return every difference between a run of a pack and its rerun in `run`.
 
     `inputs` is the folder of the packed copies, `packages` what is installed where it was run again.
     """
@@ -101,7 +99,7 @@ def _flat(tables: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _renamed(identity: dict[str, Any], contents: Contents) -> dict[str, Any]:
-    """The identity with data and code under the names that they have in the rerun's configuration."""
+    """Return the identity with data and code under their names in the rerun's configuration."""
     names = {(file.kind, file.name): file.place for file in contents.files if file.kind != "model"}
     found = dict(identity)
     for kind in ("code", "data"):
@@ -113,7 +111,7 @@ def _renamed(identity: dict[str, Any], contents: Contents) -> dict[str, Any]:
 
 
 def _packages(packed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
-    """Those that calculate first."""
+    """Yield packages, with the libraries that calculate first."""
     for name in sorted(packed, key=lambda each: (CALCULATING.index(each) if each in CALCULATING else 99, each)):
         old, new = packed[name], here.get(name, {})
         if old["version"] != new.get("version"):
@@ -145,7 +143,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunOutcome:
-    """A run against its rerun in `folder`: how many lines were the same, the first that was not, and why."""
+    """A run against its rerun in `folder`: the number of equal lines, the first that differs, and why."""
 
     run: PackedRun
     folder: Path
@@ -158,13 +156,13 @@ class RunOutcome:
 
     @property
     def verdict(self) -> str:
-        """`identical`, `equivalent`, or `different`."""
+        """Return `identical`, `equivalent`, or `different`."""
         if self.first is None:
             return "identical"
         return "equivalent" if self.tested is not None and self.tested.is_equivalent else "different"
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data for JSON; of an identical run `causes` are differences without an effect."""
+        """Return plain data; of an identical run, `causes` are differences without an effect."""
         return {
             "run": self.run.name,
             "verdict": self.verdict,
@@ -175,7 +173,7 @@ class RunOutcome:
         }
 
     def advance(self, say: Say) -> bool:
-        """Compare the lines that have come since; True if one of them is the first that differs."""
+        """Compare the new lines; True if one of them is the first that differs."""
         for line in self.reader.new():
             if self.first is None:
                 packed = self.wanted[self.num_same] if self.num_same < len(self.wanted) else None
@@ -189,7 +187,7 @@ class RunOutcome:
         return False
 
     def conclude(self) -> None:
-        """Compare what only the end shows: lines that never came, and the final weights."""
+        """Compare lines that never came, and the final weights."""
         here = weights_of(self.folder)
         if self.first is None and self.num_same < len(self.wanted):
             self.first = divergence(self.run.name, self.wanted[self.num_same], None)
@@ -209,7 +207,6 @@ class Outcome:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether every run is identical or equivalent."""
         return all(run.verdict != "different" for run in self.runs)
 
 
@@ -217,7 +214,7 @@ class Outcome:
 class Rerun:
     """A pack, and where it is run again: in `work`, by `python` in `environ`.
 
-    `inputs` are the packed copies of files, and `packages` what is installed for `python`.
+    `inputs` are the packed copies of files, and `packages` those installed for `python`.
     """
 
     contents: Contents
@@ -229,10 +226,10 @@ class Rerun:
     say: Say
 
     def outcome(self, arguments: Sequence[str]) -> Outcome:
-        """Run, follow, compare; the causes are found once the first line differs, and told at once.
+        """Run, follow, compare; causes are sought as soon as a line differs.
 
         A single run that differs, without a test that the pack declares, is stopped there. BackendError when the run
-        itself fails before any line differs.
+        fails before any line differs.
         """
         contents, folder = self.contents, self.work / RUN
         runs = []
@@ -285,7 +282,7 @@ class Rerun:
                 process.wait(POLL_S)
 
     def _explain(self, run: RunOutcome) -> None:
-        """Find in what the rerun differs, and tell it: as causes of the first divergence, or as without an effect."""
+        """Find and report the differences: as causes of the first divergence, or as without an effect."""
         if is_run(run.folder):
             with suppress(ConfigError):
                 found = differences(self.contents, run.run, self.inputs, run.folder, self.packages())
@@ -299,7 +296,7 @@ class Rerun:
 
 
 def cause_lines(causes: Sequence[Difference]) -> list[str]:
-    """For people: the most likely cause, and every other difference."""
+    """Return the most likely cause, and every other difference."""
     if not causes:
         return [f"cause not found among {LOOKED_AT}: it may be time, a service or a race"]
     more = [f"  also different: {each}" for each in causes[1:]]
@@ -307,7 +304,7 @@ def cause_lines(causes: Sequence[Difference]) -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop the run, if it goes on: by the signal at which it saves its state, then at all."""
+    """Stop the run, if it is still running: first by the signal at which it saves its state."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

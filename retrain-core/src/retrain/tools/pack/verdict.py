@@ -1,4 +1,4 @@
-"""What a campaign found, as the pack keeps it and as a rerun computes it again; no look is recorded."""
+"""The verdict of a campaign, for the pack and from its rerun, and the test of equivalence; no look is recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from retrain.verdicts.study.study import Options
 
 
 def verdict_of(campaign: Path) -> dict[str, Any]:
-    """The metric, how it stands, and each comparison; `problem` says why nothing could be compared."""
+    """Return the metric, the standing, and each comparison; `problem` says why nothing could be compared."""
     try:
         study = comparison_with_ledger([campaign], Options(), is_recorded=False)
     except ConfigError as error:
@@ -40,7 +40,6 @@ def verdict_of(campaign: Path) -> dict[str, Any]:
 
 
 def verdict_lines(verdict: dict[str, Any]) -> list[str]:
-    """For people: a line for each comparison."""
     if problem := verdict.get("problem"):
         return [f"no verdict: {problem}"]
     return [
@@ -75,11 +74,10 @@ class Equivalence:
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether the interval lies strictly inside the margin."""
+        """True if the interval lies strictly inside the margin."""
         return self.interval is not None and -self.margin < self.interval[0] and self.interval[1] < self.margin
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data for JSON."""
         return {**asdict(self), "equivalent": self.is_equivalent}
 
     def __str__(self) -> str:
@@ -92,7 +90,7 @@ class Equivalence:
 
 
 def final_rates(records: Iterable[Record]) -> dict[str, tuple[str, float]]:
-    """Cluster and correct rate of each held-out example at the last evaluation of an `eval.jsonl`."""
+    """Return cluster and correct rate of each held-out example at the last evaluation of an `eval.jsonl`."""
     rates: dict[str, tuple[str, float]] = {}
     last: object = None
     for record in records:
@@ -106,7 +104,7 @@ def final_rates(records: Iterable[Record]) -> dict[str, tuple[str, float]]:
 
 
 def equivalence(packed: Mapping[str, Any], here: Mapping[str, Any], margin: float) -> Equivalence:
-    """Test `final_rates` of the rerun against those of the pack, paired by example."""
+    """Test `final_rates` of the rerun against the pack's, paired by example."""
     if not packed or packed.keys() != here.keys():
         both = len(packed.keys() & here.keys())
         reason = f"{len(packed)} held-out examples in the pack and {len(here)} here, {both} of them the same"
@@ -122,7 +120,7 @@ def equivalence(packed: Mapping[str, Any], here: Mapping[str, Any], margin: floa
 
 
 def expected_half_width(rates: Mapping[str, tuple[str, float]], samples: int) -> float:
-    """About how wide the interval will be on either side when nothing but sampling differs: two binomial means."""
+    """Return the interval's expected half width when only sampling differs: two binomial means."""
     if not rates or not samples:
         return math.inf
     variance = math.fsum(rate * (1.0 - rate) / samples for _, rate in rates.values()) / len(rates)
@@ -130,5 +128,4 @@ def expected_half_width(rates: Mapping[str, tuple[str, float]], samples: int) ->
 
 
 def parsed(text: bytes) -> Iterable[Record]:
-    """The records of a packed `eval.jsonl`."""
     return (json.loads(line) for line in text.splitlines() if line.strip())

@@ -1,7 +1,7 @@
-"""Makes a wheel of a distribution as it is installed, or lies in its clone: what a run used, installable elsewhere.
+"""Makes a wheel of a distribution as it is installed, or as its clone has it.
 
 The format is https://packaging.python.org/specifications/binary-distribution-format: the modules, the metadata without
-what an installer adds, and a RECORD of the hashes. Nothing is built, so no build backend is needed on either side.
+an installer's additions, and a RECORD of the hashes. Nothing is built, so no build backend is needed on either side.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TAG = re.compile(r"^Tag: ([\w.-]+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """A wheel's file name, its bytes, and the text files in it by the path below the place of its modules.
+    """A wheel's file name, its bytes, and its text files by the path below the folder of its modules.
 
     `is_editable`: made from a folder that it was installed from by path.
     """
@@ -61,7 +61,7 @@ class Wheel:
 
 
 def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
-    """The wheel of an installed distribution of which these top-level modules are used; ConfigError if it has none."""
+    """Return the wheel of an installed distribution of which these top-level modules are used."""
     recorded = [file for file in files_of(name) if ".." not in file.parts and not str(file).endswith(".pyc")]
     info = next((file.parts[0] for file in recorded if file.parts[0].endswith(".dist-info")), "")
     if not info:
@@ -106,7 +106,7 @@ def _record_line(member: tuple[str, bytes]) -> str:
 
 
 def _compressed(tags: list[str]) -> str:
-    """The tags in one: `cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64`."""
+    """Return the tags in one: `cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64`."""
     parts = [tag.split("-") for tag in tags if tag.count("-") == 2]
     return "-".join(".".join(dict.fromkeys(each[column] for each in parts)) for column in range(3))
 
@@ -135,7 +135,6 @@ class CheckedWheel:
 
     @property
     def is_ours(self) -> bool:
-        """True for one of the distributions that retrain consists of."""
         return normal_name(self.packed.name) in own_distributions()
 
     @property
@@ -155,7 +154,6 @@ class ReadWheel:
 
     @property
     def modules(self) -> frozenset[str]:
-        """Its top-level modules and packages."""
         paths = (path for path in self.files if not path.startswith(f"{self.folder}/"))
         return frozenset(top_level(path) for path in paths if "/" in path or is_importable(path))
 
@@ -183,7 +181,7 @@ def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
 
 
 def _recorded(archive: zipfile.ZipFile, folder: str) -> dict[str, str]:
-    """The hashes of a RECORD by path; empty for one that is not SHA-256."""
+    """Return the hashes of a RECORD by path; empty for one that is not SHA-256."""
     rows = csv.reader(io.StringIO(archive.read(f"{folder}/RECORD").decode("utf-8")))
     return {row[0]: row[1].removeprefix("sha256=") if row[1].startswith("sha256=") else "" for row in rows if row}
 
@@ -204,7 +202,7 @@ def _first_fault(archive: zipfile.ZipFile, folder: str, files: Mapping[str, str]
 
 
 def check_wheels(contents: Contents) -> tuple[CheckedWheel, ...]:
-    """The wheels of a pack; ConfigError for one that holds more than the modules of its distribution."""
+    """Return the wheels of a pack; ConfigError for one that holds more than the modules of its distribution."""
     found: list[CheckedWheel] = []
     owners: dict[str, str] = {}
     for packed in contents.wheels:
@@ -242,7 +240,7 @@ def _checked(opened: Opened, packed: PackedWheel) -> CheckedWheel:
 
 
 def _is_foreign(path: str, info: str, own: str) -> bool:
-    """True for scripts, data of other places, metadata of others, and files that would run unnoticed."""
+    """True for scripts, data and metadata of another distribution, and files that would run unnoticed."""
     folder, lower = path.partition("/")[0], path.casefold()
     if folder == info:
         return False
@@ -252,7 +250,7 @@ def _is_foreign(path: str, info: str, own: str) -> bool:
 
 
 def _changed(read: ReadWheel, name: str, modules: Iterable[str]) -> tuple[str, ...]:
-    """The files of one of our distributions that are not those of the installed one, in either direction."""
+    """Return the files of one of our distributions that differ from the installed ones, in either direction."""
     if not (version := versions_of([name]).get(name)):
         return (f"{name} is not installed here",)
     here = wheel_of(name, version, modules)
@@ -262,7 +260,7 @@ def _changed(read: ReadWheel, name: str, modules: Iterable[str]) -> tuple[str, .
 
 
 def _run_files(read: ReadWheel) -> dict[str, str]:
-    """The files that decide what runs: modules, entry points; without what describes the distribution."""
+    """Return the files that decide what runs: modules and entry points."""
     prefix, skipped = f"{read.folder}/", (*SIGNATURES, *NOT_RUN)
     return {
         path.replace(prefix, ".dist-info/", 1): digest
