@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from retrain.api import Problem, load_plugins
-from retrain.engines.check import KEYS
+from retrain.engines.table import KEYS
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import EntropyTable, InferenceTable
 from retrain.kernel.config.resolved import Config

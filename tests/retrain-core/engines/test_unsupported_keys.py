@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retrain.engines import ENGINES
-from retrain.engines.check import KEYS, unsupported_keys
+from retrain.engines.table import KEYS, unsupported_keys
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config

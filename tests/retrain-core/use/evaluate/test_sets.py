@@ -19,8 +19,7 @@ from retrain.observe.metrics.evaluate import rate_interval
 from retrain.run.check import identity_of
 from retrain.text.tokenizer import load_tokenizer
 from retrain.tools.capacity.workload import workload_of
-from retrain.use.evaluate.loading import load_set
-from retrain.use.evaluate.sets import problems_of, read_sets
+from retrain.use.evaluate.sets import load_set, problems_of, read_sets
 
 Read = Callable[[Path], list[dict[str, Any]]]
 TOML = """

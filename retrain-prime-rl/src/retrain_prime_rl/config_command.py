@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from retrain.api import ConfigError, Plugins, Problem, load_checked
-from retrain_prime_rl.config.files import START, written
-from retrain_prime_rl.config.layout import Machines, layout_of
+from retrain_prime_rl.config_files import START, Machines, layout_of, written
 
 EPILOG = """\b
 Examples:
