@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retrain.inspect.replay.show import SEVERAL, lines
-from retrain.report.parts import Paragraph, Part, Plot, Pre, Section, Table, Tiles, note
+from retrain.report.parts import Paragraph, Part, Plot, Pre, Section, Table, Tiles, note, plain
 from retrain.report.shell import sections_page
-from retrain.report.text import plain
 
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")  # of the style sheet
 LONGEST = 32  # letters of a name on an axis

@@ -33,7 +33,7 @@
   };
   const last = (field) => { for (let i = rows.length - 1; i >= 0; i--) if (field in rows[i]) return rows[i]; return null; };
 
-  // ---------------------------------------------------------------- how the run stands
+  // ---------------------------------------------------------------- the state of the run
 
   const share = (progress) => {
     const elapsed = progress.tokens / progress.tokens_per_s;
@@ -46,7 +46,7 @@
   };
   const showStatus = (status) => {
     const gone = status.status === "gone", live = LIVE.includes(status.status);
-    trouble(gone ? "The run's folder is gone: moved, renamed or removed. What was read stays here." : "");
+    trouble(gone ? "The run's folder is gone: moved, renamed or removed. The data read so far stays here." : "");
     if (gone) { setText("state", "gone"); byId("state").className = "pill bad"; return false; }
     setText("state", status.status);
     byId("state").className = `pill ${live ? "live" : status.status === "done" ? "ended" : "bad"}`;
@@ -185,7 +185,7 @@
   };
   const browse = async (step, first) => {
     const number = ++pending, found = await ask(`completions?step=${step}&first=${first}&shown=${encodeURIComponent(byId("shown").value)}`);
-    if (number !== pending) return; // another step was asked for meanwhile
+    if (number !== pending) return; // another step was requested meanwhile
     byId("step").value = step;
     byId("step").max = newest;
     byId("earlier").disabled = step <= 0;
@@ -194,7 +194,7 @@
     if (first) byId("cards").append(...cards);
     else byId("cards").replaceChildren(...cards);
     const have = byId("cards").childElementCount;
-    setText("found", `${found.count} of step ${step}${found.is_cut ? ", of as much as is read of so large a step" : ""}; ${have} are shown`);
+    setText("found", `${found.count} of step ${step}${found.is_cut ? ", counted in its first 64 MB" : ""}; ${have} are shown`);
     byId("more").hidden = have >= found.count;
   };
   const turnTo = (step, first = 0) => browse(step, first).catch(lost);
@@ -207,7 +207,7 @@
   byId("more").addEventListener("click", () => turnTo(chosen(), byId("cards").childElementCount));
   byId("follow").addEventListener("change", () => { if (byId("follow").checked && newest !== null) turnTo(newest); });
 
-  // ---------------------------------------------------------------- again and again
+  // ---------------------------------------------------------------- refresh
 
   const lost = (error) => trouble(`Nothing new: ${error.message}. Is \`retrain watch\` still running?`);
   const look = async () => {
