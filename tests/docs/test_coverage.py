@@ -11,7 +11,7 @@ import pytest
 from retrain.cli.manual.command import generator
 from retrain.cli.manual.contracts import MODULES
 from retrain.cli.manual.keys import described
-from retrain.cli.manual.pages import regenerated
+from retrain.cli.manual.markdown import regenerated
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.plugins.discover import load_plugins

@@ -1,4 +1,4 @@
-"""`retrain explain`: what a configuration would do and where each value comes from, without model or data."""
+"""`retrain explain`: shows a configuration's effect and the origin of each value, without model or data."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _warnings(config: Config) -> list[str]:
 
 
 def _loss(config: Config) -> str:
-    """The loss with the keys about it that are set."""
+    """The loss with its keys that are set."""
     values = config.as_dict()["algorithm"]
     return ", ".join([config.algorithm.loss, *(f"{n} = {values[n]}" for n in LOSS_KEYS if values.get(n))])
 

@@ -69,7 +69,7 @@ def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[
 
 
 def inventory(plugins: Plugins, kinds: Sequence[Kind] = tuple(Kind)) -> dict[str, Any]:
-    """What is installed, as plain data: `kinds`, `failures`, and what the environment has `left_out`."""
+    """The installed parts, as plain data: `kinds`, `failures`, and the distributions `left_out` by the environment."""
     rows = {
         kind.value: [
             {
@@ -169,7 +169,7 @@ def _line(text: str) -> str:
 def searched_modules(search_paths: Sequence[str]) -> list[dict[str, str]]:
     """`module`, `file` and `status` of every public module below the search paths, imported now.
 
-    What a module prints goes to stderr. The status is `ok`, or `error: ` and what the import raised.
+    The modules' output goes to stderr. The status is `ok`, or `error: ` and the exception of the import.
     """
     found = []
     for path in dict.fromkeys(prefix.strip("./").replace("/", ".") for prefix in search_paths):
@@ -205,7 +205,6 @@ RANGE = {  # keywords of JSON Schema, and how they are shown
 
 
 def backends(plugins: Plugins) -> list[dict[str, Any]]:
-    """Every registered backend, as plain data."""
     return [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
 
 
@@ -273,7 +272,6 @@ def _forms(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def backend_lines(content: dict[str, Any]) -> Iterator[str]:
-    """Each backend with its capabilities and options, then those that are not installed."""
     for row in content["backends"]:
         owner = f"{row['distribution']} {row['version']}  {short_file(row['file'])}"
         yield f"{click.style(printable(row['name']), bold=True)}  {click.style(printable(owner), dim=True)}"

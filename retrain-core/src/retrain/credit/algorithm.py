@@ -30,7 +30,7 @@ from retrain.kernel.types import (
     group_status,
     num_correct,
 )
-from retrain.text.token_text import token_texts
+from retrain.text.tokenizer import token_texts
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -26,8 +26,7 @@ from retrain.records.run import Run, StoredCompletion, StoredStep
 from retrain.report.heat import ShadedCompletion, ShadedStep, render, show
 from retrain.run.configure import Checked, load_checked
 from retrain.text.command_options import html_option, json_option, run_argument, set_option
-from retrain.text.token_text import token_texts
-from retrain.text.tokenizer import load_tokenizer
+from retrain.text.tokenizer import load_tokenizer, token_texts
 from retrain.verdicts.ledger.looks import InterimLooks
 
 MOST = 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,10 +22,9 @@ from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, Ov
 from retrain.records.runs.run_status import RunStatus
 from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.command_options import json_option
-from retrain.text.process import can_redraw
 from retrain.text.progress import phase_text, share_of
 from retrain.text.tables import rich_table, table_console
-from retrain.text.terminal_text import printable
+from retrain.text.terminal_text import is_redrawable, printable
 from retrain.verdicts.ledger.looks import InterimLooks
 
 Look = Callable[[], Overview]
@@ -144,7 +144,7 @@ def _print(overview: Overview) -> None:
 def _follow(look: Look, interval_s: float, *, as_json: bool) -> None:
     """Show `look()` repeatedly; Ctrl-C ends it and is not an error."""
     try:
-        if can_redraw() and not as_json:
+        if is_redrawable(sys.stdout) and not as_json:
             _follow_live(look, interval_s)
         while True:
             if as_json:

@@ -19,7 +19,7 @@ from retrain.run.configure import Checked, load_file
 from retrain.run.seed_sources import run_seeds
 from retrain.run.subject import Subject, SubjectKind, adapter_shape
 from retrain.run.tables import registered_tables
-from retrain.text.progress import progress_bar
+from retrain.text.tables import progress_bar
 from retrain.text.tokenizer import load_tokenizer
 
 SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # using a policy is not part of its run

@@ -17,8 +17,8 @@ from retrain.tasks.prompts import PromptPool, build_pool
 from retrain.tasks.rollout import SingleTurn
 from retrain.tasks.scoring.build import brings_tasks, build_service, comparing_rewards, judges, load_data
 from retrain.tasks.scoring.service import ScoringService
-from retrain.text.context import context_length
 from retrain.text.terminal_text import printable
+from retrain.text.tokenizer import context_length
 
 LOG = logging.getLogger("retrain")
 

@@ -15,7 +15,7 @@ from retrain.kernel.types import Sample, SamplingParams, StopReason
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect, expect_unchanged
 from retrain.testing.subjects import MAX_TOKENS, open_subject, requests
-from retrain.text.context import context_length
+from retrain.text.tokenizer import context_length
 
 ROUNDING = 1e-3  # nats by which half-precision arithmetic may exceed zero
 GAP = 1e-3  # nats between two ways of batching the same completion

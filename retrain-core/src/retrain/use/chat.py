@@ -37,9 +37,8 @@ from retrain.tasks.rollout import SingleTurn
 from retrain.tasks.scoring.build import build_rewards, data_reward
 from retrain.tasks.scoring.service import ScoringService
 from retrain.text.chat import encode
-from retrain.text.context import context_length
 from retrain.text.terminal_text import printable
-from retrain.text.token_text import token_texts
+from retrain.text.tokenizer import context_length, token_texts
 from retrain.use.serving.text_stream import TextStream
 
 GROUP_SIZE = 8  # answers that share the credit of a question

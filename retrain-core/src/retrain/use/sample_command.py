@@ -29,8 +29,8 @@ from retrain.tasks.prompts import encode_prompts
 from retrain.tasks.rollout import draw_samples
 from retrain.text.chat import as_chat
 from retrain.text.command_options import checkpoint_option, overrides_argument, subject_argument
-from retrain.text.context import context_length
 from retrain.text.terminal_text import printable
+from retrain.text.tokenizer import context_length
 
 AT_ONCE = 1024  # prompts given to the engine together
 DIGITS = 6  # of a log-probability

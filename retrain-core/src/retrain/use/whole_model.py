@@ -15,7 +15,7 @@ from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import ADAPTER_CONFIG
 from retrain.records.files import write_folder
 from retrain.run.subject import Subject
-from retrain.text.progress import progress_bar
+from retrain.text.tables import progress_bar
 from retrain.text.terminal_text import printable
 
 MIB = 2**20

@@ -1,4 +1,4 @@
-"""Measures how fast a model samples and trains here, in a separate process: a model too large ends only that one.
+"""Measures the speed of sampling and training here, in a separate process: a model too large ends only that one.
 
 That process is `python -m retrain.cli.start.speed CONFIG`; it reads prompts and prints the measurement, as JSON.
 """

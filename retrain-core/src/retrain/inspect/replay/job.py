@@ -28,7 +28,7 @@ from retrain.kernel.types import Group, TrainBatch
 from retrain.records.files import digest_of
 from retrain.records.run import StoredStep
 from retrain.text.terminal_text import printable
-from retrain.text.token_text import token_texts
+from retrain.text.tokenizer import token_texts
 
 LOG = logging.getLogger("retrain")
 TAKEN = "as taken"

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """Every field that a run itself writes."""
     from retrain.observe.metrics.metric_names import described  # only the manual needs it
 
     return described()
@@ -25,7 +24,6 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 def retrain_extra_metrics(
     run: RunView | None, groups: GroupsView | None, credit: Credit | None, evaluation: EvalView | None
 ) -> Mapping[str, Any]:
-    """The fields of a step or of an evaluation."""
     if evaluation is not None:
         from retrain.observe.metrics.evaluate import eval_metrics  # only an evaluation needs it
 

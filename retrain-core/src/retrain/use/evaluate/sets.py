@@ -31,8 +31,8 @@ from retrain.tasks.scoring.build import build_service, comparing_rewards, has_ve
 from retrain.tasks.scoring.trial import refuse_broken_rewards
 from retrain.tasks.tasks import RewardVerifier, Tasks, closed_on_error
 from retrain.text.chat import prompt_text
-from retrain.text.context import context_length
 from retrain.text.terminal_text import printable
+from retrain.text.tokenizer import context_length
 
 HELD_OUT = "held_out"  # the set of [eval] examples
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

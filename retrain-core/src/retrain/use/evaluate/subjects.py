@@ -29,8 +29,8 @@ from retrain.run.opened import Opened, opened, subject_config
 from retrain.run.subject import Subject, SubjectKind, checkpoints_of, find_subject
 from retrain.tasks.tasks import Tasks, load_tasks
 from retrain.text.chat import prompt_text
-from retrain.text.progress import progress_bar
 from retrain.text.secrets import hide
+from retrain.text.tables import progress_bar
 from retrain.text.terminal_text import printable
 from retrain.use.evaluate.evaluation import Record, evaluate, set_fields, set_records
 from retrain.use.evaluate.sets import (

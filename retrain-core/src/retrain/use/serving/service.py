@@ -17,8 +17,7 @@ from retrain.run.opened import Opened
 from retrain.run.seed_sources import sample_seed
 from retrain.run.streaming import TopLogprobs
 from retrain.text.chat import chat_text
-from retrain.text.context import context_length
-from retrain.text.token_text import token_texts
+from retrain.text.tokenizer import context_length, token_texts
 from retrain.text.tool_calls import ToolCall, parse_tool_calls, plain_tool_calls
 from retrain.use.serving.batcher import (
     Batcher,

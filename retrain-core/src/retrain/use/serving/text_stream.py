@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from retrain.text.token_text import BROKEN, CONTEXT
+from retrain.text.tokenizer import BROKEN, CONTEXT
 
 
 class TextStream:
