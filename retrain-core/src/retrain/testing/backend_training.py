@@ -14,14 +14,13 @@ from retrain.kernel.errors import BackendError
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainReport
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect, expect_unchanged, fail
-from retrain.testing.subjects import Subject, batch_of, open_subject, requests
+from retrain.testing.subjects import Sampled, Subject, batch_of, open_subject, requests, sampled
 
 MAX_GAP = 1e-4  # nats between sampler and trainer on the policy that was sampled from
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=1.0)
 TEMPERATURES = (1.0, 2.0, 4.0)
 STEPS = 4
 SEEDS = 32
-Sampled = list[tuple[list[int], list[float]]]
 
 
 def makes_rewarded_tokens_likelier(bench: Bench) -> None:
@@ -114,11 +113,11 @@ def changes_nothing_without_credit(bench: Bench) -> None:
     subject = open_subject(bench)
     if not subject.is_repeatable:
         return
-    before = _sampled(bench, subject)
+    before = sampled(bench, subject)
     _trained(bench, subject, credit=0.0)
     subject.part.publish()
     expect(
-        _is_close(before, _sampled(bench, subject)),
+        _is_close(before, sampled(bench, subject)),
         "other completions after a step without any advantage",
         why="the gradient of such a step is zero, and [training] weight_decay is 0 here",
         fix="add no term to the loss that is not configured",
@@ -131,11 +130,11 @@ def credits_single_tokens(bench: Bench) -> None:
     found = subject.capabilities
     if found is None or not found.preserves_token_advantages or not subject.is_repeatable:
         return
-    before = _sampled(bench, subject)
+    before = sampled(bench, subject)
     _trained(bench, subject, credit=None)
     subject.part.publish()
     expect(
-        not _is_close(before, _sampled(bench, subject), gap=1e-6),
+        not _is_close(before, sampled(bench, subject), gap=1e-6),
         "nothing changed after a step whose advantages are +1 and -1 in turn",
         why="a backend that gives each row its mean advantage turns every token transform into none",
         fix="multiply each token by its own advantage, or declare preserves_token_advantages = False",
@@ -145,12 +144,12 @@ def credits_single_tokens(bench: Bench) -> None:
 def trains_at_the_rate_it_is_given(bench: Bench) -> None:
     """A step at `TrainBatch.lr` = 0 leaves the policy unchanged, if the backend reports a learning rate."""
     subject = open_subject(bench)
-    before = _sampled(bench, subject)
+    before = sampled(bench, subject)
     _, report = _trained(bench, subject, lr=0.0)
     if report.lr is None:
         return
     subject.part.publish()
-    is_same = not subject.is_repeatable or _is_close(before, _sampled(bench, subject))
+    is_same = not subject.is_repeatable or _is_close(before, sampled(bench, subject))
     expect(
         report.lr == 0.0 and is_same,
         f"a step at learning rate 0 reports {report.lr} and {'keeps' if is_same else 'changes'} the policy",
@@ -184,21 +183,21 @@ def publishes_when_asked(bench: Bench) -> None:
     """`sample` uses the last published policy; the version starts at 0 and grows with each published training step."""
     subject = open_subject(bench)
     versions = [subject.part.publish()]
-    before = _sampled(bench, subject)
+    before = sampled(bench, subject)
     _trained(bench, subject)
     if subject.is_repeatable:
         expect(
-            before == _sampled(bench, subject),
+            before == sampled(bench, subject),
             "after train and before publish, sample returns different completions",
             why="a step's completions must come from one policy",
             fix="let sample use what publish() froze",
         )
     for _ in range(2):
         versions.append(subject.part.publish())
-        sampled = {s.policy_version for group in subject.sample(requests(bench)) for s in group}
+        of_samples = {s.policy_version for group in subject.sample(requests(bench)) for s in group}
         expect(
-            sampled == {versions[-1]},
-            f"publish() returned {versions[-1]}, samples have {sorted(sampled)}",
+            of_samples == {versions[-1]},
+            f"publish() returned {versions[-1]}, samples have {sorted(of_samples)}",
             why="stale samples are found by it",
             fix="set Sample.policy_version to what publish() returned last",
         )
@@ -216,7 +215,7 @@ def refuses_numbers_that_are_not_finite(bench: Bench) -> None:
     subject = open_subject(bench)
     asked = requests(bench)
     good = batch_of(asked, subject.sample(asked), lambda sample: 1.0)
-    before, version = _sampled(bench, subject), subject.part.publish()
+    before, version = sampled(bench, subject), subject.part.publish()
     for field in ("advantages_T", "logprobs_T"):
         for value in (float("nan"), float("inf")):
             row = good.rows[-1]
@@ -239,7 +238,7 @@ def refuses_numbers_that_are_not_finite(bench: Bench) -> None:
         fix="count a step after the optimizer has stepped",
     )
     expect(
-        not subject.is_repeatable or _is_close(before, _sampled(bench, subject), gap=1e-6),
+        not subject.is_repeatable or _is_close(before, sampled(bench, subject), gap=1e-6),
         "other completions after refused steps",
         why="one NaN in a weight, or in a moment of the optimizer, is the end of the run",
         fix="check loss and gradients for finiteness before the optimizer steps, and set the gradients back",
@@ -299,24 +298,7 @@ def _trained(
     return batch, subject.part.train(batch)
 
 
-def _sampled(bench: Bench, subject: Subject) -> Sampled:
-    groups = subject.sample(requests(bench))
-    return [(np.asarray(s.tokens_T).tolist(), np.asarray(s.logprobs_T).tolist()) for group in groups for s in group]
-
-
 def _is_close(first: Sampled, second: Sampled, gap: float = 1e-5) -> bool:
-    return all(a == b and np.allclose(x, y, rtol=0.0, atol=gap) for (a, x), (b, y) in zip(first, second, strict=True))
-
-
-TRAINING = (
-    makes_rewarded_tokens_likelier,
-    reports_what_it_did,
-    has_ratio_1_on_its_own_policy,
-    changes_nothing_without_credit,
-    credits_single_tokens,
-    remembers_its_reference,
-    trains_at_the_rate_it_is_given,
-    publishes_when_asked,
-    refuses_numbers_that_are_not_finite,
-    leaves_batches_alone,
-)
+    return all(
+        a == b and np.allclose(x, y, rtol=0.0, atol=gap) for (a, x, _), (b, y, _) in zip(first, second, strict=True)
+    )

@@ -7,19 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from retrain.kernel.declared import Capabilities, CheckpointMode, Determinism
 from retrain.kernel.errors import BackendError
-from retrain.testing.backend_training import TRAINING
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect, fail
-from retrain.testing.sampling import SAMPLING
-from retrain.testing.subjects import Subject, backend_subject, batch_of, open_subject, requests
+from retrain.testing.subjects import Sampled, Subject, backend_subject, batch_of, open_subject, plain, requests, sampled
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-Step = list[tuple[list[int], list[float], int]]
 
 
 def repeats_a_run(bench: Bench) -> None:
@@ -74,7 +70,7 @@ def goes_on_from_a_checkpoint(bench: Bench) -> None:
             fix="save the optimizer's moments and its step count with the adapter; or declare adapter_only",
         )
     expect(
-        _sampled(bench, subject) == _sampled(bench, resumed),
+        sampled(bench, subject) == sampled(bench, resumed),
         "other completions after save and load",
         why=f"checkpoint_resume_mode is declared as {found.checkpoint_resume_mode.value}",
         fix="save and load every trained weight, without rounding",
@@ -94,7 +90,7 @@ def saving_changes_nothing(bench: Bench) -> None:
         other.part.save(_empty(bench, f"state-{step}"))
         other.part.save_adapter(_empty(bench, f"adapter-{step}"))
     expect(
-        _sampled(bench, subject) == _sampled(bench, other),
+        sampled(bench, subject) == sampled(bench, other),
         "a run that saves after each step samples different completions from one that does not",
         why="save_every must not change the experiment",
         fix="save copies, and touch neither weights nor optimizer",
@@ -117,7 +113,7 @@ def _empty(bench: Bench, name: str) -> Path:
     return folder
 
 
-def _step(bench: Bench, subject: Subject, step: int) -> Step:
+def _step(bench: Bench, subject: Subject, step: int) -> Sampled:
     """Sample, train on the samples with seeded credit, publish; return the samples."""
     asked = requests(bench)
     samples = subject.sample(asked)
@@ -126,19 +122,7 @@ def _step(bench: Bench, subject: Subject, step: int) -> Step:
     )
     subject.part.train(batch)
     subject.part.publish()
-    return _plain(samples)
-
-
-def _sampled(bench: Bench, subject: Subject) -> Step:
-    return _plain(subject.sample(requests(bench)))
-
-
-def _plain(groups: Any) -> Step:
-    return [
-        (np.asarray(s.tokens_T).tolist(), np.asarray(s.logprobs_T).tolist(), s.policy_version)
-        for group in groups
-        for s in group
-    ]
+    return plain(samples)
 
 
 def _expect_peft_files(folder: Path) -> None:
@@ -210,15 +194,3 @@ def is_closed_for_good(bench: Bench) -> None:
             why="code that uses a closed backend would train something that is never saved",
             fix='raise BackendError("the backend is closed")',
         )
-
-
-BACKEND = (
-    declares_its_capabilities,
-    *SAMPLING,
-    *TRAINING,
-    repeats_a_run,
-    goes_on_from_a_checkpoint,
-    saving_changes_nothing,
-    writes_a_peft_adapter,
-    is_closed_for_good,
-)

@@ -98,12 +98,3 @@ def _run(controller: Any, start: int, end: int) -> list[tuple[float, dict[str, A
         controller.observe(view)
         seen.append((value, dict(controller.metrics())))
     return seen
-
-
-CONTROLLER = (
-    gives_a_number_between_0_and_1,
-    changes_only_when_it_observes,
-    repeats_its_schedule,
-    goes_on_after_a_resume,
-    reports_plain_metrics,
-)

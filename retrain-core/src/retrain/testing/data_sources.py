@@ -126,12 +126,3 @@ def expect_plain_examples(examples: tuple[Example, ...]) -> None:
 def _load(bench: Bench) -> LoadedData:
     data: LoadedData = bench.build().load()
     return data
-
-
-DATA_SOURCE = (
-    gives_examples,
-    names_examples_for_good,
-    holds_plain_data,
-    can_be_put_to_the_model,
-    brings_a_sound_verifier,
-)

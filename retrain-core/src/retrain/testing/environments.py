@@ -152,14 +152,3 @@ def _expect_results(played: tuple[Any, Sequence[EpisodeResult]], count: int, *, 
             why="a failed score leaves the episode out, and a run stops when too many fail",
             fix="give EpisodeResult(score=Score.of(number)), or Score.no_verdict(reason)",
         )
-
-
-ENVIRONMENT = (
-    gives_tasks,
-    plays_in_a_process_of_its_own,
-    plays_episodes_side_by_side,
-    asks_in_plain_data,
-    survives_hostile_replies,
-    ends_when_the_context_is_full,
-    drops_what_was_left_open,
-)

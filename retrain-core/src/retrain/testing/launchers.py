@@ -215,14 +215,3 @@ def _is_alive(pid: int) -> bool:
 
 def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8") if file.exists() else ""
-
-
-LAUNCHER = (
-    runs_a_process_to_its_end,
-    gives_it_environment_folder_and_logs,
-    asks_it_to_stop,
-    kills_it_with_all_it_started,
-    runs_several_at_a_time,
-    tells_of_a_program_that_is_not_there,
-    lets_go,
-)

@@ -215,14 +215,3 @@ def _slopes(
 def _flat(found: LossValue) -> Floats:
     """The gradients of the action tokens; every row begins with a prompt of two tokens."""
     return np.concatenate([gradient_T[2:] for gradient_T in found.gradients])
-
-
-LOSS = (
-    names_its_backends,
-    gives_finite_numbers,
-    has_the_gradient_of_its_value,
-    raises_what_was_good,
-    does_not_depend_on_packs_or_order,
-    has_the_denominator_of_the_step,
-    repeats_its_numbers,
-)

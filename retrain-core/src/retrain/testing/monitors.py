@@ -78,12 +78,3 @@ def _observe(monitor: Any, line: Mapping[str, Any]) -> list[tuple[str, str, str]
             fix='return retrain.api.Finding(state="lower_case", message="cause, and the key to change")',
         )
     return [(finding.state, finding.message, finding.severity) for finding in findings]
-
-
-HEALTH_MONITOR = (
-    finds_what_can_be_told,
-    bears_lines_that_lack_fields,
-    leaves_lines_alone,
-    repeats_its_findings,
-    goes_on_after_a_resume,
-)

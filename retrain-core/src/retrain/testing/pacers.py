@@ -99,12 +99,3 @@ def _size(pacer: Any, step: int) -> int:
         fix="return an int of at least 1",
     )
     return int(size)
-
-
-PACER = (
-    wants_at_least_one_prompt,
-    changes_only_when_it_observes,
-    backs_off_when_memory_runs_out,
-    bears_steps_that_say_nothing,
-    goes_on_after_a_resume,
-)

@@ -87,12 +87,3 @@ def _run_folder(bench: Bench, name: str = "run") -> Path:
     folder = bench.folder / name
     folder.mkdir(exist_ok=True)
     return folder
-
-
-RECORDER = (
-    records_a_whole_run,
-    lets_go_of_a_run_that_failed,
-    can_be_finished_before_it_started,
-    leaves_lines_alone,
-    goes_on_after_a_resume,
-)

@@ -144,14 +144,3 @@ def expect_gold(bench: Bench, reward: Any, examples: Sequence[Example]) -> None:
 
 def _shown(score: Score) -> str:
     return f"{score.value!r}" if score.value is not None else f"{score.outcome.value} ({score.detail[:200]})"
-
-
-REWARD = (
-    can_score,
-    works_in_the_process_of_a_run,
-    survives_hostile_texts,
-    calls_its_gold_right,
-    repeats_its_scores,
-    leaves_examples_alone,
-    reports_finite_metrics,
-)

@@ -136,13 +136,3 @@ def _observe(sampler: Any, step: int, ids: Sequence[str]) -> None:
             for each, right in zip(ids, rights, strict=True)
         ],
     )
-
-
-SAMPLER = (
-    chooses_training_examples,
-    chooses_each_once,
-    answers_the_same_when_asked_again,
-    chooses_by_the_seed,
-    bears_groups_that_say_nothing,
-    goes_on_after_a_resume,
-)

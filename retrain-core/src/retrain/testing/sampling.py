@@ -263,21 +263,3 @@ def _shown(sample: Sample) -> str:
     tokens: Sequence[int] = [int(token) for token in sample.tokens_T[:8]]
     numbers = [round(float(value), 4) for value in sample.logprobs_T[:4]]
     return f"{tokens} with log-probabilities {numbers}"
-
-
-SAMPLING = (
-    samples_one_completion_per_seed,
-    gives_log_probabilities,
-    ends_where_it_says,
-    cuts_at_max_tokens,
-    tells_the_policy_version,
-    repeats_a_seed,
-    draws_by_the_seed,
-    heeds_the_temperature,
-    gives_entropies_when_asked,
-    takes_an_empty_list,
-    takes_a_long_prompt,
-    leaves_requests_alone,
-    delivers_what_it_returns,
-    can_be_closed_twice,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ HOST_BACKEND = "local"  # hosts the engine under test, unless the caller names a
 QUESTIONS = ("12 + 34 = ?", "7 * 8 = ?", "What is half of 90?")
 COUNTS = (4, 2, 1)  # completions of each
 MAX_TOKENS = 12
+Sampled = list[tuple[list[int], list[float], int]]  # tokens, log-probabilities and policy version of each completion
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -111,6 +112,20 @@ def requests(bench: Bench, counts: Sequence[int] = COUNTS) -> list[SampleRequest
             seeds_G=tuple(seeds.derive("conformance", number, completion) for completion in range(count)),
         )
         for number, (ids, count) in enumerate(zip(encoded, counts, strict=False))
+    ]
+
+
+def sampled(bench: Bench, subject: Subject) -> Sampled:
+    """Sample completions of the usual prompts, as plain values."""
+    return plain(subject.sample(requests(bench)))
+
+
+def plain(groups: Iterable[Iterable[Sample]]) -> Sampled:
+    """Return completions as values that can be compared."""
+    return [
+        (np.asarray(s.tokens_T).tolist(), np.asarray(s.logprobs_T).tolist(), s.policy_version)
+        for group in groups
+        for s in group
     ]
 
 

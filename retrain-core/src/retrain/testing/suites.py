@@ -6,7 +6,7 @@ import importlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -17,28 +17,30 @@ from retrain.kernel.types import Kind
 from retrain.testing.bench import Bench
 from retrain.testing.check import Check, Run, expect
 
-SUITES: Mapping[Kind, str] = {  # imported when a suite is listed: some need libraries that others do not
-    Kind.ADVANTAGE: "retrain.testing.credit:ADVANTAGE",
-    Kind.TRANSFORM: "retrain.testing.credit:TRANSFORM",
-    Kind.UNCERTAINTY: "retrain.testing.credit:UNCERTAINTY",
-    Kind.ALGORITHM: "retrain.testing.credit:ALGORITHM",
-    Kind.PLANNING_DETECTOR: "retrain.testing.credit:PLANNING_DETECTOR",
-    Kind.RECIPE: "retrain.testing.configuration:RECIPE",
-    Kind.LOSS: "retrain.testing.losses:LOSS",
-    Kind.REWARD: "retrain.testing.rewards:REWARD",
-    Kind.DATA_SOURCE: "retrain.testing.data_sources:DATA_SOURCE",
-    Kind.ENVIRONMENT: "retrain.testing.environments:ENVIRONMENT",
-    Kind.CONTROLLER: "retrain.testing.controllers:CONTROLLER",
-    Kind.BACKEND: "retrain.testing.backends:BACKEND",
-    Kind.INFERENCE_ENGINE: "retrain.testing.sampling:SAMPLING",
-    Kind.RECORDER: "retrain.testing.recorders:RECORDER",
-    Kind.HEALTH_MONITOR: "retrain.testing.monitors:HEALTH_MONITOR",
-    Kind.PACER: "retrain.testing.pacers:PACER",
-    Kind.SAMPLER: "retrain.testing.samplers:SAMPLER",
-    Kind.LAUNCHER: "retrain.testing.launchers:LAUNCHER",
-    Kind.CONFIG_TABLE: "retrain.testing.configuration:CONFIG_TABLE",
-    Kind.COMMAND: "retrain.testing.configuration:COMMAND",
-    Kind.TEMPLATE: "retrain.testing.configuration:TEMPLATE",
+# The modules whose public functions of a bench are the checks of a kind; of several kinds, a tuple in the module. They
+# are imported when a suite is listed: some need libraries that others do not.
+SUITES: Mapping[Kind, str] = {
+    Kind.ADVANTAGE: "credit:ADVANTAGE",
+    Kind.TRANSFORM: "credit:TRANSFORM",
+    Kind.UNCERTAINTY: "credit:UNCERTAINTY",
+    Kind.ALGORITHM: "credit:ALGORITHM",
+    Kind.PLANNING_DETECTOR: "credit:PLANNING_DETECTOR",
+    Kind.RECIPE: "configuration:RECIPE",
+    Kind.LOSS: "losses",
+    Kind.REWARD: "rewards",
+    Kind.DATA_SOURCE: "data_sources",
+    Kind.ENVIRONMENT: "environments",
+    Kind.CONTROLLER: "controllers",
+    Kind.BACKEND: "sampling backend_training backends",
+    Kind.INFERENCE_ENGINE: "sampling",
+    Kind.RECORDER: "recorders",
+    Kind.HEALTH_MONITOR: "monitors",
+    Kind.PACER: "pacers",
+    Kind.SAMPLER: "samplers",
+    Kind.LAUNCHER: "launchers",
+    Kind.CONFIG_TABLE: "configuration:CONFIG_TABLE",
+    Kind.COMMAND: "configuration:COMMAND",
+    Kind.TEMPLATE: "configuration:TEMPLATE",
 }
 HEAVY = ("torch", "transformers", "datasets", "peft", "tinker", "verifiers", "vllm", "sentence_transformers")
 UNKNOWN_OPTION = "no_such_option_of_this_part"
@@ -58,8 +60,6 @@ def conformance(
         near = get_close_matches(text, known, n=1)
         fix = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(known)}"
         raise ConfigError(Problem(where="conformance()", what=f"no kind of plugin is called {str(kind)!r}", fix=fix))
-    module, _, attribute = SUITES[Kind(text)].partition(":")
-    runs: tuple[Run, ...] = (*ANY_KIND, *getattr(importlib.import_module(module), attribute))
     return tuple(
         Check(
             kind=Kind(text),
@@ -69,8 +69,25 @@ def conformance(
             run=run,
             config=config or {},
         )
-        for run in runs
+        for suite in ("suites", *SUITES[Kind(text)].split())
+        for run in _checks(suite)
     )
+
+
+def _checks(suite: str) -> Iterable[Run]:
+    name, _, attribute = suite.partition(":")
+    module = importlib.import_module(f"retrain.testing.{name}")
+    if attribute:
+        checks: tuple[Run, ...] = getattr(module, attribute)
+        return checks
+    return [
+        function
+        for function in vars(module).values()
+        if inspect.isfunction(function)
+        and function.__module__ == module.__name__
+        and not function.__name__.startswith("_")
+        and [*inspect.signature(function).parameters] == ["bench"]
+    ]
 
 
 def is_found_by_name(bench: Bench) -> None:
@@ -127,6 +144,3 @@ def _imported_by_announcing(distribution: str) -> tuple[str, ...]:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return tuple(done.stdout.split())
-
-
-ANY_KIND = (is_found_by_name, says_what_it_is, is_announced_without_heavy_imports, refuses_unknown_options)

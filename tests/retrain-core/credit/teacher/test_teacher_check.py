@@ -63,7 +63,7 @@ def test_accepted(flags: str, tables: Mapping[str, TableEntry]) -> None:
 @pytest.mark.parametrize(
     ("flags", "key", "what"),
     [
-        ("--advantage-mode distillation --transform-mode none", "advantage-mode", "nobody teaches"),
+        ("--advantage-mode distillation --transform-mode none", "advantage-mode", "there is no teacher"),
         (
             f"{DISTILLING} --backend tinker --temperature 0.5",
             "temperature",

@@ -1,4 +1,4 @@
-"""Decodes token ids to text, and says which characters each token covers."""
+"""Token ids as text, with the characters that each token covers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from retrain.api import CreditError, Mask, Problem, Tokens
 
 Offsets = NDArray[np.int64]
 REPLACEMENT = "\ufffd"
-LONE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is not valid UTF-8
+LONE = re.compile("[\udc80-\udcff]")  # `surrogateescape` turns a byte that is not valid UTF-8 into one
 MAX_PENDING = 8  # tokens that may wait for the rest of one character; a character has at most four bytes
 MAX_CONTEXT = 16  # preceding tokens decoded again as context of the next one
 log = logging.getLogger("retrain.credit")
@@ -34,7 +34,7 @@ class DecodedTokens:
     ends_T: Offsets
 
     def covering(self, spans: Sequence[tuple[int, int]]) -> Mask:
-        """True for the tokens that cover at least one character of a span, `[T]`."""
+        """Return True for each token that covers at least one character of a span, `[T]`."""
         if not spans:
             return np.zeros(self.starts_T.shape, np.bool_)
         bounds = np.asarray(spans, dtype=np.int64)
@@ -44,15 +44,8 @@ class DecodedTokens:
         return (np.cumsum(edges[:-1]) > 0) & (self.ends_T > self.starts_T)
 
 
-class TokenDecoder(Protocol):
-    """Decodes one completion with offsets."""
-
-    def decode(self, tokens_T: Tokens) -> DecodedTokens:
-        """Text and offsets of these ids."""
-
-
 def token_decoder(tokenizer: Any) -> TokenDecoder:
-    """The exact decoder for this tokenizer: by table where the tokenizer's decoder is known, incremental otherwise."""
+    """Return the exact decoder for this tokenizer: by table where its decoder is known, incremental otherwise."""
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -63,10 +56,10 @@ def token_decoder(tokenizer: Any) -> TokenDecoder:
 
 
 class TableDecoder:
-    """Concatenates the bytes of the tokens, so that offsets are sums of lengths; no token is decoded on its own.
+    """Concatenates the bytes of the tokens, so that offsets are sums of lengths.
 
-    A completion with a token not seen before is compared with the tokenizer's own decoding; after the first difference
-    this and all later completions go to the incremental decoder.
+    A completion with a token not seen before is compared with the tokenizer's decoding; from the first difference on,
+    completions go to the incremental decoder.
     """
 
     def __init__(self, bytes_of_id: dict[int, bytes], incremental: IncrementalDecoder) -> None:
@@ -78,7 +71,7 @@ class TableDecoder:
         self.trusted = True
 
     def decode(self, tokens_T: Tokens) -> DecodedTokens:
-        """Text and offsets of these ids; CreditError for a negative id."""
+        """Return text and offsets of these ids; CreditError for a negative id."""
         _refuse_negative(tokens_T)
         if not self.trusted:
             return self.incremental.decode(tokens_T)
@@ -101,11 +94,11 @@ class TableDecoder:
         return DecodedTokens(text=text, starts_T=first_T, ends_T=last_T)
 
     def _agrees(self, ids_T: Tokens, data: bytes) -> bool:
-        ours = data.decode("utf-8", "replace")
-        theirs = self.incremental.decode_text(ids_T[ids_T < self.unknown].tolist())
-        if REPLACEMENT in ours:
+        joined = data.decode("utf-8", "replace")
+        if REPLACEMENT in joined:
             return True  # decoders render broken characters differently: these tokens are checked later
-        agrees = theirs.endswith(ours.lstrip())  # decoders differ in whether they keep the leading space
+        decoded = self.incremental.decode_text(ids_T[ids_T < self.unknown].tolist())
+        agrees = decoded.endswith(joined.lstrip())  # some decoders keep the leading space, others do not
         self.verified[ids_T] |= agrees
         return agrees
 
@@ -113,14 +106,14 @@ class TableDecoder:
 class IncrementalDecoder:
     """Decodes token by token within a short context, for tokenizers whose tokens decode differently by neighbour.
 
-    Tokens that share one character all cover it. `decode_text` is the tokenizer's own decoding.
+    Tokens that share one character all cover it. `decode_text` is the decoding of the tokenizer.
     """
 
     def __init__(self, decode_text: Callable[[Sequence[int]], str]) -> None:
         self.decode_text = decode_text
 
     def decode(self, tokens_T: Tokens) -> DecodedTokens:
-        """Text and offsets of these ids; CreditError for a negative id."""
+        """Return text and offsets of these ids; CreditError for a negative id."""
         _refuse_negative(tokens_T)
         ids = tokens_T.tolist()
         starts, ends, parts = [0] * len(ids), [0] * len(ids), []
@@ -128,9 +121,8 @@ class IncrementalDecoder:
         for index in range(len(ids)):
             before = self.decode_text(ids[context:done])
             after = self.decode_text(ids[context : index + 1])
-            incomplete = after.endswith(REPLACEMENT) and index + 1 - done < MAX_PENDING and index + 1 < len(ids)
-            if incomplete:
-                continue
+            if after.endswith(REPLACEMENT) and index + 1 - done < MAX_PENDING and index + 1 < len(ids):
+                continue  # the character is incomplete
             piece = after[len(before) :]
             parts.append(piece)
             for covered in range(done, index + 1):
@@ -142,8 +134,11 @@ class IncrementalDecoder:
         return DecodedTokens(text="".join(parts), starts_T=starts_T, ends_T=ends_T)
 
 
+TokenDecoder = TableDecoder | IncrementalDecoder
+
+
 def decode_bytes(data: bytes) -> tuple[str, Offsets]:
-    """Text of UTF-8 `data` and, for each byte and the end, the character it belongs to.
+    """Return the text of UTF-8 `data` and, for each byte and the end, the character it belongs to.
 
     Each byte that is not valid UTF-8 becomes one lone surrogate, so that text and bytes stay aligned.
     """
@@ -166,7 +161,7 @@ def _refuse_negative(tokens_T: Tokens) -> None:
 
 Step = Callable[[str], str | bytes]
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-WORDPIECE_CLEANUP = (  # what the WordPiece decoder does to each token, in its order
+WORDPIECE_CLEANUP = (  # replacements of the WordPiece decoder in each token, in its order
     (" .", "."),
     (" ?", "?"),
     (" !", "!"),
@@ -182,9 +177,9 @@ WORDPIECE_CLEANUP = (  # what the WordPiece decoder does to each token, in its o
 
 
 def vocabulary_bytes(tokenizer: Any) -> dict[int, bytes] | None:
-    """Token id -> UTF-8 bytes (a token may hold part of a character); None when the decoder is of an unknown kind.
+    """Return token id -> UTF-8 bytes (a token may hold part of a character); None for an unknown kind of decoder.
 
-    It knows byte-level BPE (ByteLevel), SentencePiece (Metaspace, or Replace and ByteFallback), WordPiece, BPE with
+    Known are byte-level BPE (ByteLevel), SentencePiece (Metaspace, or Replace and ByteFallback), WordPiece, BPE with
     word ends, and tokenizers without a decoder. Spaces at the very start of a text belong to no token and may differ.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -200,7 +195,6 @@ def vocabulary_bytes(tokenizer: Any) -> dict[int, bytes] | None:
 
 
 def token_bytes(token: str, steps: list[Step]) -> bytes:
-    """The bytes of one token."""
     text: str | bytes = token
     for step in steps:
         text = step(text)  # type: ignore[arg-type]
@@ -210,15 +204,14 @@ def token_bytes(token: str, steps: list[Step]) -> bytes:
 
 
 def decoder_steps(decoder: Mapping[str, Any] | None) -> list[Step] | None:
-    """What the decoder does to one token among others, as functions; None when that depends on other tokens."""
+    """Return the decoder's effect on one token as functions; None when it depends on other tokens."""
     if decoder is None:
         return [lambda token: f" {token}"]
     steps: list[Step] = []
     for part in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
         if part["type"] == "Fuse":
-            break  # later steps see the whole text: they trim its edges, which belong to no token
-        step = _step(part)
-        if step is None:
+            break  # later steps see the whole text: they trim its edges, and those belong to no token
+        if (step := _step(part)) is None:
             return None
         steps.append(step)
     return steps
@@ -261,7 +254,7 @@ def _word_piece(token: str, prefix: str, cleanup: bool) -> str:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others are mapped to U+0100 and up, in order."""
+    """Return GPT-2's alphabet: printable bytes map to themselves, the others to U+0100 and up, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in set(printable)]
     return {**{chr(byte): byte for byte in printable}, **{chr(256 + n): byte for n, byte in enumerate(moved)}}
