@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from retrain.records.identity.changes import changes_between, source_diff
-from retrain.records.reading import TIMED, Record, number, table_of
+from retrain.records.reading import TIMED, Record, flattened, number, table_of
 from retrain.records.run import Run, accepted_changes
 
 T = TypeVar("T")
@@ -292,7 +292,7 @@ def _differing_tokens(run_a: Run, run_b: Run, step: int) -> str | None:
 
 def _config(run_a: Run, run_b: Run) -> dict[str, dict[str, Any]]:
     """Return differing settings with their origins, without the paths of records."""
-    sides = {"a": (run_a, _flat(run_a.settings)), "b": (run_b, _flat(run_b.settings))}
+    sides = {"a": (run_a, flattened(run_a.settings)), "b": (run_b, flattened(run_b.settings))}
     found = {}
     for path in sorted({*sides["a"][1], *sides["b"][1]} - PLACES):
         a, b = (settings.get(path, _ABSENT) for _, settings in sides.values())
@@ -347,14 +347,6 @@ def _inputs(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[InputDiff, ...]
         )
         for change in changes_between(a, b)
     )
-
-
-def _flat(tables: Record, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tables.items():
-        path = f"{prefix}{name}"
-        flat |= _flat(value, f"{path}.") if isinstance(value, dict) and value else {path: value}
-    return {path: value for path, value in flat.items() if value != {}}
 
 
 def _pair(a: Any, b: Any) -> dict[str, Any]:

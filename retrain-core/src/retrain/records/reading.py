@@ -157,6 +157,14 @@ def integers_in(value: object) -> tuple[int, ...]:
     return tuple(each for each in value if type(each) is int) if isinstance(value, list) else ()
 
 
+def flattened(tables: Record, prefix: str = "") -> dict[str, Any]:
+    """Return the values of tables by dotted path; an empty table has none."""
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
 def time_of(value: object) -> datetime | None:
     """Return the time that an ISO text with an offset names; None for anything else."""
     try:

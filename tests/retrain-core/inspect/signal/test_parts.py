@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.inspect.signal.account import Gain, cost_per_point, gain_of, mean_gain
-from retrain.inspect.signal.credit_share import read_credit
-from retrain.inspect.signal.drawn import _fields, _row, read_drawn
+from retrain.inspect.signal.command import report_section
+from retrain.inspect.signal.drawn import _fields, _row, read_credit, read_drawn
 from retrain.inspect.signal.prompts import Forecasts, checked
-from retrain.inspect.signal.report_section import report_section
 from retrain.inspect.signal.summary import by_difficulty
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError

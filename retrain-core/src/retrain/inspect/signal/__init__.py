@@ -23,7 +23,7 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str, ReportSection] | None:
-    from retrain.inspect.signal.report_section import report_section
+    from retrain.inspect.signal.command import report_section
 
     section = report_section(run)
     return {"Signal account": section} if section else None

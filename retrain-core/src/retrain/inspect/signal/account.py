@@ -9,8 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.inspect.signal.credit_share import CreditShares, read_credit
-from retrain.inspect.signal.drawn import CAUSES, Cause, Drawn, Ints, RunFacts, causes_of, read_drawn
+from retrain.inspect.signal.drawn import (
+    CAUSES,
+    Cause,
+    CreditShares,
+    Drawn,
+    Ints,
+    RunFacts,
+    causes_of,
+    read_credit,
+    read_drawn,
+)
 from retrain.inspect.signal.prompts import Forecasts, PromptAccount, forecast_groups, prompt_accounts
 from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.errors import ConfigError

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from retrain.inspect.signal.account import Account, CostPerPoint, Gain, Tally, cost_per_point, mean_gain
-from retrain.inspect.signal.credit_share import Share
-from retrain.inspect.signal.drawn import Cause
+from retrain.inspect.signal.drawn import Cause, Share
 from retrain.inspect.signal.prompts import RATE_LABELS, Checked, Forecasts, PromptAccount, checked
 from retrain.kernel.types import Floats
 

@@ -21,10 +21,8 @@ from retrain.records.manifest import THREADS
 from retrain.records.record_names import CONFIG_FILE
 from retrain.text.secrets import is_secret_variable
 from retrain.text.terminal_text import printable
-from retrain.tools.pack.archive import METADATA, refused
-from retrain.tools.pack.contents import Contents, PlacedFile
-from retrain.tools.pack.packages import digest_of, pinned
-from retrain.tools.pack.wheels import CheckedWheel, ReadWheel, read_wheel
+from retrain.tools.pack.archive import METADATA, Contents, PlacedFile, refused
+from retrain.tools.pack.wheels import CheckedWheel, ReadWheel, digest_of, pinned, read_wheel
 
 RUN = "rerun"  # the log_dir of the run, below its folder
 DROPPED = ("RETRAIN", "PYTHON", "VIRTUAL_ENV", "CONDA_", "WANDB_")

@@ -16,7 +16,7 @@ from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
 from retrain.report.parts import Facts, Paragraph, Part, Pre, Section, Table, Tiles
 from retrain.report.shell import sections_page
 from retrain.text.amounts import percent, rate_interval
-from retrain.tools.pack.verdict import parsed, verdict_lines
+from retrain.tools.pack.comparison import parsed, verdict_lines
 
 CURVES = (
     ("eval_correct_rate", "Held-out examples, share correct"),

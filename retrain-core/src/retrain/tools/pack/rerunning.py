@@ -14,29 +14,38 @@ from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.records.identity.changes import changes_between
 from retrain.records.identity.copies import FOLDER
 from retrain.records.manifest import LIBRARIES
-from retrain.records.reading import read_regular
+from retrain.records.reading import flattened, read_regular, table_of
 from retrain.records.record_names import CONFIG_FILE, EVALUATION, RUN_FILE
 from retrain.records.run import Run, is_run
 from retrain.text.secrets import HIDDEN
 from retrain.text.terminal_text import printable
-from retrain.tools.pack.contents import Contents, PackedRun
+from retrain.tools.pack.archive import Contents, PackedRun
+from retrain.tools.pack.comparison import (
+    Divergence,
+    Equivalence,
+    Line,
+    RunLines,
+    divergence,
+    equivalence,
+    final_rates,
+    parsed,
+    verdict_of,
+)
 from retrain.tools.pack.environment import RUN
 from retrain.tools.pack.gather import weights_of
 from retrain.tools.pack.inputs import with_moved
-from retrain.tools.pack.lines import Divergence, Line, RunLines, divergence
-from retrain.tools.pack.verdict import Equivalence, equivalence, final_rates, parsed, verdict_of
 
-# Why a rerun is not the run: everything in which the two differ, the most likely cause first.
-
-
-# What changes a run, and what only rounds it otherwise, by how often it is the cause.
+# Causes of another run, and causes of another rounding, the most frequent first.
 CHANGING = ("seed", "configuration", "data", "model", "code", "plugin", "python", "package", "hardware")
 ROUNDING = ("hardware", "package", "python", "plugin", "code", "model", "configuration", "data", "seed")
 LOOKED_AT = "seed, configuration, data, model, code, plugins, python, packages, hardware"
-# Where a run writes and who watches it: a rerun sets these itself.
+# Records and watchers of a run: a rerun sets these.
 OF_THE_RERUN = ("logging", "resume", "campaign")
 KEYS_OF_THE_RERUN = frozenset({"training.seed", "backend.adapter_path", "backend.throttle_dir"})
 CALCULATING = tuple(name for name in LIBRARIES if name not in ("pydantic", "pluggy"))
+POLL_S, GRACE_S = 0.2, 60.0
+LOG = "run.log"
+Say = Callable[[str], None]
 _ABSENT = object()
 
 
@@ -80,22 +89,14 @@ def differences(
 def _settings(before: Mapping[str, Any], now: Mapping[str, Any], moved: Mapping[str, str]) -> Iterator[Difference]:
     if before.get("seed") != now.get("seed"):
         yield Difference(kind="seed", what=_was(before.get("seed"), now.get("seed")))
-    old, new = _flat(with_moved(before.get("config"), moved)), _flat(now.get("config"))
+    old, new = flattened(with_moved(table_of(before, "config"), moved)), flattened(table_of(now, "config"))
     for path in sorted({*old, *new}):
         values = old.get(path, _ABSENT), new.get(path, _ABSENT)
         is_own = path.partition(".")[0] in OF_THE_RERUN or path in KEYS_OF_THE_RERUN
         if values[0] != values[1] and not is_own:
             yield Difference(kind="configuration", what=f"{path} {_was(*values)}")
         elif HIDDEN in str(values[0]) and not is_own:
-            yield Difference(kind="configuration", what=f"{path} holds a secret, which the pack hides")
-
-
-def _flat(tables: Any, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in (tables if isinstance(tables, dict) else {}).items():
-        path = f"{prefix}{name}"
-        flat |= _flat(value, f"{path}.") if isinstance(value, dict) and value else {path: value}
-    return flat
+            yield Difference(kind="configuration", what=f"{path} holds a secret, hidden in the pack")
 
 
 def _renamed(identity: dict[str, Any], contents: Contents) -> dict[str, Any]:
@@ -134,11 +135,6 @@ def _hardware(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Dif
 def _was(old: object, new: object) -> str:
     shown = ["absent" if each is _ABSENT else repr(each) if isinstance(each, str) else str(each) for each in (old, new)]
     return f"was {shown[0]} and is now {shown[1]}"
-
-
-POLL_S, GRACE_S = 0.2, 60.0
-LOG = "run.log"
-Say = Callable[[str], None]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -251,14 +247,14 @@ class Rerun:
                 self._follow(process, runs)
             finally:
                 _end(process)
-        told = [run for run in runs if run.first is not None]
-        if process.returncode and not told:
+        differing = [run for run in runs if run.first is not None]
+        if process.returncode and not differing:
             why = "\n".join(printable(line) for line in log.read_text("utf-8", "replace").strip().splitlines()[-8:])
             what = f"the run ended with exit code {process.returncode}"
-            raise BackendError(Problem(where=str(log), what=what, why=why, fix="correct what it says, then rerun"))
+            raise BackendError(Problem(where=str(log), what=what, why=why, fix="correct that, then rerun"))
         for run in runs:
             run.conclude()
-            if run not in told:
+            if run not in differing:
                 self._explain(run)
             if contents.equivalence is not None and run.first is not None:
                 packed_rates = final_rates(parsed(contents.opened.read(f"{run.run.place}/{EVALUATION}")))
@@ -269,7 +265,7 @@ class Rerun:
 
     def _follow(self, process: subprocess.Popen[bytes], runs: Sequence[RunOutcome]) -> None:
         while True:
-            has_ended = process.poll() is not None  # asked before the lines are read: then none is missed
+            has_ended = process.poll() is not None  # before the lines are read, so that none is missed
             for run in runs:
                 if run.advance(self.say):
                     self._explain(run)
@@ -287,11 +283,8 @@ class Rerun:
             with suppress(ConfigError):
                 found = differences(self.contents, run.run, self.inputs, run.folder, self.packages())
                 run.causes = ranked(found, run.first)
-        if run.first is None:
-            lines = [f"  different, without an effect: {cause}" for cause in run.causes]
-        else:
-            lines = [*run.first.lines(), *cause_lines(run.causes)]
-        for line in lines:
+        harmless = [f"  different, without an effect: {cause}" for cause in run.causes]
+        for line in [*run.first.lines(), *cause_lines(run.causes)] if run.first else harmless:
             self.say(printable(line))
 
 
