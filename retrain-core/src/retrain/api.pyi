@@ -42,8 +42,6 @@ from retrain.kernel.contracts.memory import MemoryModel as MemoryModel
 from retrain.kernel.contracts.memory import MemoryPhase as MemoryPhase
 from retrain.kernel.contracts.memory import TensorSize as TensorSize
 from retrain.kernel.contracts.memory import Workload as Workload
-from retrain.kernel.contracts.pacing import Pacer as Pacer
-from retrain.kernel.contracts.pacing import PaceView as PaceView
 from retrain.kernel.contracts.report import ReportPlot as ReportPlot
 from retrain.kernel.contracts.report import ReportSection as ReportSection
 from retrain.kernel.contracts.tasks import Action as Action
@@ -56,6 +54,8 @@ from retrain.kernel.contracts.tasks import LoadedData as LoadedData
 from retrain.kernel.contracts.tasks import Observation as Observation
 from retrain.kernel.contracts.tasks import Reply as Reply
 from retrain.kernel.contracts.tasks import Reward as Reward
+from retrain.kernel.contracts.views import Pacer as Pacer
+from retrain.kernel.contracts.views import PaceView as PaceView
 from retrain.kernel.contracts.views import Watcher as Watcher
 from retrain.kernel.declared import BackendFunctions as BackendFunctions
 from retrain.kernel.declared import Capabilities as Capabilities
@@ -80,9 +80,9 @@ from retrain.kernel.errors import RetrainError as RetrainError
 from retrain.kernel.errors import RewardError as RewardError
 from retrain.kernel.hooks import hookimpl as hookimpl
 from retrain.kernel.plugins.discover import load_plugins as load_plugins
-from retrain.kernel.plugins.first_party import install_line as install_line
-from retrain.kernel.plugins.installed import installed_dependents as installed_dependents
 from retrain.kernel.plugins.installed import installed_version as installed_version
+from retrain.kernel.plugins.missing import install_line as install_line
+from retrain.kernel.plugins.requirements import installed_dependents as installed_dependents
 from retrain.kernel.plugins.resolve import Found as Found
 from retrain.kernel.plugins.resolve import resolve as resolve
 from retrain.kernel.registry import Plugins as Plugins

@@ -15,8 +15,7 @@ from retrain.kernel.config.schema import AlgorithmTable, LoggingTable
 from retrain.kernel.declared import PluginSpec
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.first_party import install_line
-from retrain.kernel.plugins.resolve import missing
+from retrain.kernel.plugins.missing import install_line, missing
 from retrain.kernel.registry import Owner, Plugins
 from retrain.kernel.types import Kind
 from retrain.run.check import check_names, check_options, wanted_names

@@ -11,7 +11,7 @@ from retrain.campaign.load import Campaign, listed_devices, load_campaign
 from retrain.credit.configured_loss import capability_fields
 from retrain.credit.flow import build_flow
 from retrain.kernel.config.resolved import Config, Layer
-from retrain.kernel.plugins.build import declared_capabilities
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.run.check import with_plugin_rows
 from retrain.run.notices import unclipped

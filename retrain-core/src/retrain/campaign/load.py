@@ -15,8 +15,7 @@ from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.build import validated_params
-from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.plugins.resolve import resolve, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.records.campaign_table import CampaignTable, PlanTable

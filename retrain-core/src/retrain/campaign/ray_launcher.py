@@ -24,7 +24,7 @@ from retrain.campaign.launching import Job
 from retrain.campaign.processes import THREADS, start_process
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_RESUMABLE, BackendError, ConfigError, PluginError, Problem
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 
 LOG = logging.getLogger("retrain")
 LOST = -int(signal.SIGKILL)  # exit code of a run whose worker is gone

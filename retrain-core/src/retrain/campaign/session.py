@@ -27,7 +27,7 @@ from retrain.campaign.schedule import FollowUps, Schedule, Stops
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem, ResumeError, RetrainError, StopRequested
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Kind

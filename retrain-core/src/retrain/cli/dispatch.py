@@ -11,8 +11,8 @@ import click
 
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.discover import KERNEL, offered_plugins
 from retrain.kernel.plugins.first_party import promised_names
-from retrain.kernel.plugins.installed import KERNEL, offered_plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.version import __version__

@@ -13,7 +13,7 @@ from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import toml_text
-from retrain.kernel.plugins.build import declared_capabilities
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.run.check import with_plugin_rows
 from retrain.run.configure import Checked, claim_of, load_checked, missing_file

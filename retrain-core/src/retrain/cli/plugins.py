@@ -19,12 +19,13 @@ from pydantic import BaseModel
 
 from retrain.credit.configured_loss import capability_fields
 from retrain.kernel.declared import Capabilities, Kind
-from retrain.kernel.plugins.first_party import install_line, promised_names, provider
+from retrain.kernel.plugins.first_party import promised_names, provider
+from retrain.kernel.plugins.missing import install_line
+from retrain.kernel.plugins.requirements import required_packages
 from retrain.kernel.registry import Plugins, Registered
 from retrain.records.identity.imports import module_file, part_file
 from retrain.run.check import selected_parts
 from retrain.run.configure import DEFAULT_FILE, load_with_problems
-from retrain.run.packages import required_packages
 from retrain.run.tables import registered_tables
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide

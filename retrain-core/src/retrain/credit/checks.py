@@ -17,12 +17,12 @@ COMPUTE = ("compute", "compute_step", "compute_tokens")
 
 
 def as_advantage(found: Found) -> AdvantageSpec:
-    """An `AdvantageSpec`, from a spec, a factory of one, or `f(rewards)`, `f(rewards, params)`, `f(ctx)`, `f(step)`."""
+    """Convert a spec, a factory of one, or `f(rewards)`, `f(rewards, params)`, `f(ctx)`, `f(step)`."""
     target = spec_or_callable(found, AdvantageSpec)
     if isinstance(target, AdvantageSpec):
         given = [name for name in COMPUTE if getattr(target, name) is not None]
         if len(given) != 1:
-            has = f"has both {' and '.join(given[:2])}" if given else f"has none of {', '.join(COMPUTE)}"
+            has = f"has both {' and '.join(given[:2])}" if given else f"lacks all of {', '.join(COMPUTE)}"
             raise wrong_shape(found, AdvantageSpec, has, "an AdvantageSpec with one of them")
         if not target.needs_verdict and target.compute_tokens is None:
             what = "has needs_verdict=False without compute_tokens"
@@ -42,7 +42,7 @@ def as_advantage(found: Found) -> AdvantageSpec:
 
 
 def as_transform(found: Found) -> TransformSpec:
-    """A `TransformSpec`, from a spec, a factory of one, or `f(ctx) -> TransformOutput`.
+    """Convert a spec, a factory of one, or `f(ctx) -> TransformOutput`.
 
     A bare function gets planning masks and lambda, since it may use both.
     """
@@ -53,13 +53,11 @@ def as_transform(found: Found) -> TransformSpec:
 
 
 def as_uncertainty(found: Found) -> UncertaintySpec:
-    """An `UncertaintySpec`, from a spec, a factory of one, or `f(ctx)`."""
     target = spec_or_callable(found, UncertaintySpec, "f(ctx) -> one number per token")
     return target if isinstance(target, UncertaintySpec) else UncertaintySpec(name=found.name, compute=target)
 
 
 def as_algorithm(found: Found) -> AlgorithmSpec:
-    """An `AlgorithmSpec`, from a spec, a factory of one, or `f(ctx) -> TransformOutput`."""
     target = spec_or_callable(found, AlgorithmSpec, "f(ctx) -> TransformOutput")
     if isinstance(target, AlgorithmSpec):
         return target
@@ -84,12 +82,10 @@ def spec_or_callable(found: Found, spec: type, of_context: str = "") -> Any:
 
 
 def wrong_shape(found: Found, spec: type, what: str, wanted: str) -> PluginError:
-    """The error for a part that is not what its kind asks for."""
     return PluginError(Problem(what=f"{_kind(spec)} {found.name!r} of {found.owner} {what}", fix=f"make it {wanted}"))
 
 
 def _made(found: Found, spec: type) -> Any:
-    """What a zero-argument factory returns; PluginError when it raises."""
     try:
         return found.target()
     except RetrainError:
@@ -111,7 +107,6 @@ def _positional(target: Callable[..., Any]) -> list[str]:
 
 
 def refusal(what: str) -> CreditError:
-    """The error for a wrong input or output of a part of credit."""
     return CreditError(Problem(what=what, fix="correct the plugin or the data that this came from"))
 
 
@@ -137,14 +132,12 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
 
 
 def check_count(values: Sequence[Any], count: int, *, what: str, each: str = "completion") -> None:
-    """CreditError unless there is one entry per completion, or per group."""
     got = f"has {len(values)} entries" if hasattr(values, "__len__") else f"is {type(values).__name__}"
     if not hasattr(values, "__len__") or len(values) != count:
         raise refusal(f"{what} {got}, expected {count}, one per {each}")
 
 
 def as_arrays(values: Any, lengths: Sequence[int], *, what: str) -> list[Floats]:
-    """One checked array per completion, of these lengths."""
     check_count(values, len(lengths), what=f"{what} output")
     pairs = zip(values, lengths, strict=True)
     return [as_numbers(each, length, what=f"{what} completion {i}") for i, (each, length) in enumerate(pairs)]
@@ -161,5 +154,4 @@ def call_part(what: str, function: Any, *arguments: Any) -> Any:
 
 
 def numbers_from(what: str, length: int, function: Any, *arguments: Any) -> Floats:
-    """The `length` finite numbers that a plugin's function returns."""
     return as_numbers(call_part(what, function, *arguments), length, what=what)

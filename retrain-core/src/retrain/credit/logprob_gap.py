@@ -22,7 +22,7 @@ class LogprobGap:
 
     @classmethod
     def of(cls, differences: Sequence[Floats]) -> LogprobGap:
-        """The gap over all entries of log p_trainer - log p_sampler, of which there must be at least one."""
+        """The gap over all entries of log p_trainer - log p_sampler, at least one."""
         sizes_N = np.abs(np.concatenate(differences))
         if not np.isfinite(sizes_N).all():
             return cls(mean=np.nan, p99=np.nan, max=np.nan, num_tokens=len(sizes_N))
@@ -35,7 +35,7 @@ class LogprobGap:
 
 
 def sampler_logprobs(sample: Sample) -> Floats:
-    """What the sampler itself reported, even where the sample carries recomputed log-probabilities."""
+    """The sampler's own log-probabilities, even where the sample carries recomputed ones."""
     return sample.logprobs_T if sample.engine_logprobs_T is None else sample.engine_logprobs_T
 
 

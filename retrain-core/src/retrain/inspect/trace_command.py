@@ -14,7 +14,7 @@ from retrain.credit.pipeline import CreditResult, assign_credit
 from retrain.credit.trial import LAMBDAS, synthetic_groups
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import EXIT_FAILED, Problem, RetrainError
-from retrain.kernel.plugins.build import declared_capabilities
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, Kind
 from retrain.run.configure import load_with_problems

@@ -1,4 +1,4 @@
-"""What a plugin declares about a part before importing it: its kind, a backend's capabilities, how a table is read.
+"""Declarations that a plugin makes when it registers: parts, capabilities, tables, commands, metrics.
 
 This module needs only the standard library, so that `retrain --help` and completion stay fast.
 """
@@ -47,7 +47,7 @@ class Kind(StrEnum):
 
 
 class CheckpointMode(StrEnum):
-    """What a backend can restore after a restart."""
+    """State that a backend restores after a restart: all of it, the adapter, or nothing."""
 
     EXACT = "exact"
     ADAPTER_ONLY = "adapter_only"
@@ -67,13 +67,13 @@ WEAKEST_FIRST = (Determinism.NONE, Determinism.SAME_MACHINE, Determinism.EXACT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend promises; configurations that need more are refused before anything heavy loads.
+    """Capabilities of a backend; configurations that need more are refused before anything heavy loads.
 
-    `regularisers` are those of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov`, `clip_cov` it has,
-    `losses` those it applies by itself (registered ones that name it in their `LossTraits` come on top; without either,
-    it is told elsewhere which), and `loss_keys` those of `dual_clip`, `aggregation` and `is_bounds` that it heeds.
-    `all_weights`: it can train without an adapter, as `[model] lora_rank = 0` asks for. `max_staleness` is the largest
-    that it can do on some devices, 0 where it samples and trains in turn.
+    `regularisers` are the supported ones of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov` and
+    `clip_cov`. `losses` are built into the backend; registered losses that name it in their `LossTraits` come on top,
+    and without either the loss is chosen outside retrain. `loss_keys` are the supported ones of `dual_clip`,
+    `aggregation` and `is_bounds`. `all_weights`: it can train without an adapter (`[model] lora_rank = 0`).
+    `max_staleness` is the largest on any devices; 0 = it samples and trains in turn.
     """
 
     reports_sync_loss: bool
@@ -91,13 +91,13 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """What an engine promises; `traits` of its `PluginSpec`. A backend promises no more than its engine does.
+    """Capabilities of an engine, `traits` of its `PluginSpec`; they limit those of the backend that samples with it.
 
-    `determinism` says when equal seeds draw equal tokens, `provides_entropy` whether samples carry entropies.
-    `honours` names those of `logprobs`, `attention_kernel`, `dtype` and `kv_cache_dtype` in `[inference]` that it
-    supports; the others are refused unless they are at their defaults. `open_teacher(context) -> Teacher` opens the
-    model of `[teacher]`, once per run; None = the engine gives no log-probabilities of given tokens. With
-    `teaches_at_any_temperature` it gives them at a temperature other than 1 as well.
+    `determinism` says when equal seeds draw equal tokens, `provides_entropy` that samples carry entropies. `honours`
+    are the supported ones of `logprobs`, `attention_kernel`, `dtype` and `kv_cache_dtype` in `[inference]`; the others
+    are refused unless they are at their defaults. `open_teacher(context) -> Teacher` opens the model of `[teacher]`,
+    once per run; None = the engine gives no log-probabilities of given tokens. `teaches_at_any_temperature`: not only
+    at 1.
     """
 
     determinism: Determinism = Determinism.NONE
@@ -107,7 +107,7 @@ class EngineTraits:
     teaches_at_any_temperature: bool = False
 
     def limit(self, capabilities: Capabilities) -> Capabilities:
-        """What a backend with these capabilities can promise while it samples with this engine."""
+        """Capabilities of a backend while it samples with this engine."""
         return replace(
             capabilities,
             determinism=min(capabilities.determinism, self.determinism, key=WEAKEST_FIRST.index),
@@ -117,7 +117,7 @@ class EngineTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an algorithm requires of the sampler, and whether it takes `Completion.rewards_T`.
+    """Requirements of an algorithm: sampled entropies, and `Completion.rewards_T`.
 
     As `traits` of a `PluginSpec`, known before anything loads, it says that the factory returns a whole `Algorithm`.
     """
@@ -128,15 +128,15 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTraits:
-    """How a table is read; `traits` of its `PluginSpec`.
+    """Options of a table, `traits` of its `PluginSpec`.
 
     `flag_prefix` precedes each key's name on the command line (`eval_` makes `--eval-every`). `starts_runs` marks a
-    table about how runs are started, not about what a run is; a run's records omit it.
+    table about starting runs, which a run's records omit.
 
     `extends` adds the keys of this model to a table that another plugin owns (`factory=None` adds none); two plugins
-    that define one key are an error. `defaults` supplies values for keys whose own default is empty. `legacy_keys` maps
-    keys of earlier versions to their present place in the same table (`options.port`): they are refused, with the lines
-    to write instead. `defaults` and `legacy_keys` are for extensions only.
+    that define one key are an error. For extensions only: `defaults` supplies values for keys whose own default is
+    empty; `legacy_keys` maps keys of earlier versions to their present place in the table (`options.port`): they are
+    refused, with the lines to write instead.
     """
 
     flag_prefix: str = ""
@@ -148,9 +148,9 @@ class TableTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendFunctions:
-    """A backend's functions that are called while it is not built; `functions` of its `PluginSpec`.
+    """Functions of a backend that are called while it is not built; `functions` of its `PluginSpec`.
 
-    Each is a function or `"module:function"`, imported when it is called; None = the backend has none.
+    Each is a function or `"module:function"`, imported when it is called; None = not supported.
 
     `find_devices(config) -> (devices, why) | None`: the devices among `[backend] devices` that this machine has, and
     the reason if the user did not set the key; None = exactly as written. Called before anything loads. ConfigError
@@ -164,10 +164,10 @@ class BackendFunctions:
     float64, for the tests of losses.
 
     `export_model(export: ModelExport) -> ExportedModel | None`: write a model with its adapter merged in, and compare
-    its logits. `fetch_adapter(path, config) -> Path | None`: folder with a copy of an adapter stored elsewhere
-    (`service://...`). Both are called for every backend until one returns something.
+    its logits. `fetch_adapter(path, config) -> Path | None`: folder with a copy of a remote adapter (`service://...`).
+    Both are called for every backend until one returns something.
 
-    `models` are the models that the distribution ships: folders by name, such as `builtin:tiny`.
+    `models` are the folders of the models that the distribution ships, by name (`builtin:tiny`).
     """
 
     find_devices: Function | None = None
@@ -182,10 +182,10 @@ class BackendFunctions:
 class PluginSpec:
     """One registered part.
 
-    `factory` is the object itself or `"module:attribute"`, imported only when the name is used;
-    the hook that registers the kind says what it must be. `params` is the pydantic model of the part's parameters.
-    `traits` is what others may read before the factory runs (a backend's `Capabilities`; of a command its
-    group in `retrain --help`: train, look, compare, use, extend or tools), and `functions` what they may call.
+    `factory` is the object or `"module:attribute"`, imported only when the name is used; its form depends on the hook
+    that registers the kind. `params` is the pydantic model of the part's parameters. `traits` can be read before the
+    factory runs (a backend's `Capabilities`; a command's group in `retrain --help`: train, look, compare, use, extend
+    or tools), and `functions` called.
     """
 
     name: str
@@ -197,11 +197,9 @@ class PluginSpec:
     functions: BackendFunctions | None = None
 
     def load(self) -> Any:
-        """The factory, imported now if it was given as text."""
         return load_target(self.factory)
 
     def load_params(self) -> type[BaseModel] | None:
-        """The model of the parameters, imported now if it was given as text."""
         model = load_target(self.params)
         return model if model is None or isinstance(model, type) else None
 
@@ -211,14 +209,13 @@ class ConfigClaim:
     """The command that handles a TOML file that is not a training run.
 
     `command` is a registered command; it gets `FILE [overrides]` as `train` would. `explain` is `"module:function"`,
-    `f(arguments, plugins) -> mapping`, which returns what `retrain explain FILE` shows.
+    `f(arguments, plugins) -> mapping`, the rows of `retrain explain FILE`.
     """
 
     command: str
     explain: str
 
     def load_explain(self) -> Callable[..., Mapping[str, Any]]:
-        """The function, imported now."""
         function: Callable[..., Mapping[str, Any]] = load_target(self.explain)
         return function
 
@@ -238,7 +235,7 @@ class MetricSpec:
 
 
 def load_target(target: object) -> Any:
-    """The object itself, or the one that `"module:attribute"` names, imported now."""
+    """Return the object itself, or import the one that `"module:attribute"` names."""
     if not isinstance(target, str):
         return target
     module, _, attribute = target.partition(":")

@@ -34,21 +34,18 @@ class Progress:
     versions: list[int] = field(default_factory=list)
 
     def count(self, groups: Sequence[Group]) -> None:
-        """Add a step's completions to the totals."""
         self.total_correct += sum(num_correct(group) for group in groups)
         self.total_completions += sum(len(group.completions) for group in groups)
 
     def rate_fields(self) -> dict[str, float]:
-        """The share of correct completions so far; absent where nothing is judged."""
+        """Share of correct completions so far; empty where nothing is judged."""
         return {"running_correct_rate": self.total_correct / self.total_completions} if self.total_completions else {}
 
     def as_state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Progress:
-        """The counters that `as_state` returned."""
         return cls(**state)
 
 
@@ -62,7 +59,6 @@ class Clock:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Add the time of the block to a phase."""
         started = time.perf_counter()
         try:
             yield
@@ -72,7 +68,6 @@ class Clock:
             self.spans.append((phase, started, ended))
 
     def fields(self) -> dict[str, float]:
-        """Timing fields of the metrics line."""
         phases = {f"{phase}_time_s": seconds for phase, seconds in self.phase_s.items()}
         return {"step_time_s": time.perf_counter() - self.started, **phases}
 
@@ -81,7 +76,7 @@ Fields = dict[str, Any]
 
 
 def merge_fields(metrics: Fields, fields: Mapping[str, Any], *, source: str) -> Fields:
-    """`metrics` with `fields` added; PluginError when one exists already, or is not text, a boolean or finite."""
+    """Return `metrics` with `fields` added; PluginError if one exists already, or is not text, a boolean or finite."""
     added = {}
     for name, value in fields.items():
         plain = value.item() if isinstance(value, np.generic) else value
@@ -97,7 +92,7 @@ def merge_fields(metrics: Fields, fields: Mapping[str, Any], *, source: str) -> 
 
 
 def train_fields(report: TrainReport | None) -> Fields:
-    """What the optimizer step reported; a null loss and no ratios when there was nothing to train."""
+    """Fields of the optimizer step; a null loss and no ratios when nothing was trained."""
     if report is None:
         return {"loss": None, "reported_loss": None, "loss_is_placeholder": False, "trained_tokens": 0, "updates": 0}
     measured = {

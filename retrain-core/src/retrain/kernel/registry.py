@@ -1,4 +1,4 @@
-"""Everything plugged in: what each plugin registered, its hooks, and the errors of those that fail."""
+"""The registry of parts, the hooks of all plugins, and the errors of those that fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOOK_OF_KIND = {kind: f"retrain_register_{PLURALS.get(kind, f'{kind}s')}".replac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The plugin that registered something: distribution, version, and the entry point or file it came from."""
+    """The plugin that registered a part: distribution, version, and the entry point or file it came from."""
 
     distribution: str
     version: str = ""
@@ -32,8 +32,6 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """A spec together with its owner."""
-
     kind: Kind
     spec: PluginSpec
     owner: Owner
@@ -41,8 +39,6 @@ class Registered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFailure:
-    """An entry point that could not be used, and its error."""
-
     owner: Owner
     error: str
 
@@ -59,7 +55,6 @@ class Registry:
     extensions: list[Registered] = field(default_factory=list)
 
     def add(self, spec: PluginSpec, owner: Owner) -> None:
-        """Register a spec under its name and aliases."""
         entry = Registered(kind=self.kind, spec=spec, owner=owner)
         if isinstance(spec.traits, TableTraits) and spec.traits.extends:
             self.extensions.append(entry)
@@ -68,13 +63,13 @@ class Registry:
             self.entries.setdefault(name, []).append(entry)
 
     def primary(self) -> list[Registered]:
-        """Every entry once, under its own name, sorted."""
+        """Return every entry once, under its own name, sorted."""
         return [entry for name in sorted(self.entries) for entry in self.entries[name] if entry.spec.name == name]
 
 
 @dataclass(slots=True)
 class Plugins:
-    """Everything plugged in: the hooks, one registry per kind, and the entry points that failed."""
+    """The hooks, one registry per kind, and the entry points that failed."""
 
     pluggy: pluggy.PluginManager
     registries: dict[Kind, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in Kind})
@@ -115,11 +110,10 @@ class Plugins:
         return None
 
     def registered(self, kind: Kind) -> list[Registered]:
-        """Every part of a kind, sorted by name."""
         return self.registries[kind].primary()
 
     def find(self, kind: Kind, name: str) -> list[Registered]:
-        """The registrations of a name or alias: none, one, or several when they clash."""
+        """Return the registrations of a name or alias: none, one, or several when they clash."""
         return self.registries[kind].entries.get(name, [])
 
     def add(self, plugin: object, owner: Owner) -> None:
@@ -157,7 +151,6 @@ def _failed(name: str, error: Exception) -> HookError:
 
 
 def has_hooks(plugin: object) -> bool:
-    """True if the object has a method or function that is named like a hook."""
     return any(name.startswith("retrain_") for name in dir(plugin))
 
 

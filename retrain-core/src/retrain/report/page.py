@@ -14,7 +14,7 @@ from retrain.kernel.config.load import load_config
 from retrain.kernel.contracts.report import ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError, RetrainError
-from retrain.kernel.plugins.build import declared_capabilities
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Determinism
 from retrain.records.record_names import CONFIG_FILE

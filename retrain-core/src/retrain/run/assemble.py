@@ -14,12 +14,11 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm, Shaper
 from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.pacing import Pacer, PaceView
 from retrain.kernel.contracts.tasks import Rollouts
+from retrain.kernel.contracts.views import Pacer, PaceView
 from retrain.kernel.errors import ConfigError, HookError, Problem, RetrainError, raised_at
-from retrain.kernel.overlap import Sample, Serial
-from retrain.kernel.parts import Parts, Run
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.parts import Parts, Run, Sample, Serial
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.registry import Plugins, has_hooks
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group, Kind, SamplingParams
@@ -64,22 +63,17 @@ class FixedBatch:
         self._size = size
 
     def batch_size(self, step: int) -> int:
-        """The configured size."""
         return self._size
 
-    def observe(self, view: PaceView) -> None:
-        """Nothing to learn."""
+    def observe(self, view: PaceView) -> None: ...
 
     def metrics(self) -> Mapping[str, float | str | bool]:
-        """No fields."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """No state."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 def assemble(
@@ -109,7 +103,7 @@ def assemble(
         check_stop=stops.check,
         fail_run=stops.fail,
     )
-    # A recorder that is not installed is told before anything slow happens.
+    # A recorder that is not installed is reported before anything slow happens.
     watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
     tasks = load_tasks(context)
     with closed_on_error(tasks.verifier):
@@ -156,7 +150,6 @@ def assemble(
 
 
 def _prompt_order(pool: PromptPool, context: PluginContext) -> PassOrder | LearnedOrder:
-    """The prompts of a run, in the order of its `[data] sampler`."""
     key, data = "data.sampler", context.config.data
     examples = tuple(prompt.example for prompt in pool.train)
 
@@ -175,7 +168,6 @@ def _prompt_order(pool: PromptPool, context: PluginContext) -> PassOrder | Learn
 
 
 def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
-    """The supervised steps of `[sft]`, if there are any."""
     if not context.config.sft.steps:
         return None
     from retrain.credit.sft.warm_up import supervised  # only a run with [sft] loads it
@@ -184,7 +176,7 @@ def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
 
 
 def _arrangement(config: Config, backend: Backend) -> Callable[[Run, Sample], Serial]:
-    """How sampling and training follow each other in a run with this backend; ConfigError for more than it can do."""
+    """Order of sampling and training in a run with this backend; ConfigError for more overlap than it supports."""
     most, is_able = config.training.max_staleness, overlaps_training(backend)
     if most == 0 or (most == AUTO and not is_able):
         return lambda run, sample: Serial(run.parts.backend, run.parts.train, sample)
@@ -201,7 +193,6 @@ def _arrangement(config: Config, backend: Backend) -> Callable[[Run, Sample], Se
 
 
 def _pacer(context: PluginContext) -> Pacer:
-    """The pacer of `[backpressure]` if that is enabled, else the configured batch size."""
     config = context.config
     if not config.backpressure.enabled:
         return FixedBatch(config.training.batch_size)
@@ -210,7 +201,6 @@ def _pacer(context: PluginContext) -> Pacer:
 
 
 def _algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
-    """The algorithm of the flow; under `[training] control` its lines say so."""
     algorithm = build_algorithm(flow, context)
     if not context.config.training.control:
         return algorithm
@@ -220,7 +210,7 @@ def _algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
 
 
 def _sampling(config: Config, seeds: Seeds, tasks: Tasks) -> Callable[[Sample], Sample]:
-    """How a step is sampled and scored under `[training] control`, `overlong` and `refill`."""
+    """Wrap the sampling of a step as `[training] control`, `overlong` and `refill` require."""
     training, ways = config.training, list[Callable[[Sample], Sample]]()
     if training.control:
         from retrain.run.steps.controls import controlled_sampling  # only a control loads it
@@ -257,7 +247,7 @@ class NamedShaper:
         return f"shaper {kind.__module__}.{kind.__qualname__}"
 
     def shape(self, step: int, groups: tuple[Group, ...]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
-        """What the shaper returns, provided that it is the same groups in the same order, and fields."""
+        """Return the shaper's result, provided that it is the same groups in the same order, and fields."""
         try:
             result = self._shaper.shape(step, groups)
         except RetrainError:

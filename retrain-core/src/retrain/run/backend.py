@@ -13,8 +13,7 @@ from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer, Origin
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, Problem, RetrainError
-from retrain.kernel.plugins.build import build_part
-from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.plugins.resolve import build_part, resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.records.reading import table_of
@@ -24,7 +23,7 @@ from retrain.text.terminal_text import OUTCOME_LEVEL
 
 
 def build_backend(context: PluginContext) -> Backend:
-    """The backend that the configuration names, with its options; this loads the model."""
+    """Build the configured backend, with its options; this loads the model."""
     config = context.config
     options = backend_options(config, context.plugins)
     backend: Backend = build_part(
@@ -34,7 +33,7 @@ def build_backend(context: PluginContext) -> Backend:
 
 
 def use_weights(backend: Backend, folder: Path | None, config: Config) -> None:
-    """Make `backend` sample from the weights in `folder`; None = those of the base."""
+    """Make `backend` sample from the weights in `folder`; None = the base's own."""
     if hasattr(backend, "sample_from"):
         backend.sample_from(folder)
     elif folder is not None:
@@ -60,26 +59,24 @@ ENTRY = "devices"  # of `run.json`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDevices:
-    """A configuration with the devices that are used; `why` says what decided about them, empty if the user did."""
+    """A configuration with the devices that are used; `why` gives the reason, empty if the user chose them."""
 
     config: Config
     why: str
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The entry of `run.json`."""
         return {ENTRY: {"used": self.config.backend.devices, "why": self.why}}
 
     def log(self) -> None:
-        """Log devices that the user did not choose."""
         if self.why:
             LOG.log(OUTCOME_LEVEL, "Devices: %s (%s)", self.config.backend.devices, self.why)
 
 
 def choose_devices(config: Config, plugins: Plugins, before: Mapping[str, Any] | None = None) -> RunDevices:
-    """Ask the backend which devices a run with `config` uses; ConfigError when devices that the user set are missing.
+    """Ask the backend for the devices of a run with `config`; ConfigError when devices that the user set are missing.
 
-    `before` is the `run.json` of the run to continue, which keeps its devices unless the configuration sets others.
+    `before` is the `run.json` of the run to continue. It keeps its devices unless the configuration sets others.
     """
     if before is None:
         used, why = _found(config, plugins)

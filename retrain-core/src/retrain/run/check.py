@@ -17,9 +17,8 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem, RetrainError
-from retrain.kernel.plugins.build import declared_capabilities, validated_params
 from retrain.kernel.plugins.first_party import promised_default, promised_options
-from retrain.kernel.plugins.resolve import ambiguity, module_of, problem_with
+from retrain.kernel.plugins.resolve import ambiguity, declared_capabilities, module_of, problem_with, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.collect import Identity, collect_identity
 from retrain.records.identity.imports import module_file, part_file
@@ -41,7 +40,7 @@ OPTIONS = {
     "inference.options": (Kind.INFERENCE_ENGINE, "inference.engine"),
     "planning.params": (Kind.PLANNING_DETECTOR, "planning.detector"),
 }
-# Other kinds may read options that they do not declare; a part of these that declares none has none.
+# Other kinds may read options that they do not declare; a part of these has only the options that it declares.
 DECLARES_ALL = (Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR, Kind.REWARD)
 CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
 CHECKED_ELSEWHERE = (*CREDIT_KINDS, Kind.LOSS)
@@ -93,7 +92,7 @@ def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Proble
 
 
 def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
-    """Problems of the credit flow; a name of the public package comes with a note on what replaced it."""
+    """Add to a name of the public package a note on its replacement."""
     from retrain.run.public_package import missing_name  # only a faulty configuration needs it
 
     kinds = {**CREDIT, "algorithm.algorithm_mode": Kind.ALGORITHM}
@@ -107,7 +106,7 @@ def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[P
     if not flow.needs_entropy or capabilities is None or capabilities.provides_entropy:
         return []
     sampler = f"backend {config.backend.backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
-    what = f"{flow.uncertainty.name!r} needs entropies, which {sampler} cannot provide"
+    what = f"{flow.uncertainty.name!r} needs entropies, and {sampler} cannot provide them"
     fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
     return [Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)]
 
@@ -116,7 +115,7 @@ def _check_trained(config: Config, plugins: Plugins) -> list[Problem]:
     capabilities = declared_capabilities(config, plugins)
     if config.model.lora_rank or capabilities is None or capabilities.all_weights:
         return []
-    what = f"lora_rank = 0 asks for all weights, and backend {config.backend.backend!r} trains adapters only"
+    what = f"lora_rank = 0 trains all weights, and backend {config.backend.backend!r} trains adapters only"
     fix = 'set a rank, such as 32, or use backend = "local"'
     return [Problem(where=config.place("model.lora_rank"), what=what, fix=fix)]
 
@@ -217,7 +216,6 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
 
 
 def _former_options(config: Config, path: str, unknown: Iterable[str]) -> dict[str, Problem]:
-    """A problem for each unknown option that the public package has."""
     from retrain.run.public_package import note_on  # only a faulty configuration needs it
 
     where = config.place(path)
@@ -229,16 +227,16 @@ def _former_options(config: Config, path: str, unknown: Iterable[str]) -> dict[s
 
 
 def check_schedule(config: Config) -> list[Problem]:
-    """A problem with `min_lr_ratio` under a constant learning rate, which never falls to that floor."""
+    """A problem with `min_lr_ratio` under a constant learning rate, which never falls."""
     course, path = Course.of(config), "optimizer.min_lr_ratio"
     if not course.min_lr_ratio or not course.is_constant:
         return []
     what = "has no effect: the learning rate is constant, without warm-up"
-    return [Problem(where=config.place(path), what=what, fix='write schedule = "cosine" beside it, or remove it')]
+    return [Problem(where=config.place(path), what=what, fix='write schedule = "cosine" as well, or remove it')]
 
 
 def with_plugin_rows(content: Mapping[str, Any], config: Config, plugins: Plugins) -> dict[str, Any]:
-    """The content of an explanation and the rows that plugins add; a name that is there already keeps its value."""
+    """Add the rows of plugins to an explanation; a name that is there already keeps its value."""
     found = dict(content)
     for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
         found |= {name: value for name, value in (rows or {}).items() if name not in found}
@@ -256,7 +254,7 @@ def backend_options(config: Config, plugins: Plugins) -> dict[str, Any]:
 
 
 def free_options(config: Config, plugins: Plugins) -> frozenset[str]:
-    """The options of the backend that a resumed run may have otherwise: `free_on_resume` in the model it declares."""
+    """The backend's options that a resumed run may change: `free_on_resume` in the model it declares."""
     entries = plugins.find(Kind.BACKEND, config.backend.backend)
     model = entries[0].spec.load_params() if len(entries) == 1 else None
     keys = keys_of("backend.options", model, TableTraits()) if model else ()
@@ -264,7 +262,7 @@ def free_options(config: Config, plugins: Plugins) -> frozenset[str]:
 
 
 def _options_of_others(config: Config, plugins: Plugins) -> dict[str, tuple[str, Any]]:
-    """The given options that another backend declares and the selected one does not: that backend and its default."""
+    """The given options that only another backend declares: that backend and its default."""
     chosen = config.backend.backend
     own = _declared_options(plugins, chosen)
     if not set(config.backend.options) - set(own or ()):
@@ -335,7 +333,7 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
 
 
 def identity_of(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> Identity:
-    """What a run with this configuration consists of besides it: code, data, model files, plugins."""
+    """Identity of a run with this configuration: code, data, model files, plugins."""
     named = [part.name for part in selected_parts(config, plugins, tables) if part.source == DOTTED]
     modules = [module_of(name, config.plugins.search_paths) for name in named]
     return collect_identity(config, plugins, tables, dotted=filter(None, modules))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import LoadedData, Prompt, Reward, Rollouts, TimedScore, Verifier
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Example, Kind, SamplingParams
 from retrain.tasks.prompts import PromptPool, build_pool
 from retrain.tasks.rollout import SingleTurn

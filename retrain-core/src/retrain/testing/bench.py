@@ -15,9 +15,8 @@ import tomli_w
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.resolve import Found, resolve
+from retrain.kernel.plugins.resolve import Found, build_part, resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.run.seed_sources import run_seeds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrain.kernel.contracts.pacing import PaceView
+from retrain.kernel.contracts.views import PaceView
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect, expect_plain_metrics, expect_same, resumed
 

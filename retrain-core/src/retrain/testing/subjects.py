@@ -11,8 +11,7 @@ import numpy as np
 
 from retrain.kernel.contracts.backend import Deliver
 from retrain.kernel.declared import Capabilities, Determinism, EngineTraits, Kind
-from retrain.kernel.plugins.build import build_part
-from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.plugins.resolve import build_part, resolve
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainRow
 from retrain.run.check import backend_options

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.resolve import validated_params
 from retrain.kernel.types import Kind
 from retrain.testing.bench import Bench
 from retrain.testing.check import Check, Run, expect

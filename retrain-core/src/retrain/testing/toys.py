@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from retrain.credit.pipeline import CreditGroup
 from retrain.credit.specs import TransformSpec, UncertaintyContext
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Example, Floats, Group, Kind, Score, StopReason
 from retrain.testing.bench import Bench

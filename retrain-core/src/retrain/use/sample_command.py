@@ -17,7 +17,7 @@ import numpy as np
 from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Kind, Sample, SampleRequest, SamplingParams, Tokens

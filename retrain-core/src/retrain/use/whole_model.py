@@ -10,7 +10,7 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.export import ExportedModel, ModelExport
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import ADAPTER_CONFIG
 from retrain.records.files import write_folder

@@ -29,7 +29,7 @@ SERVED = "--advantage-mode distillation --transform-mode none --teacher-engine v
         (f"{DISTILLING} --overlong drop", "overlong", "overlong = 'drop' does not go with advantage 'distillation'"),
         (f"{DISTILLING} --soft-overlong 8", "soft-overlong", "soft_overlong = 8 does not go with"),
         ("--reward-type none", "reward-type", "no completion would be judged"),
-        (f"{DISTILLING} --reward-type none --eval-examples 8", "eval-examples", "asks for an evaluation"),
+        (f"{DISTILLING} --reward-type none --eval-examples 8", "eval-examples", "needs an evaluation"),
         ("--teacher-url http://localhost:1", "teacher-url", "[teacher] names no server"),
     ],
 )

@@ -12,8 +12,7 @@ from typing import Any
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.build import build_part
-from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.plugins.resolve import build_part, resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.run.tables import read_config, registered_tables

@@ -16,7 +16,7 @@ from retrain.kernel.types import Completion, Example, Message, SamplingParams, S
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """An example together with its tokens; `epoch` tells its draws apart: passes over the pool before, by default."""
+    """An example with its tokens; `epoch` distinguishes its draws: by default, the passes over the pool before."""
 
     example: Example
     tokens_T: Tokens
@@ -27,7 +27,7 @@ class Prompts(Protocol):
     """Training prompts, each as often as a sampler chooses it."""
 
     def draw(self, cursor: int, count: int, step: int) -> list[Prompt]:
-        """`count` prompts for a step, after the `cursor` ones that the run drew before; asked again, the same."""
+        """`count` prompts for a step, after the `cursor` ones that the run drew before. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Streams:
     purpose: str
 
     def of(self, prompt: Prompt, number: int, turn: int = 0) -> int:
-        """Seed of completion `number` of a prompt; every turn of an episode has its own."""
+        """Seed of completion `number` of a prompt; every turn of an episode has a separate one."""
         later = (turn,) if turn else ()
         return self.seeds.derive(self.purpose, prompt.example.id, prompt.epoch, number, *later)
 
@@ -58,7 +58,7 @@ class RolloutBatch(Protocol):
     def metrics(self) -> Mapping[str, float]:
         """Further fields for the step's line, after `scores`.
 
-        In several rounds `_mean` and `_rate` fields are those of the first, `_max` the largest; the rest adds up.
+        In several rounds `_mean` and `_rate` fields are the first one's, `_max` the largest; the rest adds up.
         """
 
 
@@ -82,13 +82,13 @@ class Evaluation(Protocol):
     """Scores the policy on examples that are never trained on."""
 
     def is_due(self, step: int) -> bool:
-        """Whether to evaluate after this step; before the first one it is always due."""
+        """True if the policy is to be evaluated after this step; before the first one it always is."""
 
     def measure(self, step: int, backend: Backend, failures: Path | None) -> dict[str, Any]:
-        """Fields for the line of a step, -1 before training: the same for the same policy, time apart."""
+        """Fields for the line of a step, -1 before training. Except for times they depend on the policy only."""
 
     def records(self) -> Sequence[Mapping[str, Any]]:
-        """A line of `eval.jsonl` per example about what `measure` found last; none when called again."""
+        """Lines of `eval.jsonl`, one per example, about the last `measure`; empty when called again."""
 
     def close(self) -> None:
         """Release processes; safe to call twice."""
@@ -97,21 +97,19 @@ class Evaluation(Protocol):
 class Reward(Protocol):
     """A verifier of text answers.
 
-    It is built in the run's process and sent, pickled, to processes that score: hold plain data, and make what is
-    heavy in `prepare`. With `async def score` it stays in the run's process instead, for calls over a network: at most
+    It is built in the run's process and sent, pickled, to processes that score: hold plain data, and do heavy work in
+    `prepare`. With `async def score` it stays in the run's process instead, for calls over a network: at most
     `concurrency` at a time, each cancelled at its time limit.
 
     Optional: `prepare()`, called once in each scoring process before the first score, outside of any time limit;
     `is_loaded: bool`, true when `prepare` loads nothing that building the reward has not, so that a run may try it at
-    once, before it loads anything else;
-    `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
-    `answer_in(text) -> str | None`, what of a completion it takes for the answer, shown by `retrain init`
-    and paid for by the control `format_only`;
-    `needs_reference: bool`, true when an empty reference would make silence correct: such examples are left out;
-    `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, called once per round of prompts;
-    with `[training] refill`, `..._mean` and `..._rate` are taken from the first round, all others are added up;
-    `concurrency: int` of an async reward, 16 when absent;
-    `gives_verdicts: bool`, false when it judges nothing (`none`): it is neither tried nor audited.
+    once, before it loads anything else; `gold(example) -> str | None`, a completion that must score 1, for the audit
+    (None: it has none to give); `answer_in(text) -> str | None`, the part of a completion that it takes for the answer,
+    shown by `retrain init` and paid for by the control `format_only`; `needs_reference: bool`, true when an empty
+    reference would make silence correct: such examples are left out; `metrics() -> Mapping[str, float]` of an async
+    reward, fields for the step's line, called once per round of prompts (see `RolloutBatch.metrics`); `concurrency:
+    int` of an async reward, 16 when absent; `gives_verdicts: bool`, false when it judges nothing (`none`): it is
+    neither tried nor audited.
     """
 
     def score(self, example: Example, text: str) -> Score:
@@ -120,7 +118,7 @@ class Reward(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedData:
-    """What a data source found: examples, notes for the user, and a verifier of its own if it has one."""
+    """Result of a data source: examples, notes for the user, and optionally its own verifier."""
 
     examples: tuple[Example, ...]
     notes: tuple[str, ...] = ()
@@ -129,7 +127,7 @@ class LoadedData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the policy sees before its turn: the whole conversation so far, up to its answer, or plain text.
+    """Input of the policy for its turn: the whole conversation so far, up to its answer, or plain text.
 
     `tools` are JSON schemas that the chat template shows to the model.
     """
@@ -151,10 +149,10 @@ NEITHER = Score.failed("the environment gave neither a score nor an answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeResult:
-    """How an episode went: its score or its answer, and whether the turn limit ended it.
+    """Result of an episode: its score or its answer, and whether the turn limit ended it.
 
-    `answer` takes the place of the score in an environment that plays the tasks of `[data]`: the text that the rewards
-    of the run judge.
+    In an environment that plays the tasks of `[data]`, `answer` replaces the score: the text that the run's rewards
+    judge.
     """
 
     score: Score = NEITHER
@@ -166,14 +164,14 @@ Ask, Reply, Ending = Observation, Action, EpisodeResult  # their names before `r
 
 
 class Environment(Protocol):
-    """Tasks with an interaction and a verifier of their own; many episodes are played side by side.
+    """Tasks with an interaction and a verifier; many episodes are played side by side.
 
-    With `traits={"plays_data": True}` in its spec it brings neither: `load` gives no examples, the tasks are those of
+    With `traits={"plays_data": True}` in its spec it brings neither: `load` gives no examples, the tasks come from
     `[data]`, and each result has the answer that `[reward]` judges, unless the episode failed.
 
     The environment is built in the run's process and sent, pickled, to a process that can be killed: hold plain data,
-    and make what is heavy in `load`, which is called there first. Arguments and return values are plain data (JSON).
-    An environment sees text; it never sees token ids.
+    and do heavy work in `load`, the first call there. Arguments and return values are plain data (JSON). An environment
+    sees text; it never sees token ids.
     """
 
     def load(self) -> LoadedData:
@@ -197,10 +195,10 @@ class Environment(Protocol):
 
 
 class DataSource(Protocol):
-    """Where tasks come from.
+    """A source of tasks.
 
-    Optional: `preview(count) -> Sequence[Mapping[str, Any]]`, the first rows of a table as they stand, before
-    `prompt_key` and `answer_key` are applied, for `retrain init`, which looks for these columns.
+    Optional: `preview(count) -> Sequence[Mapping[str, Any]]`, the first rows of a table, before `prompt_key` and
+    `answer_key` are applied; `retrain init` looks for these columns in them.
     """
 
     def load(self) -> LoadedData:
@@ -216,10 +214,10 @@ class TimedScore:
 
 
 class Verifier(Protocol):
-    """Whatever judges the rollouts of a run, with the processes it needs: rewards of single answers, or an environment.
+    """Judges the rollouts of a run, with the processes it needs: rewards of single answers, or an environment.
 
-    `names` are the rewards as configured, or the environment's id; `rewards` is empty for an environment, since only
-    it knows what a right answer looks like. `timeout_s` is the time limit of one text's score, None if it has none.
+    `names` are the rewards as configured, or the environment's id; `rewards` is empty for an environment, since only it
+    knows a right answer. `timeout_s` is the time limit of one text's score, None = no limit.
     """
 
     names: tuple[str, ...]
@@ -240,8 +238,7 @@ class Verifier(Protocol):
     ) -> Rollouts:
         """The rollouts of a run that samples from `backend`; closing them closes the verifier."""
 
-    def close(self) -> None:
-        """End the processes; safe to call twice."""
+    def close(self) -> None: ...
 
 
 class LoadedTasks(Protocol):
@@ -252,5 +249,4 @@ class LoadedTasks(Protocol):
         """Every prompt, held-out ones last."""
 
     @property
-    def verifier(self) -> Verifier:
-        """Judges what the policy makes of them."""
+    def verifier(self) -> Verifier: ...

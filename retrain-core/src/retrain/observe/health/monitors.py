@@ -10,7 +10,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.views import Watcher
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Kind
 from retrain.observe.health.contract import Finding, HealthMonitor, HealthTable
 from retrain.records.record_names import GENERATIONS

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 
 # Constant throughout a run, so they go into the configuration there.
 CONSTANTS = frozenset({"algorithm_mode", "advantage_mode", "transform_mode", "condition"})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Kind
 from retrain.observe.trackers.contract import Recorder, TrackerKeys
 from retrain.run.fault_guard import FaultGuard

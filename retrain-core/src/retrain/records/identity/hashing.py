@@ -16,8 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from retrain.kernel.plugins.discover import normal_name
 from retrain.kernel.plugins.first_party import own_distributions
-from retrain.kernel.plugins.installed import normal_name, versions_of
+from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.inputs import OWN_MODEL as OWN_MODEL
 from retrain.records.identity.inputs import is_local

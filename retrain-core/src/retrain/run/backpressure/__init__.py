@@ -13,7 +13,6 @@ from retrain.kernel.hooks import hookimpl
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table of adaptive batch sizing."""
     traits = TableTraits(flag_prefix="bp_")
     factory = "retrain.kernel.config.plugin_tables:BackpressureTable"
     register(PluginSpec(name="backpressure", summary="Adaptive batch sizing.", factory=factory, traits=traits))
@@ -21,14 +20,12 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_pacers(register: Callable[[PluginSpec], None]) -> None:
-    """The one built-in pacer."""
     summary = "Steers to a fraction of the peak of the fitted Universal Scalability Law."
     register(PluginSpec(name="usl", summary=summary, factory="retrain.run.backpressure.controller:build"))
 
 
 @hookimpl
 def retrain_describe_metrics() -> Iterable[MetricSpec]:
-    """The `bp_*` fields."""
     from retrain.run.backpressure.metric_names import METRICS
 
     return METRICS

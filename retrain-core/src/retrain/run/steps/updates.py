@@ -23,7 +23,8 @@ class Updates:
     """Trains a step: `[training] epochs` passes over its groups, in `minibatches` optimizer steps each.
 
     A group stays in one minibatch; which groups share one is random, and another for every step and epoch, and within a
-    minibatch rows keep the order of the step. With one update nothing is drawn, and the backend gets the step as it is.
+    minibatch rows keep the order of the step. With one update nothing is drawn, and the backend gets the step
+    unchanged.
     """
 
     def __init__(self, config: Config, backend: Backend, seeds: Seeds, stops: Interrupts) -> None:
@@ -34,7 +35,7 @@ class Updates:
             LOG.warning("%s", self._course.warning)
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """Make all updates of the step. An error of the first one is raised: it has left everything as it was.
+        """Make all updates of the step. An error of the first one is raised: it has changed nothing.
 
         A later update that is not finite ends the step there. From the second one on no stop interrupts the step.
         """
@@ -90,7 +91,7 @@ class Updates:
         found = measure(batch.rows, batch.temperature) if measure else None
         if found is None:
             name = self._config.backend.backend
-            what = f"backend {name!r} gives no log-probabilities, which tis_cap needs with several updates per step"
+            what = f"backend {name!r} gives no log-probabilities, and tis_cap needs them with several updates per step"
             fix = "set tis_cap = 0, or minibatches = 1 and epochs = 1"
             raise BackendError(Problem(where=self._config.place("algorithm.tis_cap"), what=what, fix=fix))
         return tuple(
@@ -111,7 +112,7 @@ class Updates:
 
 
 def combined(reports: Sequence[TrainReport], minibatches: int, *, rejected: str = "") -> TrainReport:
-    """The report of a step from those of its updates, `minibatches` of which see each token once.
+    """Combine the reports of a step's updates, `minibatches` of which see each token once.
 
     Loss and clip fraction are means over the action tokens of all updates, the gradient norm over the updates.
     """
@@ -143,7 +144,6 @@ class Course:
 
     @classmethod
     def of(cls, config: Config) -> Course:
-        """The course of a configuration."""
         return cls(
             lr=config.training.lr,
             max_steps=config.training.max_steps,
@@ -154,17 +154,14 @@ class Course:
 
     @property
     def falls(self) -> bool:
-        """Whether the rate depends on the number of steps of the run."""
         return self.schedule != "constant"
 
     @property
     def is_constant(self) -> bool:
-        """Whether every step has the same rate."""
         return not self.falls and not self.warmup_steps
 
     @property
     def warning(self) -> str:
-        """A warning that the rate never reaches `lr`; empty if it does."""
         if self.warmup_steps <= self.max_steps:
             return ""
         return f"warmup_steps = {self.warmup_steps}, max_steps = {self.max_steps}: the learning rate never reaches lr"

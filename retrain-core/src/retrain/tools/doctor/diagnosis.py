@@ -5,9 +5,9 @@ from __future__ import annotations
 from urllib.parse import urlsplit, urlunsplit
 
 from retrain.kernel.contracts.diagnosis import Diagnosis, Status
-from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.installed import installed_version
-from retrain.run.packages import required_packages
+from retrain.kernel.plugins.missing import install_line
+from retrain.kernel.plugins.requirements import required_packages
 
 SERVER_TIMEOUT_S = 5.0
 SERVER_FAULTS = (500, 502, 503, 504)  # broken, or a gateway without a server; any other status counts as an answer

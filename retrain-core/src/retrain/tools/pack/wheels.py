@@ -28,8 +28,11 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.discover import normal_name
 from retrain.kernel.plugins.first_party import own_distributions
-from retrain.kernel.plugins.installed import files_of, normal_name, requirements_of, source_folder, versions_of
+from retrain.kernel.plugins.installed import files_of, versions_of
+from retrain.kernel.plugins.missing import source_folder
+from retrain.kernel.plugins.requirements import requirements_of
 from retrain.records.identity.hashing import files_below, located
 from retrain.records.reading import read_regular
 from retrain.tools.pack.archive import (

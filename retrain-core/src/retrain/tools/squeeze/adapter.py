@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Floats
 from retrain.records.checkpoints import locate_adapter

@@ -15,7 +15,7 @@ from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Rollouts, Streams
 from retrain.kernel.errors import ConfigError, Problem, RewardError
-from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.resolve import validated_params
 from retrain.kernel.types import Completion, Outcome, SamplingParams, Score
 from retrain.tasks.child.process import Child, ChildError, ChildFailure
 from retrain.tasks.scoring.batch import ScoringBatch

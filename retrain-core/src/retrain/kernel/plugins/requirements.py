@@ -1,12 +1,35 @@
-"""The packages that a distribution requires, and whether they are installed."""
+"""Requirements of installed distributions, and whether they are met."""
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 
+from importlib_metadata import PackageNotFoundError, distribution, distributions
 from packaging.requirements import InvalidRequirement, Requirement
 
-from retrain.kernel.plugins.installed import installed_version, requirements_of
+from retrain.kernel.plugins.discover import normal_name
+from retrain.kernel.plugins.installed import installed_version
+
+PROJECT_NAME = re.compile(r"[A-Za-z0-9][-\w.]*")
+
+
+def requirements_of(name: str) -> tuple[str, ...]:
+    """The requirements in a distribution's metadata, extras included; empty when it is not installed."""
+    with suppress(PackageNotFoundError):
+        return tuple(distribution(name).requires or ())
+    return ()
+
+
+def installed_dependents(name: str) -> tuple[str, ...]:
+    """Names of the installed distributions that require `name`, sorted; requirements of extras count as well."""
+    wanted, found = normal_name(name), set()
+    for each in distributions():
+        required = (PROJECT_NAME.match(line) for line in each.requires or ())
+        if each.name and any(match and normal_name(match.group()) == wanted for match in required):
+            found.add(each.name)
+    return tuple(sorted(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
