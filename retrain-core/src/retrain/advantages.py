@@ -1,8 +1,8 @@
 """The public credit API: the building blocks of advantage, transform, uncertainty and algorithm plugins.
 
-Credit flows in one direction. The advantage sees only rewards, those of a group, of the whole step or of single tokens
-(it then gives each token a number of its own: A_iT instead of A_i below); the token transform decides how much of that
-advantage each token receives, by uncertainty, planning mask and, if asked for, text:
+Credit flows in one direction. The advantage sees only rewards: of a group, of the whole step or of single tokens (then
+each token gets a separate number: A_iT instead of A_i below). The token transform decides the share of that advantage
+that each token receives, by uncertainty, planning mask and, if configured, text:
 
     A_i = advantage(rewards_G)                       one number per completion; then batch_norm, advantage_clip
     U_T = uncertainty(log-probabilities, entropies)  one number >= 0 per action token

@@ -1,7 +1,7 @@
-"""Everything that a plugin may import, besides `retrain.advantages` and `retrain.testing`; frozen by a test.
+"""The public names for plugins, in addition to `retrain.advantages` and `retrain.testing`; frozen by a test.
 
 Each name is imported on first use: a `plugin.py` that takes `PluginSpec` and `hookimpl` from here imports neither
-pydantic nor numpy, so that `retrain --help`, which imports every `plugin.py`, stays fast. The names are in `api.pyi`.
+pydantic nor numpy. `retrain --help` imports every `plugin.py`, and so stays fast. The names are in `api.pyi`.
 """
 
 from retrain.kernel.lazy_names import lazy_names

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from retrain.credit.specs import ControllerView
 from retrain.kernel.seeding import Seeds
+from retrain.records.reading import number
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect, expect_plain_metrics, expect_same, resumed
 
@@ -83,7 +83,7 @@ def _views() -> list[ControllerView]:
 def _value(controller: Any, step: int) -> float:
     value = controller.value(step)
     expect(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= 1,
+        number(value) is not None and 0 <= value <= 1,
         f"value({step}) is {value!r}",
         why="it is lambda, the strength with which credit is pooled",
         fix="return a float in [0, 1]",

@@ -140,8 +140,8 @@ def tells_of_a_program_that_is_not_there(bench: Bench) -> None:
         running = _launcher(bench).start(replace(job, argv=(str(bench.folder / "no-such-program"),), environ={}))
     except BackendError:
         return
-    code = _ended(running)
-    expect(code != 0, "a program that is not there ended with 0", why="0 means that the run is done", fix="return 127")
+    what = "a program that does not exist ended with 0"
+    expect(_ended(running) != 0, what, why="0 means that the run is done", fix="return 127")
 
 
 def lets_go(bench: Bench) -> None:
@@ -166,38 +166,35 @@ def _job(bench: Bench, program: str, *, name: str = "job") -> Job:
     return Job(name=name, argv=argv, environ={"GREETING": "hello"}, cwd=cwd, folder=folder)
 
 
-def _ended(running: Any) -> int:
-    codes: list[int] = []
-
-    def has_ended() -> bool:
-        code = running.poll()
-        codes.extend([] if code is None else [code])
-        return bool(codes)
-
+def _ended(running: Any) -> Any:
+    """Return the exit code, once there is one."""
     try:
-        _wait_for(has_ended, "poll() to return the exit code")
+        code = _wait_for(running.poll, "poll() to return the exit code")
     except BaseException:
         running.kill()
         raise
+    again = running.poll()
     expect(
-        running.poll() == codes[0],
-        f"poll() returned {codes[0]!r}, then {running.poll()!r}",
+        again == code,
+        f"poll() returned {code!r}, then {again!r}",
         why="a campaign may call it more than once",
         fix="keep the code",
     )
-    return codes[0]
+    return code
 
 
-def _wait_for(is_so: Callable[[], bool], what: str) -> None:
+def _wait_for(value: Callable[[], Any], what: str) -> Any:
+    """Return the value once it is neither None nor False."""
     end = time.monotonic() + WAIT_S
-    while not is_so():
+    while (found := value()) is None or found is False:
         expect(
             time.monotonic() < end,
             f"waited {WAIT_S:g} s for {what}",
-            why="a campaign would wait for ever",
+            why="a campaign would wait forever",
             fix="let start() start the process at once, and stop() and kill() reach it",
         )
         time.sleep(PAUSE_S)
+    return found
 
 
 def _is_alive(pid: int) -> bool:

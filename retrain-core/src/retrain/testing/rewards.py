@@ -9,6 +9,7 @@ from typing import Any
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.types import Example, Outcome, Score
+from retrain.records.reading import number
 from retrain.tasks.scoring.service import NamedReward, ScoringService
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect, expect_unchanged, fail
@@ -87,7 +88,7 @@ def reports_finite_metrics(bench: Bench) -> None:
     scores_of(bench, reward, [(examples_for(bench)[0], ANSWERS[0])])
     for name, value in reward.metrics().items():
         expect(
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
+            number(value) is not None,
             f"metrics() returned {name} = {value!r}",
             why="the fields of metrics.jsonl are finite numbers; a run omits all of yours if one is not",
             fix="omit a field that has no value yet",
@@ -109,8 +110,8 @@ def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
 
 def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] = ()) -> None:
     """Expect none of these scores to be a failure."""
-    for number, score in enumerate(scores_of(bench, reward, pairs)):
-        shown = names[number] if names else repr(pairs[number][1])
+    for place, score in enumerate(scores_of(bench, reward, pairs)):
+        shown = names[place] if names else repr(pairs[place][1])
         expect(
             score.outcome is not Outcome.FAILED,
             f"scoring {shown} failed: {score.detail}",

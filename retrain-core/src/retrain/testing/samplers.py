@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -117,7 +116,7 @@ def _choices(sampler: Any, request: PromptRequest) -> list[PromptChoice]:
         fix="return request.count of retrain.api.PromptChoice",
     )
     chances = [choice.chance for choice in chosen if choice.chance is not None]
-    wrong = [chance for chance in chances if not (math.isfinite(chance) and 0.0 <= chance <= 1.0)]
+    wrong = [chance for chance in chances if not 0.0 <= chance <= 1.0]
     expect(not wrong, f"chances {wrong!r}", why="a forecast is a probability", fix="give a number from 0 to 1, or None")
     return chosen
 
