@@ -25,9 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from retrain.engines.caller import Caller
 from retrain.engines.client import Client
-from retrain.engines.dialect import ServedModel
+from retrain.engines.dialect import Caller, ServedModel
 from retrain.engines.table import Settings
 from retrain.engines.vllm import VLLM
 

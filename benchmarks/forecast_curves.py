@@ -3,7 +3,7 @@
 Ten conditions of the built-in model on made sums, the same number of steps and the same 32 held-out examples x 4
 samples, evaluated after every second step. Each run adds its curve to OUT.json as soon as it has ended, and a run that
 is there already is not repeated, so that the script may be stopped and called again. About 15 s of one core per run.
-`tests/retrain-core/verdicts/forecast/curves.json` was made by it.
+`tests/retrain-core/verdicts/stats/curves.json` was made by it.
 """
 
 from __future__ import annotations

@@ -40,11 +40,9 @@ from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
-from retrain.observe.gaming.alarm import GamingAlarm, Verdicts
-from retrain.observe.gaming.alarm_watch import MOST_NAMED, PaidCompletion, paid_in, unconfirmed
-from retrain.observe.gaming.suspicion import ROW, THRESHOLDS, TWO_SIDED
-from retrain.observe.gaming.watch import GamingWatch
-from retrain.records.tokens import TokenRecord, read_tokens
+from retrain.observe.gaming.alarm import MOST_NAMED, GamingAlarm, PaidCompletion, Verdicts, paid_in, unconfirmed
+from retrain.observe.gaming.suspicion import ROW, THRESHOLDS, TWO_SIDED, GamingWatch
+from retrain.records.completions import TokenRecord, read_tokens
 
 SMOOTH, NEAR, FALL = 5, 0.05, 0.2
 PROXIES = '''"""Rewards that can be gamed, and verifiers that are stricter or wrong now and then."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.overlap import Planned, Sampled, Serial
+from retrain.kernel.parts import Planned, Sampled, Serial
 from retrain.kernel.progress import Clock, Progress
 from retrain.run.steps.overlapped import Buffered, Overlapped
 

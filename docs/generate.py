@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from retrain.cli.manual.command import generator
 from retrain.cli.manual.contracts import PUBLIC
-from retrain.cli.manual.pages import regenerated
+from retrain.cli.manual.markdown import regenerated
 from retrain.kernel.plugins.discover import load_plugins
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from retrain.api import PluginContext, Watcher, hookimpl, load_plugins
-from retrain.kernel.plugin_spec import Owner
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Owner, Plugins
 from retrain.observe.console.panel import LiveDisplay
 from retrain.run.configure import load_checked
 from retrain.run.session import train

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from retrain.kernel.contracts.verifier import Action, EpisodeResult, LoadedData, Observation
+from retrain.kernel.contracts.tasks import Action, EpisodeResult, LoadedData, Observation
 from retrain.kernel.types import Example, Score
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from claims.claim import Claim, Measured, mean, share
 from retrain.kernel.seeding import Seeds
 from retrain.records.runs.registered import Spend
-from retrain.verdicts.stats.e_process import AnytimeTest
-from retrain.verdicts.stats.sequential import SequentialFlip
+from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip
 
 ALPHA = 0.05
 EVERY_SEED = tuple(range(6, 21))

@@ -12,10 +12,9 @@ from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
 from retrain.records.runs.metric import Direction
 from retrain.verdicts.stats.binomial import improvement_in_pairs, improvement_of_all_pairs
-from retrain.verdicts.study.comparison import Comparison, Verdict
+from retrain.verdicts.study.comparison import Comparison, Verdict, collapsed
 from retrain.verdicts.study.judge import Pairing, judge, with_values
-from retrain.verdicts.study.lost import Sides, with_lost
-from retrain.verdicts.study.per_seed import collapsed
+from retrain.verdicts.study.safeguards import Sides, with_lost
 
 ALPHA, CRASHED = 0.05, 0.15
 SEED_COUNTS = (8, 10, 12)

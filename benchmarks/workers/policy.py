@@ -27,7 +27,7 @@ from retrain.api import (
     TrainRow,
     load_plugins,
 )
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.run.configure import load_checked
 
 

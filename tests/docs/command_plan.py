@@ -21,7 +21,7 @@ REFEREE = "makes an environment with TRL; tests/servers/test_trl.py and test_ver
 NO_SANDBOX = "no sandbox works on this machine"
 MERGED = "loads transformers and PEFT for seconds; tests/retrain-local/export merges and exports"
 FAILED = "needs a run whose reward failed; tests/retrain-core/cli/test_replay_failures.py replays one"
-UNFINISHED = "needs a run that goes on; tests/retrain-core/verdicts/forecast/test_run_forecast.py"
+UNFINISHED = "needs a run that goes on; tests/retrain-core/verdicts/test_forecast.py"
 # By page: a line, or its beginning followed by ` ...`, and the reason.
 NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/after-training.md": {

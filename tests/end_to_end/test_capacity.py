@@ -1,4 +1,4 @@
-"""Predicted next to measured: in `run.json`, in `retrain explain`, and in the next forecast."""
+"""Predicted next to measured: by `retrain capacity` before the run, in `run.json`, and in the next forecast."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from tests.end_to_end.running import SMALL, retrain, tiny
 
 
 @pytest.mark.long
-def test_a_run_keeps_what_was_predicted_and_measured_and_the_next_forecast_knows_it(tmp_path: Path) -> None:
+def test_a_run_keeps_what_was_measured_and_the_next_forecast_knows_it(tmp_path: Path) -> None:
+    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
+    predicted = json.loads(retrain("capacity", "--json", *SMALL, "--log-dir", "logs/a", cwd=tmp_path).out)
     tiny(*SMALL, "--log-dir", "logs/a", cwd=tmp_path)
-    capacity = json.loads((tmp_path / "logs/a/run.json").read_text())["capacity"]
-    predicted, measured = capacity["predicted"], capacity["measured"]
+    measured = json.loads((tmp_path / "logs/a/run.json").read_text())["capacity"]["measured"]
     assert predicted["prompt_tokens_are_assumed"]
     assert 0.5 < predicted["peak_memory_bytes"] / measured["peak_memory_bytes"] < 2.0
     assert measured["steps"] == 3
@@ -26,8 +27,7 @@ def test_a_run_keeps_what_was_predicted_and_measured_and_the_next_forecast_knows
     assert " in " in explained["peak_memory"]
     assert "as before here" in explained["wall_time"]
 
-    tiny(*SMALL, "--log-dir", "logs/b", cwd=tmp_path)
-    second = json.loads((tmp_path / "logs/b/run.json").read_text())["capacity"]["predicted"]
+    second = json.loads(retrain("capacity", "--json", *SMALL, "--log-dir", "logs/b", cwd=tmp_path).out)
     assert not second["prompt_tokens_are_assumed"]
     assert second["prompt_tokens"] == measured["longest_prompt_tokens"]
     assert second["median_step_time_s"] == measured["median_step_time_s"]

@@ -21,10 +21,10 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.records.identity.inputs import declared_sorts, named_inputs
 from retrain.records.manifest import public_values
 from retrain.records.run import Run
+from retrain.run.check import identity_of
 from retrain.run.configure import Checked, load_checked
 from retrain.run.opened import subject_config
 from retrain.run.resume_plan import plan_resume
-from retrain.run.selected import identity_of
 from retrain.run.subject import find_subject
 from retrain.run.tables import registered_tables
 from retrain_local.plugin import BUILTIN_MODELS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retrain.cli.manual.keys import described
-from retrain.kernel.plugin_spec import MetricSpec
+from retrain.kernel.declared import MetricSpec
 from retrain.kernel.plugins.discover import load_plugins
 from tests.end_to_end.running import records, retrain, tiny
 from tests.shared import made_once

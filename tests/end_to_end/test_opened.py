@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.credit.logprob_gap import LogprobRow
 from retrain.kernel.errors import BackendError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.types import Sample, SampleRequest, SamplingParams
+from retrain.kernel.types import LogprobRow, Sample, SampleRequest, SamplingParams
 from retrain.run.opened import Opened, opened
 from retrain.run.subject import find_subject
 

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 from retrain.cli.command_line import run
-from retrain.cli.scaffold.naming import KINDS, slug, template
+from retrain.cli.scaffold.render import KINDS, slug, template
 from retrain.kernel.registry import HOOK_OF_KIND
 from retrain.kernel.types import Kind
 from tests.end_to_end.running import SCRIPT

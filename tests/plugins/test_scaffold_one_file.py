@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retrain.cli.command_line import run
-from retrain.cli.scaffold.naming import KINDS, slug
+from retrain.cli.scaffold.render import KINDS, slug
 from tests.end_to_end.running import records, retrain
 from tests.shared import first_or_long
 

@@ -29,11 +29,11 @@ from retrain.api import (
 from retrain.campaign.load import load_campaign
 from retrain.campaign.session import _launcher
 from retrain.cli.command_line import run
-from retrain.cli.scaffold.naming import KINDS, kind_of, slug, template
+from retrain.cli.scaffold.render import KINDS, kind_of, slug, template
 from retrain.credit.algorithm import build_detector
 from retrain.credit.configured_loss import find_loss
-from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.resolve import build_part
 from retrain.run.configure import load_checked
 from retrain.tasks.scoring.build import build_rewards, load_data
 from retrain_local.devices.choose import Devices

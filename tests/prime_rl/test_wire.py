@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from retrain.api import TrainBatch, TrainRow
-from retrain_prime_rl.packing import Layout, pack
-from retrain_prime_rl.wire import encode
+from retrain_prime_rl.packing import Layout, encode, pack
 from tests.prime_rl.checkout import NEEDS_CHECKOUT, theirs
 
 TYPES = ("prime_rl.transports.rollouts.types", "prime_rl.transport.types")  # the latter before v0.8.1.dev44

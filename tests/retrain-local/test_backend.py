@@ -23,7 +23,7 @@ from retrain.api import (
     StopReason,
     TrainBatch,
 )
-from retrain.kernel.plugin_spec import Owner
+from retrain.kernel.registry import Owner
 from retrain_local.backend import LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.plugin import CAPABILITIES

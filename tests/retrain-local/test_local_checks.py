@@ -10,11 +10,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from retrain.api import Problem, load_plugins
-from retrain.engines.check import KEYS
+from retrain.engines.table import KEYS
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import EntropyTable, InferenceTable
 from retrain.kernel.config.resolved import Config
-from retrain.run.assemble import check
+from retrain.run.check import check
 from retrain.run.run_records import kept_checkpoints
 from retrain.run.tables import registered_tables
 from retrain_local.checks import GPU_ONLY, adapter_problems, full_problems, problems_of

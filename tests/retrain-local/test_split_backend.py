@@ -27,7 +27,7 @@ from retrain.api import (
     SamplingParams,
     TrainBatch,
 )
-from retrain.kernel.plugin_spec import Owner
+from retrain.kernel.registry import Owner
 from retrain_local.backend import LIMITS_FILE, LocalBackend
 from retrain_local.create import create_backend
 from retrain_local.model.checkpoint import PUBLISHED_FILE, STATE_FILE

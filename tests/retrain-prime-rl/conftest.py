@@ -13,11 +13,10 @@ from safetensors.numpy import save
 from retrain.api import Sample, SampleRequest, SamplingParams, StopReason, TrainBatch, TrainRow
 from retrain_prime_rl.backend import PrimeRlBackend
 from retrain_prime_rl.options import PrimeRlOptions
-from retrain_prime_rl.packing import Layout, pack
+from retrain_prime_rl.packing import Layout, encode, pack
 from retrain_prime_rl.plugin import CAPABILITIES
 from retrain_prime_rl.policy import RemotePolicy
 from retrain_prime_rl.transport import FileTransport, rank_files
-from retrain_prime_rl.wire import encode
 from tests.prime_rl_stack.stack import two_free_ports
 
 # As the trainer writes it: names of the model's own modules, without PEFT's prefix.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from retrain_prime_rl.broadcasts import answer_offers, newest_broadcast, wait_for
+from retrain_prime_rl.trainer_folder import answer_offers, newest_broadcast, wait_for
 
 ADAPTER = save({"lora_A": np.ones((4, 8), np.float32), "lora_B": np.zeros((8, 4), np.float32)})
 

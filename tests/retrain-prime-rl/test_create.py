@@ -13,8 +13,7 @@ from transformers import AutoTokenizer
 from retrain.api import BackendError, ConfigError, PluginContext, Seeds, load_plugins
 from retrain.kernel.config.load import load_config
 from retrain.run.tables import registered_tables
-from retrain_prime_rl.backend import PrimeRlBackend
-from retrain_prime_rl.create import create_backend
+from retrain_prime_rl.backend import PrimeRlBackend, create_backend
 from retrain_prime_rl.options import PrimeRlOptions
 from tests.inference_server import serving
 from tests.toy_policy import ToyModel

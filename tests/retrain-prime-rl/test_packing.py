@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import BackendError, NonFiniteError, TrainBatch, TrainRow
-from retrain_prime_rl.packing import Layout, pack, partition
-from retrain_prime_rl.wire import encode
+from retrain_prime_rl.packing import Layout, encode, pack, partition
 from tests.prime_rl_stack.wire_check import is_filler, read, rows_of
 
 SEQ_LEN = 32

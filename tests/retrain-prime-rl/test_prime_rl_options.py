@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from retrain.api import Config, ConfigError, Kind, Plugins, load_plugins
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.first_party import promised_options
-from retrain.run.assemble import check
+from retrain.run.check import check
 from retrain.run.tables import read_config, registered_tables
-from retrain_prime_rl import checks, plugin
-from retrain_prime_rl.create import task_name
-from retrain_prime_rl.options import PrimeRlOptions
+from retrain_prime_rl import plugin
+from retrain_prime_rl.backend import task_name
+from retrain_prime_rl.options import PrimeRlOptions, output_folder
 
 ROOM = '[inference]\nengine = "vllm"\n[training]\nmax_tokens = 64\n'
 
@@ -198,10 +198,10 @@ def test_output_dir_may_be_given_as_adapter_path_and_must_be_given(configured, t
     config = configured(ROOM)
     old_way = config.backend.model_copy(update={"adapter_path": f"{tmp_path}/a"})
     given = Config(tables={**config.tables, "backend": old_way})
-    assert checks.output_dir(given, PrimeRlOptions()) == (tmp_path / "a").resolve()
-    assert checks.output_dir(given, PrimeRlOptions(output_dir=f"{tmp_path}/b")) == (tmp_path / "b").resolve()
+    assert output_folder(given, PrimeRlOptions()) == (tmp_path / "a").resolve()
+    assert output_folder(given, PrimeRlOptions(output_dir=f"{tmp_path}/b")) == (tmp_path / "b").resolve()
     with pytest.raises(ConfigError, match="needs output_dir"):
-        checks.output_dir(config, PrimeRlOptions())
+        output_folder(config, PrimeRlOptions())
 
 
 @pytest.mark.parametrize("source", ["arithmetic", "files"])

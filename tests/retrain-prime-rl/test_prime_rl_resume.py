@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from retrain.api import BackendError, ResumeError
-from retrain_prime_rl import steps
+from retrain_prime_rl import trainer_folder
 from retrain_prime_rl.backend import STATE
 from retrain_prime_rl.transport import rank_files
 
@@ -30,7 +30,7 @@ def test_save_and_load_go_on_with_the_trainer_where_it_is(sent, broadcast, backe
     assert all((adapter[f"base_model.model.{name}"] == tensor).all() for name, tensor in theirs.items())
     broadcast(tmp_path, 3)
     made.train(batch)  # after the checkpoint, and then the process dies
-    again, engine = backend(steps.find_sent(tmp_path, rank_files(2), first=1, resumes=True))
+    again, engine = backend(trainer_folder.find_sent(tmp_path, rank_files(2), first=1, resumes=True))
     with caplog.at_level(logging.WARNING, "retrain"):
         again.load(saved)
     assert "1 steps ahead of this checkpoint" in caplog.text

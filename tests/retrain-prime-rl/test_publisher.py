@@ -12,7 +12,7 @@ import zmq
 
 from retrain.api import BackendError, ConfigError
 from retrain_prime_rl.options import PrimeRlOptions
-from retrain_prime_rl.zmq_transport import Publisher
+from retrain_prime_rl.transport import Publisher
 
 GENEROUS_S = 20.0
 

@@ -9,7 +9,7 @@ import zmq
 
 from retrain.api import BackendError, ConfigError
 from retrain_prime_rl.options import PrimeRlOptions
-from retrain_prime_rl.zmq_transport import Pusher
+from retrain_prime_rl.transport import Pusher
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from retrain.api import ConfigError
-from retrain_prime_rl import steps
-from retrain_prime_rl.steps import LEDGER, last_needless, record
+from retrain_prime_rl import trainer_folder
+from retrain_prime_rl.trainer_folder import LEDGER, last_needless, record
 from retrain_prime_rl.transport import rank_files
 
 NAMES = rank_files(2)
 
 
 def find_sent(folder: Path, *, first_step: int = -1, resumes: bool = False) -> int:
-    return steps.find_sent(folder, NAMES, first=1, first_step=first_step, resumes=resumes)
+    return trainer_folder.find_sent(folder, NAMES, first=1, first_step=first_step, resumes=resumes)
 
 
 def rollout(folder: Path, step: int, names: tuple[str, ...] = NAMES) -> None:
@@ -57,7 +57,7 @@ def test_a_resumed_run_goes_on_after_the_last_batch(tmp_path):
 def test_the_older_wire_counts_from_zero(tmp_path):
     for step in (0, 1):
         rollout(tmp_path, step)
-    assert steps.find_sent(tmp_path, NAMES, first=0, resumes=True) == 2
+    assert trainer_folder.find_sent(tmp_path, NAMES, first=0, resumes=True) == 2
 
 
 def test_over_a_socket_ledger_and_weights_tell(tmp_path):
@@ -132,23 +132,23 @@ def test_batches_are_kept_from_the_newest_checkpoint_on(tmp_path, checkpoints, n
 
 
 def test_a_trainer_of_0_8_0_is_refused_by_name(tmp_path):
-    steps.refuse_other_trainer(tmp_path, "per_token")
+    trainer_folder.refuse_other_trainer(tmp_path, "per_token")
     file = tmp_path / "run_default" / "control" / "orch.toml"
     file.parent.mkdir(parents=True)
     file.touch()
     with pytest.raises(ConfigError, match=r"PRIME-RL 0\.8\.0 or earlier"):
-        steps.refuse_other_trainer(tmp_path, "per_token")
+        trainer_folder.refuse_other_trainer(tmp_path, "per_token")
 
 
 def test_a_folder_that_no_older_trainer_would_look_into_is_refused(tmp_path):
     file = tmp_path / "run_one" / "control" / "orch.toml"
     file.parent.mkdir(parents=True)
     with pytest.raises(ConfigError, match="does not look for batches"):
-        steps.refuse_other_trainer(tmp_path / "run_one", "scalar")
+        trainer_folder.refuse_other_trainer(tmp_path / "run_one", "scalar")
     file.touch()
-    steps.refuse_other_trainer(tmp_path / "run_one", "scalar")
+    trainer_folder.refuse_other_trainer(tmp_path / "run_one", "scalar")
     with pytest.raises(ConfigError, match="does not look for batches"):
-        steps.refuse_other_trainer(tmp_path, "scalar")
+        trainer_folder.refuse_other_trainer(tmp_path, "scalar")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"steps_sent": "many"}', "{}"])

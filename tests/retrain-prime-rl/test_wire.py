@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from retrain.api import TrainBatch, TrainRow
-from retrain_prime_rl.packing import Layout, pack
-from retrain_prime_rl.wire import (
+from retrain_prime_rl.packing import (
+    Layout,
     MicroBatch,
     ScalarBatch,
     ScalarSample,
     encode,
+    pack,
 )
 from tests.prime_rl_stack.wire_check import FIELDS
 

@@ -10,7 +10,7 @@ import pytest
 
 from retrain.api import Config, Kind, LoadedData, PluginContext, Plugins, Seeds, load_plugins, resolve
 from retrain.kernel.config.schema import DataTable, RewardLimits, ScoringTable
-from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.resolve import validated_params
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.judge.reward import JudgeReward
 from tests.judge_server import KEY, LONG_S, JudgeServer

@@ -139,8 +139,8 @@ def test_other_settings_are_refused_all_at_once():
     with pytest.raises(ResumeError) as caught:
         sepa.restore(controller(steps=20, schedule="linear").state())
     assert len(caught.value.problems) == 2
-    assert "[sepa] steps: is 10, but the checkpoint was made with 20" in str(caught.value)
-    assert "[sepa] schedule" in str(caught.value)
+    assert "sepa.steps: is 10, but the checkpoint was made with 20" in str(caught.value)
+    assert "sepa.schedule" in str(caught.value)
 
 
 @pytest.mark.parametrize(

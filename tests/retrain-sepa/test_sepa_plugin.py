@@ -7,7 +7,7 @@ from retrain.api import Config, Kind, PluginContext, Seeds, load_plugins, resolv
 from retrain.kernel.config.keys import TableTraits
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain_sepa.controller import SepaController
-from retrain_sepa.planning.regex import RegexPlanningDetector
+from retrain_sepa.planning import RegexPlanningDetector
 from retrain_sepa.tables import SepaTable
 
 NAMES = {

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import BackendError, NonFiniteError, TrainRow
-from retrain_tinker.datums import Datum, Reduction, check_rows, scales
+from retrain_tinker.losses import Datum, Reduction, check_rows, scales
 
 
 def row(prompt: int, actions: list[int], seed: int = 0) -> TrainRow:

@@ -11,7 +11,7 @@ import pytest
 import tinker
 from tinker import types
 
-from retrain_tinker.datums import Datum
+from retrain_tinker.losses import Datum
 from retrain_tinker.service import inputs_of, resolved
 
 

@@ -23,7 +23,7 @@ from docs.generate import PAGES, filled
 from retrain.api import Seeds, TrainBatch, TrainRow, load_plugins
 from retrain.credit.kl.shaper import steered
 from retrain.kernel.config.load import load_config
-from retrain.run.steps.learning_rate import Course
+from retrain.run.steps.updates import Course
 from retrain.run.tables import registered_tables
 from retrain_local.training.regularisers import Columns, kl_terms
 from retrain_local.training.step_loss import Mismatch, PolicyLoss

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.records.lock import owner_of
+from retrain.records.files import owner_of
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end import killing
 from tests.end_to_end.campaigns import session_of

@@ -1,7 +1,7 @@
 """retrain: a plugin-first, TOML-first trainer for reinforcement learning with verifiable rewards.
 
-`train`, `load` and `compare` do from Python what the commands do, and `Run` is a run folder as an object. Each is
-imported on first use, so that `import retrain` is as fast as importing nothing.
+`train`, `load` and `compare` are the commands as functions, and `Run` is a run folder as an object. Each is imported on
+first use, so that `import retrain` takes no time.
 """
 
 from importlib import import_module
@@ -29,7 +29,7 @@ _HOMES = {
 if not TYPE_CHECKING:  # type checkers read the imports above and so find misspelt names
 
     def __getattr__(name: str) -> object:
-        """Import a public name when it is asked for."""
+        """Import a public name on first use."""
         if name not in _HOMES:
             raise AttributeError(f"module 'retrain' has no attribute {name!r}")
         return getattr(import_module(f"retrain.facade.{_HOMES[name]}"), name)

@@ -1,8 +1,8 @@
 """The public credit API: the building blocks of advantage, transform, uncertainty and algorithm plugins.
 
-Credit flows in one direction. The advantage sees only rewards, those of a group, of the whole step or of single tokens
-(it then gives each token a number of its own: A_iT instead of A_i below); the token transform decides how much of that
-advantage each token receives, by uncertainty, planning mask and, if asked for, text:
+Credit flows in one direction. The advantage sees only rewards: of a group, of the whole step or of single tokens (then
+each token gets a separate number: A_iT instead of A_i below). The token transform decides the share of that advantage
+that each token receives, by uncertainty, planning mask and, if configured, text:
 
     A_i = advantage(rewards_G)                       one number per completion; then batch_norm, advantage_clip
     U_T = uncertainty(log-probabilities, entropies)  one number >= 0 per action token
@@ -14,66 +14,10 @@ A plugin that needs none of these stages registers a whole `Algorithm` instead: 
 No gradient flows through credit. Arrays hold action tokens only; plugins may use lists or numpy arrays.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from retrain.kernel.lazy_names import lazy_names
 
-from retrain.credit.algorithm import train_rows
-from retrain.credit.specs import (
-    AdvantageContext,
-    AdvantageSpec,
-    AlgorithmSpec,
-    CreditStage,
-    StepAdvantageContext,
-    TokenAdvantageContext,
-    TransformContext,
-    TransformOutput,
-    TransformSpec,
-    UncertaintyContext,
-    UncertaintySpec,
-)
-from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
-from retrain.kernel.types import GroupStatus, group_status
-
-__all__ = [
-    "AdvantageContext",
-    "AdvantageSpec",
-    "Algorithm",
-    "AlgorithmSpec",
-    "Credit",
-    "CreditStage",
-    "GroupStatus",
-    "Needs",
-    "StepAdvantageContext",
-    "TokenAdvantageContext",
-    "TokenCredit",
-    "TransformContext",
-    "TransformOutput",
-    "TransformSpec",
-    "UncertaintyContext",
-    "UncertaintySpec",
-    "amplify_planning",
-    "compute_composable_advantages",
-    "group_status",
-    "gtpo_weights",
-    "top_rho_threshold",
-    "train_rows",
-]
-
-if TYPE_CHECKING:
-    from retrain.credit.public import (
-        amplify_planning,
-        compute_composable_advantages,
-        gtpo_weights,
-        top_rho_threshold,
-    )
-else:
-
-    def __getattr__(name: str) -> object:
-        """The functions that compute credit outside a run, imported when one is used."""
-        if name in __all__:
-            return getattr(import_module("retrain.credit.public"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

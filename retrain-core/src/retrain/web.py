@@ -1,7 +1,7 @@
 """The web server of every API and page: a Starlette application on uvicorn, in a thread of this process.
 
-It stands right above the kernel, since both `use` and `report` serve something. Nothing else may import it: a training
-run that serves nothing loads neither uvicorn nor Starlette.
+It is directly above the kernel, because `use` and `report` both serve pages. Nothing else may import it: a training run
+that serves nothing loads neither uvicorn nor Starlette.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-IDLE_S = 60.0  # without a byte, in either direction
-MOST_CONNECTIONS = 256  # a flood of them must leave this process its files
-GRACE_S = 1.0  # for answers under way when the server closes
+IDLE_S = 60.0  # seconds without a byte, in either direction
+MOST_CONNECTIONS = 256  # a flood of connections must not take all file descriptors of the process
+GRACE_S = 1.0  # seconds for answers in progress when the server closes
 LOG = logging.getLogger("retrain.web")
-LOG.setLevel(logging.ERROR)  # uvicorn warns of clients that send nonsense, which no user can mend
+LOG.setLevel(logging.ERROR)  # uvicorn warns about malformed requests, but the user of a server cannot repair them
 
 
 class Server:
-    """Serves `app` while the block runs. It listens from its first line, so that no client comes too early."""
+    """Serves `app` while the block runs. It listens from its construction on, so that no client comes too early."""
 
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         is_ipv6 = ":" in host
@@ -56,7 +56,6 @@ class Server:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="web", daemon=True)
 
     def start(self) -> None:
-        """Answer from now on."""
         self._thread.start()
 
     def close(self) -> None:
@@ -75,10 +74,10 @@ class Server:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's, with three things that it lacks.
+    """The protocol of uvicorn with three additions.
 
-    Connections are limited in number; one whose client owes bytes, or takes none, for `IDLE_S` ends; and a request that
-    is not HTTP is refused with an error object as those of the API are.
+    Connections are limited in number; a connection whose client neither sends nor takes the bytes that are due ends
+    after `IDLE_S`; and a request that is not HTTP is refused with an error object of the API's form.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -119,7 +118,7 @@ class _Protocol(H11Protocol):
         self.transport.close()
 
     def _end_if_idle(self, before: object = None) -> None:
-        """End the connection if it is the client's turn and nothing has come or gone since the look `before`."""
+        """End the connection if it is the client's turn and no byte has moved since the check `before`."""
         is_answering = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
         now = self._received, self.transport.get_write_buffer_size(), is_answering
         if now == before and (self.flow.write_paused or self.transport.is_closing() or not is_answering):

@@ -6,16 +6,21 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from retrain.api import (
     BackendError,
     Capabilities,
+    Config,
     Deliver,
     DeliversEarly,
     Engine,
+    EngineTraits,
+    Kind,
     Measuring,
+    PluginContext,
     Problem,
     ResumeError,
     Sample,
@@ -24,20 +29,29 @@ from retrain.api import (
     TakesWeights,
     TrainBatch,
     TrainReport,
+    resolve,
 )
-from retrain_prime_rl import steps
-from retrain_prime_rl.broadcasts import (
+from retrain_prime_rl.options import ENGINE, PrimeRlOptions, output_folder
+from retrain_prime_rl.packing import Layout, encode, pack, scalar_batch
+from retrain_prime_rl.plugin import CAPABILITIES
+from retrain_prime_rl.policy import RemotePolicy, stop_ids
+from retrain_prime_rl.trainer_folder import (
     BROADCASTS,
     COMPLETE,
+    ROLLOUTS,
+    SENT,
     Broadcast,
     BroadcastStatus,
+    answer_offers,
+    find_sent,
+    last_needless,
     put_back,
     put_back_fix,
+    record,
+    refuse_other_trainer,
     wait_for,
 )
-from retrain_prime_rl.options import PrimeRlOptions
-from retrain_prime_rl.policy import RemotePolicy
-from retrain_prime_rl.transport import ROLLOUTS, Transport
+from retrain_prime_rl.transport import SCALAR_FILE, FileTransport, Publisher, Pusher, Transport, rank_files
 
 LOG = logging.getLogger("retrain")
 STATE = "prime_rl_backend_state.json"
@@ -84,7 +98,7 @@ class PrimeRlBackend:
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """As the engine samples, from the policy last published; BackendError on a completion of another version."""
+        """Sample with the engine, from the published policy; BackendError on a completion of another version."""
         self._refuse_closed()
         if not self._has_polled:  # the trainer has steps from before a resume
             self._newest = self._await_weights()
@@ -100,7 +114,7 @@ class PrimeRlBackend:
         return samples
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """Send the rows as the trainer's next step, then wait for its weights; the reported loss is a placeholder.
+        """Send the rows as the trainer's next step, then wait for its weights.
 
         BackendError when it cannot be sent or, unless `sync_timeout` says otherwise, when the weights do not come.
         """
@@ -108,7 +122,7 @@ class PrimeRlBackend:
         step, started = self._options.counts_from + self._sent, time.perf_counter()
         self._transport.send(step, self._encode(batch, step))
         self._sent += 1
-        steps.record(self._output_dir, self._sent)
+        record(self._output_dir, self._sent)
         sent, earlier = time.perf_counter(), self._measured if batch.update else {}
         self._newest = self._await_weights()
         lag = self._sent - (self._newest.step if self._newest else 0)
@@ -139,23 +153,22 @@ class PrimeRlBackend:
         return policy.version
 
     def metrics(self) -> Mapping[str, float]:
-        """Timing and staleness of the last step; empty after a step that sent nothing. `retrain.api.Measuring`."""
+        """Return timing and staleness of the last step; empty after a step that sent nothing."""
         measured, self._measured = self._measured, {}
         engine = self._engine
         return measured | dict(engine.metrics() if isinstance(engine, Measuring) else {})
 
     def save_adapter(self, folder: Path) -> None:
-        """Copy the adapter of the trainer's latest broadcast."""
         self._policy.save_adapter(folder)
 
     def save(self, folder: Path) -> None:
-        """Write how many steps the trainer was sent, and a copy of the published adapter if there is one.
+        """Write the number of steps sent, and a copy of the published adapter, if any.
 
         The trainer saves weights and optimizer itself.
         """
         state = {
             "output_dir": str(self._output_dir),
-            steps.SENT: self._sent,
+            SENT: self._sent,
             "policy_version": self._policy.version,
             "stale_steps": self._stale_steps,
         }
@@ -167,7 +180,7 @@ class PrimeRlBackend:
         """Continue from the trainer's current state: steps sent after the checkpoint remain in its weights."""
         try:
             state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-            saved, output_dir, self._stale_steps = state[steps.SENT], state["output_dir"], state["stale_steps"]
+            saved, output_dir, self._stale_steps = state[SENT], state["output_dir"], state["stale_steps"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"{STATE} cannot be read: {type(error).__name__}: {error}"
             raise ResumeError(Problem(where=str(folder), what=what, fix="resume from an earlier checkpoint")) from error
@@ -183,7 +196,7 @@ class PrimeRlBackend:
             self._newest = self._await_weights()
 
     def close(self) -> None:
-        """Release sockets and connections; say what the trainer waits for, which nothing tells it to stop doing."""
+        """Release sockets and connections; the trainer keeps waiting, so log for which step."""
         if self._sent and not self._is_closed:
             what = "PRIME-RL's trainer was sent %d steps and waits for step %d: stop it if no run goes on."
             LOG.info(what, self._sent, self._options.counts_from + self._sent)
@@ -196,7 +209,7 @@ class PrimeRlBackend:
             raise BackendError(Problem(what="the prime_rl backend is closed", fix="create another one"))
 
     def _await_weights(self) -> Broadcast | None:
-        """The weights of all steps sent; after the timeout, if that is allowed, the newest available ones or None."""
+        """Return the weights of all steps sent; after a permitted timeout the newest available ones or None."""
         options, self._has_polled = self._options, True
         status = wait_for(
             self._output_dir,
@@ -212,9 +225,9 @@ class PrimeRlBackend:
             # a step was sent just before this process was killed, before it could be recorded
             LOG.warning("The trainer has done %d steps, but only %d are recorded.", newest.step, self._sent)
             self._sent = newest.step
-            steps.record(self._output_dir, self._sent)
+            record(self._output_dir, self._sent)
         if newest is not None:
-            self._transport.forget(options.counts_from + steps.last_needless(self._output_dir, newest.step))
+            self._transport.forget(options.counts_from + last_needless(self._output_dir, newest.step))
         return newest
 
     def _report_missing(self, status: BroadcastStatus) -> None:
@@ -227,7 +240,7 @@ class PrimeRlBackend:
         raise BackendError(Problem(where=str(self._output_dir / BROADCASTS), what=what, why=why, fix=fix))
 
     def _why_missing(self, status: BroadcastStatus) -> tuple[str, str]:
-        """The reason why weights did not come in time, and the smallest fix."""
+        """Return the reason why weights did not come in time, and the smallest fix."""
         slow = "raise sync_wait_s if it is only slow, then resume the run"
         if status.faults:
             return "; ".join(status.faults), f"check that disk; {slow}"
@@ -252,3 +265,73 @@ class PrimeRlBackend:
         why += f": the trainer should be at work on {batch if is_in_files else f'step {next_step}'}"
         setting = f'[rollout_transport] type = "{self._options.transport}" in its TOML'
         return why, f"check its log, and {setting}; {slow}, with first_step = {next_step} if it has lost that step"
+
+
+def create_backend(context: PluginContext) -> PrimeRlBackend:
+    """Connect to a trainer and an inference server that the user started; ConfigError on an unusable configuration."""
+    options = context.params if isinstance(context.params, PrimeRlOptions) else PrimeRlOptions()
+    output_dir = output_folder(context.config, options)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    names = rank_files(options.data_world_size) if options.wire == "per_token" else (SCALAR_FILE,)
+    refuse_other_trainer(output_dir, options.wire)
+    first, resumes = options.counts_from, bool(context.config.resume.from_)
+    sent = find_sent(output_dir, names, first=first, first_step=options.first_step, resumes=resumes)
+    name = context.config.model.model
+    path = context.plugins.locate_model(name) or name  # the folder of a model shipped by a plugin, else as configured
+    policy = RemotePolicy(model_path=path, stop_ids=stop_ids(path, context.tokenizer), context_limit=options.seq_len)
+    where, search_paths = context.config.place("inference.engine"), context.config.plugins.search_paths
+    found = resolve(context.plugins, Kind.INFERENCE_ENGINE, ENGINE, where=where, search_paths=search_paths)
+    capabilities = replace(CAPABILITIES, preserves_token_advantages=options.wire == "per_token")
+    if isinstance(found.traits, EngineTraits):
+        capabilities = found.traits.limit(capabilities)
+    transport = _transport(options, output_dir, names, context, is_resumed=sent > 0)
+    try:
+        engine = found.target(context, policy)
+    except BaseException:
+        transport.close()
+        raise
+    LOG.info("PRIME-RL: step %d next, over %s, in %s", first + sent, options.transport, output_dir)
+    return PrimeRlBackend(
+        options=options,
+        output_dir=output_dir,
+        transport=transport,
+        encode=_encoder(options, context.config),
+        engine=engine,
+        policy=policy,
+        capabilities=capabilities,
+        sent=sent,
+    )
+
+
+def _transport(
+    options: PrimeRlOptions, output_dir: Path, names: Sequence[str], context: PluginContext, *, is_resumed: bool
+) -> Transport:
+    if options.transport == "filesystem":
+        return FileTransport(output_dir, names)
+
+    def waiting() -> None:
+        """Answer the trainer's first offer: it may come before the trainer requests a batch."""
+        answer_offers(output_dir)
+        context.check_stop()
+
+    if options.wire == "scalar":
+        return Pusher(options, sender=output_dir.stem, check_stop=waiting)
+    return Publisher(options, is_resumed=is_resumed, check_stop=waiting)
+
+
+def _encoder(options: PrimeRlOptions, config: Config) -> Encode:
+    if options.wire == "scalar":
+        return lambda batch, step: [encode(scalar_batch(batch, step=step, seq_len=options.seq_len))]
+    layout = Layout(
+        seq_len=options.seq_len,
+        ranks=options.data_world_size,
+        pad_to_multiple_of=options.pad_to_multiple_of,
+        env_name=task_name(config),
+    )
+    return lambda batch, step: [encode(part) for part in pack(batch, layout)]
+
+
+def task_name(config: Config) -> str:
+    """Return the name under which the trainer groups statistics: the environment or data source; "all" is reserved."""
+    name = config.environment.id or config.data.source
+    return "all_tasks" if name == "all" else name

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import model_validator
 
-from retrain.api import Table, key
+from retrain.advantages import TransformSpec
+from retrain.api import Config, ConfigError, Kind, Plugins, Problem, RetrainError, Table, key, resolve
 
 PADDING = "must be a multiple of pad_to_multiple_of, or a full micro-batch could not be padded"
 
 
 class PrimeRlOptions(Table):
-    """How to reach a PRIME-RL trainer; `seq_len`, ranks, padding, ports and folder must match its own TOML."""
+    """Access to a PRIME-RL trainer; `seq_len`, ranks, padding, ports and folder must match its own TOML."""
 
     output_dir: str = key(
         "", "PRIME-RL's output_dir, on a disk shared with its trainer; empty = [backend] adapter_path.", is_path=True
@@ -64,3 +66,97 @@ class PrimeRlOptions(Table):
         if self.first_step == 0 and self.counts_from:
             raise ValueError("first_step = 0: the trainer counts its steps from 1")
         return self
+
+
+ENGINE = "vllm"
+CUSTOM = 'write it for the trainer and name it in its own TOML: [loss] type = "custom", import_path = "MODULE.FUNCTION"'
+# What PRIME-RL's trainer reads from its own TOML, and what to set there (with one TOML for all of PRIME-RL the tables
+# are [trainer.optim] and so on); a run must not record values that were never used.
+TRAINERS_OWN = {
+    "training.lr": "set [optim] lr in the trainer's own TOML",
+    "training.weight_decay": "set [optim] weight_decay in the trainer's own TOML",
+    "model.lora_rank": "set [model.lora] rank in the trainer's own TOML, or no [model.lora] to train all weights",
+    "lora.alpha": "set [model.lora] alpha in the trainer's own TOML",
+    "optimizer.beta1": "set [optim] betas1 in the trainer's own TOML",
+    "optimizer.beta2": "set [optim] betas2 in the trainer's own TOML",
+    "optimizer.eps": "the trainer has no key for it",
+    "optimizer.grad_clip_norm": "set [optim] max_norm in the trainer's own TOML",
+    "optimizer.schedule": "set [scheduler] type in the trainer's own TOML",
+    "optimizer.warmup_steps": "set [scheduler] warmup_steps in the trainer's own TOML",
+    "optimizer.min_lr_ratio": "set [scheduler] min_lr in the trainer's own TOML",
+    "algorithm.loss": CUSTOM,
+    "algorithm.loss_params": "set [loss.kwargs] in the trainer's own TOML, for a loss of type custom",
+    "algorithm.clip_eps": CUSTOM,
+    "algorithm.clip_eps_high": CUSTOM,
+    "algorithm.dual_clip": CUSTOM,
+    "algorithm.aggregation": "the trainer divides by the tokens of the step, as token_mean does",
+    "algorithm.tis_cap": CUSTOM,
+    "algorithm.is_level": CUSTOM,
+    "algorithm.is_mode": CUSTOM,
+    "algorithm.is_bounds": CUSTOM,
+}
+ITS_WAY = {"algorithm.aggregation": "token_mean"}  # what the trainer does anyway
+RECIPE = "recipe"
+BESIDE_A_RECIPE = (
+    'write loss = "importance_sampling" and aggregation = "token_mean" beside the recipe: the rest of it works here, '
+    "and the loss is that of the trainer's own TOML, [loss]"
+)
+
+
+def problems_of(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:
+    """Report every key that would have no effect."""
+    found = [*_unread(config), *_credit(config, plugins, options)]
+    if (name := config.inference.engine) != ENGINE:
+        what = f"engine = {name!r}, but completions come from PRIME-RL's inference server, which is a vLLM"
+        found.append(Problem(where=config.place("inference.engine"), what=what, fix=f'set engine = "{ENGINE}"'))
+    if (tokens := config.training.max_tokens) >= options.seq_len:
+        what = f"max_tokens = {tokens} leaves no room for a prompt in seq_len = {options.seq_len}"
+        fix = "raise [backend.options] seq_len, and the trainer's, or lower max_tokens"
+        found.append(Problem(where=config.place("training.max_tokens"), what=what, fix=fix))
+    try:
+        output_folder(config, options)
+    except ConfigError as error:
+        found += error.problems
+    return found
+
+
+def output_folder(config: Config, options: PrimeRlOptions) -> Path:
+    """Return PRIME-RL's folder, as the trainer sees it; ConfigError when none is given."""
+    given = options.output_dir or config.backend.adapter_path
+    if not given:
+        where, what = config.place("backend.options"), "backend 'prime_rl' needs output_dir"
+        fix = 'set output_dir = "..." to the output_dir of the trainer, on a disk that both can reach'
+        raise ConfigError(Problem(where=where, what=what, fix=fix))
+    return Path(given).expanduser().resolve()
+
+
+def _unread(config: Config) -> list[Problem]:
+    problems = []
+    for path, there in TRAINERS_OWN.items():
+        table, _, name = path.partition(".")
+        default = getattr(type(config.tables[table])(), name, None)  # None: a key of core that is not registered here
+        value = getattr(config.tables[table], name, default)
+        if value not in (default, ITS_WAY.get(path, default)):
+            what = f"{name} = {value!r} would have no effect: the trainer is configured elsewhere"
+            is_of_recipe = str(config.origin(path).layer) == RECIPE
+            fix = BESIDE_A_RECIPE if is_of_recipe else f"remove it here; {there}"
+            problems.append(Problem(where=config.place(path), what=what, fix=fix))
+    return problems
+
+
+def _credit(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:
+    """Report token-level credit on the older wire if names reveal it; the rest is checked when a step is sent."""
+    algorithm = config.algorithm
+    if options.wire != "scalar" or algorithm.algorithm_mode:
+        return []
+    where, name = config.place("algorithm.transform_mode"), algorithm.transform_mode
+    try:
+        search_paths = config.plugins.search_paths
+        found = resolve(plugins, Kind.TRANSFORM, name, where=where, search_paths=search_paths).target
+    except RetrainError:
+        return []  # reported by the kernel
+    if not (isinstance(found, TransformSpec) and found.use_gtpo):
+        return []
+    what = f'{name!r} credits the tokens of one completion differently, and wire = "scalar" carries one number'
+    fix = 'use wire = "per_token" with PRIME-RL 0.8, or transform_mode = "none"'
+    return [Problem(where=where, what=what, fix=fix)]

@@ -4,21 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from retrain.api import BackendError, NonFiniteError, Problem, TrainBatch, TrainRow
-from retrain_prime_rl.wire import MicroBatch, ScalarBatch, ScalarSample
+
+
+class MicroBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One forward and backward pass of one data rank: packed samples, one after another.
+
+    All per-token lists have the length of `input_ids`. `position_ids` restart at 0 with every packed sample, whose
+    lengths `sequence_lengths` and `seq_lens` list; both sum to the length. `inference_logprobs` (nats) and
+    `advantages` are 0 where `loss_mask` is False. The optional fields belong to features that are not used here.
+    """
+
+    input_ids: list[int]
+    loss_mask: list[bool]
+    advantages: list[float]
+    inference_logprobs: list[float]
+    position_ids: list[int]
+    sequence_lengths: list[int]
+    temperatures: list[float]
+    env_names: list[str]
+    seq_lens: list[int]
+    ref_logprobs: list[float] | None = None
+    routed_experts: Any = None
+    mm_kwargs: Any = None
+    mm_token_type_ids: list[int] | None = None
+    rl_weights: list[float] | None = None
+    ce_weights: list[float] | None = None
+    ref_kl_weights: list[float] | None = None
+
+
+class ScalarSample(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A sample of the older wire. `completion_mask` is False at the tokens of an environment; `advantage` is one."""
+
+    prompt_ids: list[int]
+    prompt_mask: list[bool]
+    completion_ids: list[int]
+    completion_mask: list[bool]
+    completion_logprobs: list[float]
+    completion_temperatures: list[float]
+    teacher_logprobs: list[float] | None = None
+    advantage: float | None = None
+
+
+class ScalarBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """All samples of one step of the older wire."""
+
+    examples: list[ScalarSample]
+    step: int
+
+
+def encode(message: list[MicroBatch] | ScalarBatch) -> bytes:
+    return msgspec.msgpack.encode(message)
+
 
 PADDING_TOKEN = 1  # as in PRIME-RL; any id of the vocabulary, since it is masked out of the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the trainer expects of a step: tokens of a micro-batch, data ranks, padding, and a name for the task.
+    """The trainer's expectations of a step: tokens of a micro-batch, data ranks, padding, and the task's name.
 
-    `env_name` is what the trainer groups its own statistics by; "all" is taken by the trainer itself.
+    The trainer groups its statistics by `env_name`; it reserves "all".
     """
 
     seq_len: int
@@ -28,10 +79,10 @@ class Layout:
 
 
 def pack(batch: TrainBatch, layout: Layout) -> list[list[MicroBatch]]:
-    """One list of micro-batches per rank, all of one length; every row is in exactly one of them, whole.
+    """Return one list of micro-batches per rank, all of one length; every row is whole in exactly one of them.
 
     Equal batches give equal lists. A rank without work gets a copy of the shortest micro-batch in which no token
-    counts. BackendError on a row longer than `seq_len`, NonFiniteError on a number that is none; nothing is sent then.
+    counts. BackendError on a row longer than `seq_len`, NonFiniteError on a non-finite number; nothing is sent then.
     """
     check_rows(batch)
     lengths = [len(row.tokens_T) for row in batch.rows]
@@ -51,7 +102,7 @@ def pack(batch: TrainBatch, layout: Layout) -> list[list[MicroBatch]]:
 
 
 def partition(lengths: Sequence[int], *, capacity: int, multiple_of: int) -> list[list[int]]:
-    """Indices of the lengths in bins of `capacity`, about equally full; empty bins come last.
+    """Return the indices of the lengths in bins of `capacity`, about equally full; empty bins come last.
 
     Greedy, longest first into the emptiest bin (the first among equals), with the smallest number of bins, a multiple
     of `multiple_of`, for which that succeeds; with one bin per length it always does.
@@ -73,7 +124,7 @@ def partition(lengths: Sequence[int], *, capacity: int, multiple_of: int) -> lis
 
 
 def check_rows(batch: TrainBatch) -> None:
-    """NonFiniteError, naming the row, on a log-probability or advantage that is not finite."""
+    """Raise NonFiniteError, naming the row, on a log-probability or advantage that is not finite."""
     for number, row in enumerate(batch.rows):
         for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
             if not np.isfinite(values_T[row.action_T]).all():
@@ -83,7 +134,7 @@ def check_rows(batch: TrainBatch) -> None:
 
 
 def _micro_batch(rows: Sequence[TrainRow], temperature: float, layout: Layout) -> MicroBatch:
-    """Padded as PRIME-RL pads: the last sequence grows, and positions restart in it; no token of the padding counts."""
+    """Pad as PRIME-RL does: the last sequence grows, and positions restart in it; no token of the padding counts."""
     lengths = [len(row.tokens_T) for row in rows]
     padding = -sum(lengths) % layout.pad_to_multiple_of
     names = ("tokens_T", "action_T", "advantages_T", "logprobs_T")
@@ -108,10 +159,10 @@ TOLERANCE = 1e-6
 
 
 def scalar_batch(batch: TrainBatch, *, step: int, seq_len: int) -> ScalarBatch:
-    """All rows as samples, split before the first action token.
+    """Return all rows as samples, split before the first action token.
 
     BackendError when the action tokens of a row have different advantages (by more than 1e-6), or a row is longer than
-    `seq_len`, which the trainer would truncate; NonFiniteError on a non-finite number.
+    `seq_len`, where the trainer would truncate it; NonFiniteError on a non-finite number.
     """
     check_rows(batch)
     examples = []

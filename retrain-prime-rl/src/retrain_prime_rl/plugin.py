@@ -1,4 +1,4 @@
-"""What this distribution registers: backend `prime_rl`, and the command that writes PRIME-RL's own files."""
+"""Registers backend `prime_rl`, and the command that writes PRIME-RL's own files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
         PluginSpec(
             name=NAME,
             summary="A PRIME-RL trainer and its inference server; this process is their orchestrator.",
-            factory="retrain_prime_rl.create:create_backend",
+            factory="retrain_prime_rl.backend:create_backend",
             params="retrain_prime_rl.options:PrimeRlOptions",
             traits=CAPABILITIES,
         )
@@ -53,7 +53,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     summary = "Write PRIME-RL's trainer.toml and inference.toml for a run, and the commands that start them."
-    register(PluginSpec(name="prime-rl-config", summary=summary, factory="retrain_prime_rl.config.command:command"))
+    register(PluginSpec(name="prime-rl-config", summary=summary, factory="retrain_prime_rl.config_command:command"))
 
 
 @hookimpl
@@ -62,26 +62,24 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
         return []
     from pydantic import ValidationError
 
-    from retrain_prime_rl import checks
-    from retrain_prime_rl.options import PrimeRlOptions
+    from retrain_prime_rl.options import PrimeRlOptions, problems_of
 
     try:
         options = PrimeRlOptions.model_validate(config.backend.options)
     except ValidationError:
         return []  # reported by the kernel
-    return checks.problems_of(config, plugins, options)
+    return problems_of(config, plugins, options)
 
 
 @hookimpl
 def retrain_explain(config: Config) -> dict[str, str]:
-    """What the trainer's own file, which we cannot read, must say, and which loss it trains."""
     if config.backend.backend != NAME:
         return {}
     return {"prime_rl_loss": LOSS, "prime_rl_trainer": _trainer(config.backend.options)}
 
 
 def _trainer(options: Mapping[str, Any]) -> str:
-    """Keys of the trainer's TOML, from options that may not have been checked yet."""
+    """Return keys of the trainer's TOML, from options that may not have been checked yet."""
     transport = options.get("transport", "filesystem")
     socket = f", port = {options.get('zmq_port', 5555)}" if transport == "zmq" else ""
     return (

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from retrain.api import ActionRow, BackendError, Floats, Problem
-from retrain_prime_rl.broadcasts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Broadcast, safetensors_header
+from retrain_prime_rl.trainer_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Broadcast, safetensors_header
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RemotePolicy:
-    """The policy as last published, a `retrain.api.Policy`; `weights` is its broadcast, None before any step."""
+    """The published policy, a `retrain.api.Policy`; `weights` is its broadcast, None before any step."""
 
     model_path: str
     stop_ids: frozenset[int]
@@ -30,7 +30,7 @@ class RemotePolicy:
     weights: Broadcast | None = None
 
     def save_adapter(self, folder: Path) -> None:
-        """Copy the adapter that the trainer wrote, under PEFT's names; nothing before its first step.
+        """Copy the trainer's adapter under PEFT's names; nothing before its first step.
 
         BackendError when the trainer writes full weights, the adapter has been removed, or would change nothing.
         """
@@ -48,12 +48,11 @@ class RemotePolicy:
             raise BackendError(Problem(where=str(self.weights.folder), what=what, fix=fix)) from error
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats] | None:
-        """None: the training model is in the trainer's process."""
         return None
 
 
 def stop_ids(path: str, tokenizer: Any) -> frozenset[int]:
-    """Every end-of-sequence id of the model's generation config, if it has one, and the tokenizer's."""
+    """Return every end-of-sequence id of the model's generation config, if it has one, and the tokenizer's."""
     from transformers import GenerationConfig  # slow to import
 
     try:
@@ -113,7 +112,7 @@ def _refuse_without_effect(file: Path, header: Mapping[str, Any], start: int, mo
 
 
 def base_names(model_path: str) -> list[str]:
-    """Names of the base model's tensors, from its folder or the hub's cache; empty when they are not here."""
+    """Return the names of the base model's tensors, from its folder or the hub's cache; empty when it is not here."""
     from transformers.utils import cached_file  # slow to import
 
     for name in (INDEX, WEIGHTS):

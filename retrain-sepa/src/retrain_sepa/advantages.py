@@ -16,6 +16,7 @@ from retrain.api import CreditError, Floats, Problem, Table, Tokens, key
 
 STD_EPS = 1e-4
 MAXRL_EPS = 1e-6
+REINFORCE_EPS = 1e-8
 log = logging.getLogger("retrain.credit")
 
 
@@ -36,8 +37,8 @@ def grpo_advantages(rewards_G: Floats, *, scale: str = "", ddof: int = 0) -> Flo
     """Group-centred reward: A_i = r_i - mean r, `[G]`; zeros for one member or equal rewards.
 
     `scale="std"` divides by (std + 1e-4), std with `ddof` degrees of freedom removed: DeepSeekMath (arXiv:2402.03300)
-    with ddof 0, TRL with 1. The default has no division, which is the numerator of Dr. GRPO (arXiv:2503.20783), and
-    neither has a KL term.
+    with ddof 0, TRL with 1. The default has no division, as the numerator of Dr. GRPO (arXiv:2503.20783); neither has
+    a KL term.
     """
     if rewards_G.size < 2 or rewards_G.min() == rewards_G.max():  # exact zeros: a rounded mean would leave a residue
         return np.zeros(rewards_G.shape)
@@ -68,7 +69,7 @@ def maxrl_advantages(rewards_G: Floats, *, eps: float = MAXRL_EPS) -> Floats:
 
 
 def maxrl() -> AdvantageSpec:
-    """The `maxrl` advantage of one run; it warns once when a reward lies outside [0, 1]."""
+    """Return the `maxrl` advantage of one run; it warns once when a reward is outside [0, 1]."""
     warned = False
 
     def compute(ctx: AdvantageContext) -> Floats:
@@ -77,7 +78,7 @@ def maxrl() -> AdvantageSpec:
         if outside_G.size and not warned:
             warned = True
             log.warning(
-                "maxrl: reward %g lies outside [0, 1]. MaxRL is derived for rewards in that range: negative ones can "
+                "maxrl: reward %g is outside [0, 1]. MaxRL is derived for rewards in that range: negative ones can "
                 'blow up or zero its advantages. Rescale the reward, or use advantage_mode = "grpo".',
                 outside_G[0],
             )
@@ -97,9 +98,6 @@ RLOO = AdvantageSpec(name="rloo", compute=lambda ctx: rloo_advantages(ctx.reward
 DR_GRPO = AdvantageSpec(name="dr_grpo", compute=lambda ctx: grpo_advantages(ctx.rewards_G), needs_group=True)
 
 
-REINFORCE_EPS = 1e-8
-
-
 class BaselineParams(Table):
     """`[algorithm.advantage_params]` of reinforce_pp_baseline."""
 
@@ -112,7 +110,7 @@ class GdpoParams(Table):
     """`[algorithm.advantage_params]` of gdpo."""
 
     weights: dict[str, float] = key(
-        {}, "Rewards by name with their weights; empty = those of [reward.weights], else their sum as the only reward."
+        {}, "Rewards by name with their weights; empty = [reward.weights], or without it their sum as the only reward."
     )
     ddof: Literal[0, 1] = key(1, "1 = Bessel's correction of the standard deviations, as TRL does.")
 
@@ -159,7 +157,7 @@ def gdpo_advantages(
     """Group-decoupled normalisation (GDPO): x = sum_k w_k (r_k - mean_group) / (std_group + 1e-4) over the rewards k.
 
     Then A = (x - mean) / (std + 1e-4) over the step: a reward with a large spread does not drown the others, as it does
-    in a plain sum. What shapers added to the rewards, `shaping_PG`, is added to x less its mean in the group, as it is.
+    in a plain sum. The additions of shapers, `shaping_PG`, less their mean in the group, are added to x unscaled.
     Without `weights` the sum `rewards_PG` is the only reward. CreditError for a name that a completion lacks.
     """
     summed_PG = []
@@ -185,7 +183,7 @@ def _flat(values_PG: Sequence[Floats] | Sequence[Tokens]) -> Floats:
 
 
 def _moments(values_PG: Sequence[Floats], *, ddof: int = 0) -> tuple[float, float]:
-    """Mean and standard deviation over the step; the latter is exactly 0 when all values are equal."""
+    """Return mean and standard deviation over the step; the latter is exactly 0 when all values are equal."""
     flat_N = _flat(values_PG)
     if flat_N.size < 2 or flat_N.min() == flat_N.max():
         return (float(flat_N[0]) if flat_N.size else 0.0), 0.0
@@ -196,24 +194,20 @@ def _scaled(values_G: Floats, mean: float, std: float, eps: float) -> Floats:
     return (values_G - mean) / (std + eps) if std > 0.0 else np.zeros(values_G.shape)
 
 
-def _reinforce_pp(step: StepAdvantageContext) -> list[Floats]:
-    return reinforce_pp_advantages(step.rewards_PG)
-
-
 def _baseline(step: StepAdvantageContext) -> list[Floats]:
     weight = str(step.params.get("weight", "completions"))
     return reinforce_pp_baseline_advantages(step.rewards_PG, step.lengths_PG, weight=weight)
 
 
 def _gdpo(step: StepAdvantageContext) -> list[Floats]:
-    """Where no completion of the step has named rewards, their sum is the only one."""
+    """Take the sum as the only reward if no completion of the step has named rewards."""
     several = step.reward_weights if len(step.reward_weights) > 1 else {}
     weights = (step.params.get("weights") or several) if any(step.named_rewards_PG) else {}
     ddof = int(step.params.get("ddof", 1))
     return gdpo_advantages(step.rewards_PG, step.named_rewards_PG, step.shaping_PG, weights=weights, ddof=ddof)
 
 
-REINFORCE_PP = AdvantageSpec(name="reinforce_pp", compute_step=_reinforce_pp)
+REINFORCE_PP = AdvantageSpec(name="reinforce_pp", compute_step=lambda step: reinforce_pp_advantages(step.rewards_PG))
 REINFORCE_PP_BASELINE = AdvantageSpec(name="reinforce_pp_baseline", compute_step=_baseline, needs_group=True)
 GDPO = AdvantageSpec(name="gdpo", compute_step=_gdpo, needs_group=True)
 

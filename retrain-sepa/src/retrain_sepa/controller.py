@@ -10,7 +10,7 @@ from typing import Any
 from retrain.api import Controller, ControllerView, PluginContext, Problem, ResumeError
 from retrain_sepa.tables import SepaTable
 
-VARIANCE_EPS = 1e-8  # lower bound of the starting variance, which divides
+VARIANCE_EPS = 1e-8  # lower bound of the starting variance, because it is a divisor
 SAVED_SETTINGS = {  # key of [sepa] -> its name in a checkpoint
     "steps": "sepa_steps",
     "schedule": "sepa_schedule",
@@ -23,12 +23,7 @@ SAVED_SETTINGS = {  # key of [sepa] -> its name in a checkpoint
 
 
 def sepa_controller(context: PluginContext) -> Controller:
-    """The controller that `[sepa]` describes."""
     return SepaController(context.config.table("sepa", SepaTable), place=context.config.place)
-
-
-def _place(path: str) -> str:
-    return f"[sepa] {path.removeprefix('sepa.')}"
 
 
 @dataclass(slots=True)
@@ -40,11 +35,11 @@ class SepaController:
     the step's variance over execution tokens and v_0 = max(v, 1e-8) after `warmup_steps` steps that had one.
     gate: lambda is 0 until a step's correct rate reaches `correct_rate_gate`; from the next step on the gate stays
     open. The ramp counts absolute steps meanwhile, so lambda jumps when the gate opens late.
-    Differs from the reference implementation, which updates v once per completion.
+    Differs from the reference implementation: that one updates v once per completion.
     """
 
     settings: SepaTable
-    place: Callable[[str], str] = _place
+    place: Callable[[str], str] = str  # of a key, for messages
     var_ema: float | None = None
     var_0: float | None = None
     warmup_seen: int = 0
@@ -54,29 +49,34 @@ class SepaController:
         self.gate_open = self.gate_open or self.settings.correct_rate_gate <= 0.0
 
     def value(self, step: int) -> float:
-        """lambda of this step."""
         if not self.gate_open:
             return 0.0
-        linear = self._linear(step)
-        return max(linear, self._auto()) if self.settings.schedule == "auto" else linear
+        settings = self.settings
+        linear = min(max((step - settings.delay_steps) / settings.steps, 0.0), 1.0) if settings.steps else 0.0
+        if settings.schedule != "auto" or self.var_ema is None or self.var_0 is None:
+            return linear
+        return max(linear, 1.0 - min(self.var_ema / self.var_0 / settings.threshold, 1.0))
 
     def observe(self, view: ControllerView) -> None:
         """Learn from a finished step; a rate or variance that is missing or not a finite number >= 0 is ignored."""
         rate, variance = view.correct_rate, view.execution_variance
         if rate is not None and math.isfinite(rate) and rate >= self.settings.correct_rate_gate:
             self.gate_open = True
-        if variance is not None and math.isfinite(variance) and variance >= 0.0:
-            self._update(variance)
+        if variance is None or not math.isfinite(variance) or variance < 0.0:
+            return
+        decay = self.settings.ema_decay
+        self.var_ema = variance if self.var_ema is None else decay * self.var_ema + (1.0 - decay) * variance
+        self.warmup_seen += 1
+        if self.var_0 is None and self.warmup_seen >= self.settings.warmup_steps:
+            self.var_0 = max(self.var_ema, VARIANCE_EPS)
 
     def metrics(self) -> Mapping[str, float | bool]:
-        """`sepa_gate_open`: whether the gate lets lambda through."""
         return {"sepa_gate_open": self.gate_open}
 
     def state(self) -> Mapping[str, Any]:
-        """The moving average, the gate, and the settings that they depend on."""
-        settings = {saved: getattr(self.settings, name) for name, saved in SAVED_SETTINGS.items()}
+        """Return the moving average, the gate, and the settings that they depend on."""
         return {
-            **settings,
+            **{saved: getattr(self.settings, name) for name, saved in SAVED_SETTINGS.items()},
             "eps": VARIANCE_EPS,
             "var_ema": self.var_ema,
             "var_0": self.var_0,
@@ -92,29 +92,12 @@ class SepaController:
         self.var_ema, self.var_0 = state["var_ema"], state["var_0"]
         self.warmup_seen, self.gate_open = state["warmup_seen"], state["gate_open"]
 
-    def _linear(self, step: int) -> float:
-        if self.settings.steps == 0:
-            return 0.0
-        return min(max((step - self.settings.delay_steps) / self.settings.steps, 0.0), 1.0)
-
-    def _auto(self) -> float:
-        if self.var_ema is None or self.var_0 is None:
-            return 0.0
-        return 1.0 - min(self.var_ema / self.var_0 / self.settings.threshold, 1.0)
-
-    def _update(self, variance: float) -> None:
-        decay = self.settings.ema_decay
-        self.var_ema = variance if self.var_ema is None else decay * self.var_ema + (1.0 - decay) * variance
-        self.warmup_seen += 1
-        if self.var_0 is None and self.warmup_seen >= self.settings.warmup_steps:
-            self.var_0 = max(self.var_ema, VARIANCE_EPS)
-
     def _mismatches(self, state: Mapping[str, Any]) -> list[Problem]:
         return [
             Problem(
                 where=self.place(f"sepa.{name}"),
                 what=f"is {getattr(self.settings, name)!r}, but the checkpoint was made with {state[saved]!r}",
-                why="the schedule would differ from that of the interrupted run",
+                why="the schedule would differ from the interrupted run's",
                 fix=f"set it to {state[saved]!r}, or start a new run",
             )
             for name, saved in SAVED_SETTINGS.items()

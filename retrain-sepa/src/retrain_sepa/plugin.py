@@ -1,4 +1,4 @@
-"""What this distribution registers: names only; the modules they point to are imported when a name is used."""
+"""The registrations of this distribution, by name only: a module is imported when its name is used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 Register = Callable[[PluginSpec], None]
 
 TABLES = (
-    ("gtpo", "How strongly uncertainty shapes the credit of tokens.", "tables:GtpoTable"),
-    ("hicra", "How much more credit planning tokens get.", "tables:HicraTable"),
-    ("sepa", "When and how far the uncertainty of execution tokens is pooled.", "tables:SepaTable"),
-    ("planning", "Which tokens count as planning.", "tables:PlanningTable"),
+    ("gtpo", "Influence of uncertainty on the credit of tokens.", "tables:GtpoTable"),
+    ("hicra", "Extra credit of planning tokens.", "tables:HicraTable"),
+    ("sepa", "The schedule by which uncertainty is pooled over execution tokens.", "tables:SepaTable"),
+    ("planning", "The detection of planning tokens.", "tables:PlanningTable"),
 )
-# What [algorithm] says when nobody says otherwise: the condition of the paper.
+# The defaults of [algorithm]: the condition of the paper.
 DEFAULTS = {"advantage_mode": "maxrl", "transform_mode": "gtpo_sepa", "uncertainty_kind": "surprisal"}
 # Parts by name; each is the attribute of that name in capitals in the module of its kind.
 ADVANTAGES = {
@@ -55,13 +55,7 @@ ALIASES = {
     "predictive_variance": ("pred_var", "bernoulli_variance"),
     "shannon_entropy": ("shannon", "entropy", "token_entropy"),
 }
-ALGORITHMS = {
-    "grpo_none": "grpo with none.",
-    "maxrl_none": "maxrl with none.",
-    "maxrl_gtpo": "maxrl with gtpo.",
-    "maxrl_gtpo_hicra": "maxrl with gtpo_hicra.",
-    "maxrl_gtpo_sepa": "maxrl with gtpo_sepa.",
-}
+ALGORITHMS = ("grpo_none", "maxrl_none", "maxrl_gtpo", "maxrl_gtpo_hicra", "maxrl_gtpo_sepa")
 RECIPES = {
     "grpo": "Over the group's deviation, PPO's clip, mean by sequence: arXiv:2402.03300.",
     "dr_grpo": "GRPO without division by deviation or length: arXiv:2503.20783.",
@@ -111,7 +105,7 @@ def retrain_register_uncertainties(register: Register) -> None:
 
 @hookimpl
 def retrain_register_algorithms(register: Register) -> None:
-    for spec in _specs("transforms", ALGORITHMS):
+    for spec in _specs("transforms", {name: f"{name.replace('_', ' with ', 1)}." for name in ALGORITHMS}):
         register(spec)
 
 
@@ -124,9 +118,9 @@ def retrain_register_recipes(register: Register) -> None:
 @hookimpl
 def retrain_register_planning_detectors(register: Register) -> None:
     regex = "Marks tokens of curated planning phrases; `[logging] strategic_grams` replaces them."
-    register(PluginSpec(name="regex", summary=regex, factory="retrain_sepa.planning.regex:regex_detector"))
-    semantic = "Marks windows of words that sound like planning; `[planning] model` embeds them."
-    register(PluginSpec(name="semantic", summary=semantic, factory="retrain_sepa.planning.semantic:semantic_detector"))
+    register(PluginSpec(name="regex", summary=regex, factory="retrain_sepa.planning:regex_detector"))
+    semantic = "Marks windows of words that resemble planning; `[planning] model` embeds them."
+    register(PluginSpec(name="semantic", summary=semantic, factory="retrain_sepa.planning:semantic_detector"))
 
 
 @hookimpl
@@ -137,14 +131,14 @@ def retrain_register_controllers(register: Register) -> None:
 
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
-    """`distillation` without a teacher, and with a loss that gives all tokens of a completion one ratio."""
+    """Refuse `distillation` without a teacher, or with a loss that gives all tokens of a completion one ratio."""
     from retrain.api import Problem
 
     if config.algorithm.advantage_mode != "distillation" or config.algorithm.algorithm_mode:
         return []
     problems = []
     if not config.teacher.is_set:
-        what, why = "nobody teaches", "advantage 'distillation' takes its rewards from the model of [teacher]"
+        what, why = "there is no teacher", "advantage 'distillation' takes its rewards from the model of [teacher]"
         fix = "set [teacher] model, adapter or engine"
         problems.append(Problem(where=config.place("algorithm.advantage_mode"), what=what, why=why, fix=fix))
     if config.algorithm.loss == "gspo":
@@ -157,14 +151,13 @@ def retrain_check_config(config: Config) -> list[Problem]:
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """Fields that the controller adds."""
-    meaning = "Whether the correct-rate gate lets lambda through."
+    meaning = "1 if the correct-rate gate lets lambda through."
     return [MetricSpec(name="sepa_gate_open", meaning=meaning, unit="flag", absent="without the controller sepa")]
 
 
 @hookimpl
 def retrain_diagnose(config: Config | None) -> list[Diagnosis]:
-    """Whether the extra `semantic` is installed, which `[planning] detector = "semantic"` needs."""
+    """Report the extra `semantic`: `[planning] detector = "semantic"` needs it."""
     from retrain.api import diagnose_extra
 
     needed = config is not None and config.planning.detector == "semantic"

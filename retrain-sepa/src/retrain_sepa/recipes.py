@@ -1,7 +1,7 @@
 """Algorithms of the field as recipes: defaults for `[algorithm]` and `[training]` under the name of the paper.
 
 Each sets advantage, loss, clipping and aggregation of its source, and whatever else the source makes part of the
-algorithm. Temperature, learning rate, group size, the number of updates and a penalty on the KL stay the user's: papers
+algorithm. Temperature, learning rate, group size, the number of updates and a KL penalty are left to the user: papers
 choose them for their models.
 """
 
@@ -49,7 +49,7 @@ GSPO: Mapping[str, Any] = {
     "algorithm.aggregation": "sequence_mean",
 }
 
-# MiniMax-M1, arXiv:2506.13585, section 3.1, which does not say where its weights are capped: the loss's own cap.
+# MiniMax-M1, arXiv:2506.13585, section 3.1. It does not say where its weights are capped: the default cap of the loss.
 CISPO: Mapping[str, Any] = {**GROUP_STD, "algorithm.loss": "cispo", "algorithm.aggregation": "token_mean"}
 
 # arXiv:2402.14740, section 3: REINFORCE on whole completions, whose log-probability is a sum and not a mean.

@@ -12,7 +12,7 @@ from retrain.api import Kind, Table, key
 
 
 class GtpoTable(Table):
-    """How strongly uncertainty shapes the credit of tokens."""
+    """Influence of uncertainty on the credit of tokens."""
 
     beta: float = key(
         0.1, "GTPO strength; 0 = every token alike. Above 1 the mean weight is no longer 1.", ge=0.0, needs="stage gtpo"
@@ -20,7 +20,7 @@ class GtpoTable(Table):
 
 
 class HicraTable(Table):
-    """How much more credit planning tokens get."""
+    """Extra credit of planning tokens."""
 
     alpha: float = key(
         0.2,
@@ -32,7 +32,7 @@ class HicraTable(Table):
 
 
 class SepaTable(Table):
-    """When and how far the uncertainty of execution tokens is pooled."""
+    """The schedule by which uncertainty is pooled over execution tokens."""
 
     steps: int = key(500, "Length of the linear ramp in steps; 0 = no ramp.", ge=0, needs="controller sepa")
     schedule: Literal["linear", "auto"] = key(
@@ -62,7 +62,7 @@ class SepaTable(Table):
 
 
 class PlanningTable(retrain.api.PlanningTable):
-    """Which tokens count as planning."""
+    """The detection of planning tokens."""
 
     detector: str = key(
         "regex", "regex, semantic or a plugin.", names=Kind.PLANNING_DETECTOR, needs="planning detector"

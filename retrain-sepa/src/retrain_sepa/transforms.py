@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retrain.advantages import AlgorithmSpec, CreditStage, TransformSpec
-from retrain.api import Config, CreditError, Floats, Mask, Problem
+from retrain.api import CreditError, Floats, Mask, Problem
 from retrain_sepa.tables import GtpoTable, HicraTable
 
 MAX_UNCERTAINTY = 50.0  # one impossible token must not flatten the weights of all others
@@ -21,7 +21,7 @@ def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) 
     """SEPA: pull the uncertainty of execution tokens towards their mean, within one completion.
 
     U'_t = lambda mean(U over execution tokens) + (1 - lambda) U_t where `planning_T` is False; planning tokens keep
-    theirs. lambda is clamped to [0, 1]. Both means are preserved, so the GTPO weights of planning tokens do not depend
+    U_t. lambda is clamped to [0, 1]. Both means are preserved, so the GTPO weights of planning tokens do not depend
     on lambda; the variance over execution tokens is multiplied by (1 - lambda)^2. Returns a new array `[T]`, equal to
     the input when lambda = 0 or there is no execution token. CreditError for unequal lengths or a lambda that is NaN.
     Selective Entropy Pooling with Annealing (Millet); attention plays no part in it.
@@ -63,7 +63,7 @@ def gtpo_weights(uncertainty_T: Floats, beta: float) -> Floats:
 
 
 def amplify_planning(advantages_T: Floats, planning_T: Mask, alpha: float) -> Floats:
-    """HICRA: A + alpha |A| on planning tokens, unchanged elsewhere (arXiv:2509.03646).
+    """HICRA: A + alpha |A| on planning tokens, A on others (arXiv:2509.03646).
 
     alpha in [0, 1]. Planning tokens of wrong answers are penalised *less* (alpha = 1 removes the penalty). Unlike in
     the paper, it comes after the GTPO weight.
@@ -75,10 +75,10 @@ def amplify_planning(advantages_T: Floats, planning_T: Mask, alpha: float) -> Fl
 
 
 def top_rho_threshold(uncertainties: Sequence[Floats], rho: float) -> float:
-    """Smallest uncertainty that keeps its credit: the value at rank max(1, floor(n rho)), over all given tokens.
+    """Return the smallest uncertainty that keeps its credit: the value at rank max(1, floor(n rho)) of all tokens.
 
     Ties are kept, so slightly more than rho may survive. -inf (keep all) when rho is 0 (off), 1, or nothing is given.
-    After arXiv:2506.01939 ("80/20"), which uses the entropy; masked tokens stay in the loss denominator, as there.
+    After arXiv:2506.01939 ("80/20"), but that uses the entropy; masked tokens stay in the loss denominator, as there.
     """
     count = sum(values.size for values in uncertainties)
     if rho <= 0.0 or rho >= 1.0 or count == 0:
@@ -88,25 +88,13 @@ def top_rho_threshold(uncertainties: Sequence[Floats], rho: float) -> float:
     return float(np.partition(flat, count - rank)[count - rank])
 
 
-def _beta(config: Config) -> float:
-    return config.table("gtpo", GtpoTable).beta
-
-
-def _alpha(config: Config) -> float:
-    return config.table("hicra", HicraTable).alpha
-
-
-def _rho(config: Config) -> float:
-    return config.algorithm.surprisal_mask_rho
-
-
 NONE = TransformSpec(name="none")
 GTPO = TransformSpec(
     name="gtpo",
     use_gtpo=True,
     stages={
-        "gtpo": CreditStage(apply=gtpo_weights, strength=_beta),
-        "top_rho": CreditStage(apply=top_rho_threshold, strength=_rho),
+        "gtpo": CreditStage(apply=gtpo_weights, strength=lambda config: config.table("gtpo", GtpoTable).beta),
+        "top_rho": CreditStage(apply=top_rho_threshold, strength=lambda config: config.algorithm.surprisal_mask_rho),
     },
 )
 GTPO_HICRA = TransformSpec(
@@ -114,7 +102,9 @@ GTPO_HICRA = TransformSpec(
     use_gtpo=True,
     needs_planning=True,
     apply_hicra=True,
-    stages={"hicra": CreditStage(apply=amplify_planning, strength=_alpha)},
+    stages={
+        "hicra": CreditStage(apply=amplify_planning, strength=lambda config: config.table("hicra", HicraTable).alpha)
+    },
 )
 GTPO_SEPA = TransformSpec(
     name="gtpo_sepa", use_gtpo=True, needs_planning=True, uses_sepa_controller=True, entropy_transform=pool_execution

@@ -1,4 +1,4 @@
-"""Uncertainty kinds: one number >= 0 per action token, from what the sampler reported for it."""
+"""Uncertainty kinds: one number >= 0 per action token, from its reported probability or entropy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads adapters of the service, and makes of each a folder that PEFT, vLLM and `retrain squeeze` read."""
+"""Downloads adapters of the service, and makes each a folder that PEFT, vLLM and `retrain squeeze` read."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def fetch_adapter(path: str, config: Config) -> Path | None:
-    """The adapter at a `tinker://` path, downloaded once and cached; None for any other path.
+    """Return the adapter at a `tinker://` path, downloaded once and cached; None for any other path.
 
     Paths are immutable on the service. A training state (`.../weights/NAME`) is exported first; the export occupies an
     adapter slot on the service for a moment.

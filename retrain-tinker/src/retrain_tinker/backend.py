@@ -27,8 +27,8 @@ from retrain.api import (
     TrainReport,
 )
 from retrain_tinker.adapter import download, repair
-from retrain_tinker.datums import Datum, check_rows, untrained_row
 from retrain_tinker.handshake import Dialect, check_model, check_reference, check_service
+from retrain_tinker.losses import Datum, check_rows, untrained_row
 from retrain_tinker.options import TinkerOptions, base_url_of, problems_of
 from retrain_tinker.plugin import CAPABILITIES
 from retrain_tinker.sampling import Sampler, reference_logprobs
@@ -110,7 +110,6 @@ class TinkerBackend:
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """Sample all completions concurrently from the policy last published; log-probabilities are those of T = 1."""
         if self._published != self._version:
             what = f"version {self._version} is trained, but {self._published} is published"
             raise BackendError(Problem(where="sampling", what=what, fix="call publish() before sample()"))
@@ -118,7 +117,7 @@ class TinkerBackend:
             return self._sampler.draw(requests, params, version=self._published, deliver=deliver)
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """One AdamW step on the service; NonFiniteError, with weights and moments unchanged, on a non-finite number."""
+        """Take one AdamW step on the service; NonFiniteError leaves weights and moments unchanged."""
         check_rows(batch.rows)
         with self._throttle.slot():
             if self._has_pending_gradient:
@@ -132,7 +131,6 @@ class TinkerBackend:
         return report
 
     def publish(self) -> int:
-        """Make the trained weights the ones that `sample` uses; returns the number of optimizer steps in them."""
         self._service.opened()
         if self._published != self._version:
             with self._throttle.slot():
@@ -141,7 +139,7 @@ class TinkerBackend:
         return self._version
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """The trained policy's log-probabilities at action tokens, 0 elsewhere; of T = 1 whatever `temperature` is."""
+        """As the contract, but of T = 1 whatever `temperature` is."""
         plain = [untrained_row(row.tokens_T, row.action_T) for row in rows]
         check_rows(plain)
         datums = [Datum.of(row) for row in plain]
@@ -150,7 +148,7 @@ class TinkerBackend:
         return [np.concatenate([[0.0], np.where(d.action_T, f, 0.0)]) for d, f in zip(datums, found, strict=True)]
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """The base model's log-probabilities at action tokens, 0 elsewhere; of T = 1 whatever `temperature` is."""
+        """As `logprobs`, of the base model."""
         with self._throttle.slot():
             found = reference_logprobs(self._service, [row.tokens_T for row in rows])
         return [np.where(r.action_T, np.concatenate([[0.0], f]), 0.0) for r, f in zip(rows, found, strict=True)]
@@ -174,7 +172,7 @@ class TinkerBackend:
         (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote, in a new training client, and publish it."""
+        """Continue from a saved state, in a new training client, and publish it."""
         state = _read_state(folder, self._config)
         with self._throttle.slot():
             self._service.replace_trainer(None)  # a server may not have slots for both
@@ -193,7 +191,7 @@ class TinkerBackend:
         return path
 
     def _name(self, what: str) -> str:
-        """A name not yet used by this training client."""
+        """Return a name not yet used by this training client."""
         self._saved += 1
         return f"{what}-{self._version:06d}-{self._saved}"
 
@@ -217,21 +215,21 @@ def _read_state(folder: Path, config: Config) -> dict[str, object]:
 
 
 def stop_ids(located: str, tokenizer: Any) -> frozenset[int]:
-    """Every end-of-sequence id of the model's generation config, and the tokenizer's."""
+    """Return every end-of-sequence id of the model's generation config, and the tokenizer's."""
     configured = _document(located, "generation_config.json").get("eos_token_id")
     ids = configured if isinstance(configured, list) else [configured]
     return frozenset(int(id_) for id_ in [*ids, getattr(tokenizer, "eos_token_id", None)] if isinstance(id_, int))
 
 
 def context_limit(located: str) -> int | None:
-    """Longest row, prompt and completion together; None if the model's config does not say."""
+    """Return the longest row, prompt and completion together; None if the model's config does not say."""
     document = _document(located, "config.json")
     limit = document.get("text_config", document).get("max_position_embeddings")
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def _document(located: str, name: str) -> Mapping[str, Any]:
-    """A JSON file of a folder or of a model on the hub; empty if it does not exist."""
+    """Read a JSON file of a folder or of a model on the hub; empty if it does not exist."""
     folder = Path(located).expanduser()
     try:
         if folder.is_dir():

@@ -44,12 +44,11 @@ _BY_STATUS = {
 
 
 def safe_url(base_url: str) -> str:
-    """The service as shown in messages: without credentials, and by name where the SDK chooses the URL."""
+    """Return the URL for messages: without credentials, or a name where the SDK chooses the URL."""
     return re.sub(r"(?<=://)[^/\s?#@]+@", "", base_url) or HOSTED
 
 
 def timed_out(doing: str, base_url: str, timeout_s: float, key: str) -> BackendError:
-    """The error for a call that exceeded our own deadline."""
     what = f"{doing}: no answer within {timeout_s:g} s"
     fix = f"check that the service is running; if it is only slow, raise [backend.options] {key}"
     if key == "connect_timeout_s":
@@ -63,7 +62,7 @@ def unreachable(base_url: str, reason: str) -> BackendError:
 
 
 def explained(error: Exception, doing: str, base_url: str) -> RetrainError:
-    """The SDK's error as one of ours: what failed, the service's own message, and the smallest fix."""
+    """Return the SDK's error as a RetrainError: the action, the service's own message, and the smallest fix."""
     if isinstance(error, RetrainError):
         return error
     where, words = safe_url(base_url), " ".join(str(error).split()) or type(error).__name__

@@ -22,9 +22,8 @@ from retrain.api import (
     SamplingParams,
     Seeds,
 )
-from retrain_tinker.datums import Datum, Reduction, untrained_row
 from retrain_tinker.faults import safe_url
-from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, PolicyLoss
+from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, Datum, PolicyLoss, Reduction, untrained_row
 from retrain_tinker.sampling import Sampler, reference_logprobs
 from retrain_tinker.service import Service, total_loss
 
@@ -37,14 +36,14 @@ RATIOS = (0.3, 0.85, 1.0, 1.15, 1.45, 6.0)  # on both sides of every clipping bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How this service reduces losses, and whether it can clip gradients."""
+    """The service's reduction of losses, and its support for clipped gradients."""
 
     reduction: Reduction
     clips_gradients: bool
 
 
 def check_model(service: Service, config: Config) -> str:
-    """The model's name on the service; ConfigError listing the available names when it is not among them."""
+    """Return the model's name on the service; ConfigError lists the available names when it is missing."""
     options = service.options
     name = options.base_model or config.model.model
     known = service.supported_models()
@@ -58,7 +57,7 @@ def check_model(service: Service, config: Config) -> str:
 
 
 def check_service(sampler: Sampler, prompt: Sequence[int], config: Config, seeds: Seeds) -> Dialect:
-    """Compare the sampler with the trainer and the service's loss with ours; an error names what disagrees."""
+    """Compare the sampler with the trainer and the service's loss with our formula; an error names the difference."""
     loss, service = PolicyLoss.of(config), sampler.service
     request = SampleRequest(
         prompt_T=np.asarray(prompt, dtype=np.int64),
@@ -103,7 +102,7 @@ def _refuse_other_distribution(gaps_N: Floats, config: Config, service: Service)
 def _compared(
     service: Service, datums: Sequence[Datum], new: Sequence[Floats], loss: PolicyLoss, config: Config
 ) -> Any:
-    """The service's answer to a loss at known ratios and advantages; ConfigError unless it is as ours."""
+    """Return the service's answer to a loss at known ratios and advantages; ConfigError unless it is our formula's."""
     is_of_sft = loss.kind == CROSS_ENTROPY and config.algorithm.loss != LIKELIHOOD
     probe, expected = _loss_probe(datums, new, loss, is_positive=is_of_sft)
     place = config.place("sft.steps" if is_of_sft else "algorithm.loss")
@@ -127,7 +126,7 @@ def _compared(
 
 
 def check_reference(service: Service, prompt: Sequence[int]) -> None:
-    """BackendError unless the base model is what the new adapter, which changes nothing yet, was put on."""
+    """Raise BackendError unless the base model agrees with the new adapter, which is still the identity."""
     tokens_T = np.asarray(prompt, dtype=np.int64)
     row = untrained_row(tokens_T, np.arange(len(tokens_T)) > 0)
     (found_T,), (trainer_T,) = reference_logprobs(service, [tokens_T]), service.logprobs([Datum.of(row)])
@@ -143,7 +142,7 @@ def check_reference(service: Service, prompt: Sequence[int]) -> None:
 def _loss_probe(
     datums: Sequence[Datum], new: Sequence[Floats], loss: PolicyLoss, *, is_positive: bool = False
 ) -> tuple[list[Datum], float]:
-    """The probe with ratios from `RATIOS` and the sum of its losses by our formula.
+    """Return the probe with ratios from `RATIOS`, and the sum of its losses by our formula.
 
     Advantages have both signs unless `is_positive`.
     """

@@ -3,11 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from retrain.api import Config, Floats, Mask
+from retrain.api import BackendError, Config, Floats, Mask, NonFiniteError, Problem, Tokens, TrainRow
+
+Reduction = Literal["token_sum", "sequence_mean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Datum:
+    """One row, shifted: position t holds an input token and the data of the token predicted from it.
+
+    All arrays are one shorter than the row. `logprobs_T` and `advantages_T` are 0 where `action_T` is False: prompt and
+    environment tokens are read but not trained.
+    """
+
+    inputs_T: Tokens
+    targets_T: Tokens
+    action_T: Mask
+    logprobs_T: Floats
+    advantages_T: Floats
+
+    @classmethod
+    def of(cls, row: TrainRow) -> Datum:
+        """Shift a row: inputs are tokens[:-1]; all else belongs to tokens[1:]."""
+        action_T = row.action_T[1:]
+        return cls(
+            inputs_T=row.tokens_T[:-1],
+            targets_T=row.tokens_T[1:],
+            action_T=action_T,
+            logprobs_T=np.where(action_T, row.logprobs_T[1:], 0.0),
+            advantages_T=np.where(action_T, row.advantages_T[1:], 0.0),
+        )
+
+    def weighted(self, factors_N: Floats, logprobs_N: Floats) -> Datum:
+        """Return a copy with new log-probabilities, and advantages times a factor, both given per action token."""
+        logprobs_T, advantages_T = np.zeros(len(self.targets_T)), self.advantages_T.copy()
+        logprobs_T[self.action_T] = logprobs_N
+        advantages_T[self.action_T] *= factors_N
+        return replace(self, logprobs_T=logprobs_T, advantages_T=advantages_T)
+
+
+def scales(datums: Sequence[Datum], reduction: Reduction, denominators: Sequence[int]) -> list[float]:
+    """Return the factor of each datum's advantages by which the service ends up dividing its terms by its denominator.
+
+    With N datums of L_i targets each and denominators d_i (for a mean over tokens, the action tokens of all datums), a
+    sum over tokens needs 1 / d_i. A mean over each datum followed by a mean over datums divides token losses by L_i N,
+    prompts included, and needs L_i N / d_i.
+    """
+    if reduction == "token_sum":
+        return [1.0 / denominator for denominator in denominators]
+    return [len(d.targets_T) * len(datums) / n for d, n in zip(datums, denominators, strict=True)]
+
+
+def untrained_row(tokens_T: Tokens, action_T: Mask) -> TrainRow:
+    """Return a row whose action tokens are only evaluated: its log-probabilities and advantages are 0."""
+    zeros_T = np.zeros(len(tokens_T))
+    return TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
+
+
+def check_rows(rows: Sequence[TrainRow]) -> None:
+    """Raise BackendError on a malformed row, NonFiniteError on a non-finite number; both name the row."""
+    for index, row in enumerate(rows):
+        length = len(row.tokens_T)
+        if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
+            raise _refused(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
+        if length < 2 or row.action_T[0]:
+            raise _refused(f"row {index}: no token precedes its first action to predict it from")
+        for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
+            faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
+            if len(faulty):
+                what = f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}"
+                fix = "correct the plugin that made the rows"
+                raise NonFiniteError(Problem(where="training", what=what, fix=fix))
+    if not any(row.action_T.any() for row in rows):
+        what = "nothing to train on: no row of the batch has an action token"
+        fix = "give at least one row with a token that the policy sampled"
+        raise BackendError(Problem(where="training", what=what, fix=fix))
+
+
+def _refused(what: str) -> BackendError:
+    return BackendError(Problem(where="training", what=what, fix="correct the plugin that made the rows"))
+
 
 LIKELIHOOD, CROSS_ENTROPY = "likelihood", "cross_entropy"
 MAX_LOG_RATIO = 20.0
@@ -18,7 +98,7 @@ CLIP_EPS, CISPO_WEIGHT = 0.2, 4.0  # where [algorithm] says nothing
 class PolicyLoss:
     """`[algorithm] loss` and its parameters: bounds of the ratio (ppo, cispo), and of the importance weight.
 
-    That is the ratio of trainer before the step and sampler, by `is_level`; without `is_bounds` there is none.
+    The weight is the ratio of the trainer before the step to the sampler, by `is_level`; None without `is_bounds`.
     """
 
     kind: str = "importance_sampling"
@@ -32,7 +112,7 @@ class PolicyLoss:
 
     @classmethod
     def of(cls, config: Config) -> PolicyLoss:
-        """The loss of `[algorithm]`; cispo bounds its weight only from above."""
+        """Read `[algorithm]`; cispo bounds its weight only from above."""
         algorithm, is_cispo = config.algorithm, config.algorithm.loss == "cispo"
         eps, cap = algorithm.clip_eps or CLIP_EPS, algorithm.tis_cap
         bounds = list[float](config.algorithm.is_bounds) or ([0.0, cap] if cap > 0.0 else [])
@@ -60,7 +140,7 @@ class PolicyLoss:
 
         importance_sampling: -rho A; ppo: -min(rho A, clip(rho, low, high) A); cispo: -clip(rho, low, high) A new;
         likelihood and its name on the service, cross_entropy: -A new.
-        Each is proportional to A, through which `retrain_tinker.datums` turns sums into means over tokens.
+        Each is proportional to A, through which `retrain_tinker.losses` turns sums into means over tokens.
         """
         ratios_N = np.exp(new_N - reference_N)
         bounded_N = ratios_N.clip(self.low, self.high)
@@ -75,7 +155,7 @@ class PolicyLoss:
         return -plain_N, np.zeros(len(ratios_N), dtype=np.bool_)
 
     def importance(self, new_N: Floats, behaviour_N: Floats) -> tuple[Floats, Mask]:
-        """Weight of each token of a row, 1 where weights are off, and whether it was outside the bounds."""
+        """Return the weight of each token of a row, 1 without weights, and whether it was outside the bounds."""
         if self.is_bounds is None:
             return np.ones(len(new_N)), np.zeros(len(new_N), dtype=np.bool_)
         low, high = self.is_bounds
@@ -88,9 +168,9 @@ class PolicyLoss:
         return weights_N, outside_N
 
     def denominators(self, counts: Sequence[int], num_masked: int) -> list[int]:
-        """By what the sum of each row's terms is divided, for rows of these numbers of action tokens.
+        """Return the divisor of each row's sum of terms, for rows of these numbers of action tokens.
 
-        Rows without any are no sequences; masked ones count where the loss is divided by sequences.
+        Rows without actions are no sequences; masked ones count where the loss is divided by sequences.
         """
         if self.aggregation == "token_mean":
             return [sum(counts)] * len(counts)

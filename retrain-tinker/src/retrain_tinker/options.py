@@ -11,7 +11,7 @@ from retrain.api import Config, Problem
 
 
 class TinkerOptions(BaseModel):
-    """How the service computes, how long it may take, and what a checkpoint holds."""
+    """Options of the service's computations and time-outs, and of checkpoints."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     base_model: str = Field(
@@ -39,12 +39,12 @@ class TinkerOptions(BaseModel):
 
 
 def base_url_of(config: Config) -> str:
-    """`[model] base_url`, else `TINKER_BASE_URL`, else empty: the hosted service."""
+    """Return `[model] base_url`, or `TINKER_BASE_URL`, or "" for the hosted service."""
     return config.model.base_url or os.environ.get("TINKER_BASE_URL", "")
 
 
 def problems_of(config: Config) -> list[Problem]:
-    """Keys that the service would ignore."""
+    """Report keys that the service would ignore."""
     problems = []
     if config.lora.alpha:
         what, fix = "a Tinker service sets LoRA's alpha itself", "remove it; scale [training] lr instead"

@@ -1,4 +1,4 @@
-"""Samples all completions concurrently, and asks the base model for log-probabilities of given tokens."""
+"""Samples all completions concurrently, and requests the base model's log-probabilities of given tokens."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Place = TypeVar("Place")
 class Sampler:
     """Samples from the published weights.
 
-    `stop_ids` end a completion and are part of it; `context_limit` is the longest row that the model can read, None
-    when unknown. The service's log-probabilities are those of T = 1, whatever the sampling temperature.
+    `stop_ids` end a completion and are part of it; `context_limit` is the model's longest row, None when unknown. The
+    service's log-probabilities are of T = 1, whatever the sampling temperature.
     """
 
     service: Service
@@ -48,7 +48,7 @@ class Sampler:
         version: int,
         deliver: Deliver | None = None,
     ) -> list[list[Sample]]:
-        """One sample per seed of each request, `deliver`ed as they finish; BackendError if any is missing."""
+        """Return one sample per seed of each request, delivered as they finish; BackendError if any is missing."""
         samples: dict[tuple[int, int], Sample] = {}
         for place, answer in _answers(self.service, self._started(requests, params), DOING, "completions"):
             samples[place] = self._sample(answer, version)
@@ -95,7 +95,7 @@ class Sampler:
 
 
 def reference_logprobs(service: Service, rows: Sequence[Tokens]) -> list[Floats]:
-    """The base model's log-probabilities of each row's tokens after the first, raw (T = 1).
+    """Return the base model's log-probabilities of each row's tokens after the first, raw (T = 1).
 
     BackendError when one is missing or not finite.
     """
@@ -115,7 +115,7 @@ def reference_logprobs(service: Service, rows: Sequence[Tokens]) -> list[Floats]
 def _answers(
     service: Service, started: Iterable[tuple[Place, Future[Any]]], doing: str, what: str
 ) -> Iterator[tuple[Place, Any]]:
-    """Every answer with its place, as they come; BackendError when one fails, or is missing at the deadline."""
+    """Yield every answer with its place, as they come; BackendError when one fails, or misses the deadline."""
     timeout_s = service.options.timeout_s
     deadline = time.monotonic() + timeout_s
     places: dict[Future[Any], Place] = {}

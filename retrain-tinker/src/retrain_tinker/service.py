@@ -1,8 +1,8 @@
 """One training client on a Tinker service: every call of the SDK, each with a deadline and clear errors.
 
-Everything that depends on the SDK is here: releases 0.16, which speaks the wire of SkyRL-tx, to 0.38. In between, calls
-that returned a client return a future of one, `load_state` gave way to a new client made from the state, and adapters
-leave the service file by file instead of as an archive.
+Everything that depends on the SDK is here, for releases 0.16 (the wire of SkyRL-tx) to 0.38. In between, calls that
+returned a client return a future of one, `load_state` gave way to a new client made from the state, and adapters leave
+the service file by file instead of as an archive.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from retrain.api import BackendError, Floats, Problem, SamplingParams
-from retrain_tinker.datums import Datum
 from retrain_tinker.faults import SERVER_FIX, explained, safe_url, timed_out, unreachable
-from retrain_tinker.losses import CROSS_ENTROPY, PolicyLoss
+from retrain_tinker.losses import CROSS_ENTROPY, Datum, PolicyLoss
 from retrain_tinker.options import TinkerOptions
 
 T = TypeVar("T")
@@ -65,7 +64,6 @@ class Service:
         self._client = self._call("connecting", session, at_start=True)
 
     def supported_models(self) -> list[str]:
-        """Names of the base models that the service offers."""
 
         def asked() -> Any:
             import tinker
@@ -78,7 +76,7 @@ class Service:
         return [model.model_name for model in models if model.model_name]
 
     def create(self, base_model: str, *, rank: int, seed: int) -> None:
-        """A fresh adapter on attention and MLP of a base model; like the local backend, it excludes the head."""
+        """Make a new adapter on attention and MLP of a base model, without the head like the local backend."""
         self._base_model = base_model
         doing, seed = f"creating an adapter of rank {rank} on {base_model}", seed % 2**SEED_BITS
         make = self._client.create_lora_training_client
@@ -87,7 +85,7 @@ class Service:
         )
 
     def restore(self, path: str) -> None:
-        """A new training client with the weights and the optimizer of a saved state, replacing the present one.
+        """Make a new training client with the weights and the optimizer of a saved state, replacing the present one.
 
         The present one is released once the new one is ready, so that a failure changes nothing.
         """
@@ -95,7 +93,7 @@ class Service:
         self.replace_trainer(self._call(f"loading {path}", lambda: make(path)))
 
     def replace_trainer(self, trainer: Any) -> None:
-        """Another training client, or none; the slot of the earlier one is released."""
+        """Use another training client, or none; the slot of the earlier one is released."""
         before, self._trainer, self._sampler = self._trainer, trainer, None
         if before is not None:
             _release(self._client, before)
@@ -122,9 +120,10 @@ class Service:
     # ------------------------------------------------------------ sampling
 
     def publish(self) -> None:
-        """Replace the sampling client by one of the trainer's weights as they are now.
+        """Make a sampling client of the trainer's present weights.
 
-        The earlier one must never be used again: on SkyRL-tx, sampling from older weights overwrites those in training.
+        The earlier one must never be used again: on SkyRL-tx, sampling from older weights overwrites the ones in
+        training.
         """
         self._sampler = None
         self._sampler = self._call("publishing the weights", self.opened().save_weights_and_get_sampling_client)
@@ -132,7 +131,6 @@ class Service:
     def start_sample(
         self, prompt: Sequence[int], seed: int, params: SamplingParams, stop: Sequence[int]
     ) -> Future[Any]:
-        """Start sampling one completion from the published weights."""
         from tinker import types
 
         if self._sampler is None:
@@ -147,7 +145,7 @@ class Service:
         return _future(self._sampler.sample(types.ModelInput.from_ints(list(prompt)), 1, sampling))
 
     def start_logprobs(self, tokens: Sequence[int]) -> Future[Any]:
-        """Start asking the base model for the log-probability of each token; None for those that have none."""
+        """Request the base model's log-probability of each token; None for a token without one."""
         from tinker import types
 
         self.opened()
@@ -159,28 +157,28 @@ class Service:
     # ------------------------------------------------------------ training
 
     def forward(self, datums: Sequence[Datum], loss: PolicyLoss) -> Any:
-        """Log-probabilities and losses without a gradient."""
+        """Compute log-probabilities and losses without a gradient."""
         call, doing = self.opened().forward, f"computing log-probabilities of {len(datums)} rows"
         return self._call(doing, lambda: call(inputs_of(datums, loss.kind), loss.kind, loss.service_config))
 
     def logprobs(self, datums: Sequence[Datum]) -> list[Floats]:
-        """The trainer's log-probabilities of all targets, raw (T = 1)."""
+        """Return the trainer's log-probabilities of all targets, raw (T = 1)."""
         return self.checked(self.forward(datums, PolicyLoss()), datums)
 
     def forward_backward(self, datums: Sequence[Datum], loss: PolicyLoss) -> Any:
-        """The same answer, and the gradient of these rows is added on the service."""
+        """As `forward`, and add the gradient of these rows on the service."""
         call, doing = self.opened().forward_backward, f"training on {len(datums)} rows"
         return self._call(doing, lambda: call(inputs_of(datums, loss.kind), loss.kind, loss.service_config))
 
     def optim_step(self, **params: float) -> Mapping[str, float]:
-        """One AdamW step with the gradient so far; returns the metrics of the service."""
+        """Take one AdamW step with the gradient so far; returns the metrics of the service."""
         from tinker import types
 
         call = self.opened().optim_step
         return self._call("the optimizer step", lambda: call(types.AdamParams(**params))).metrics or {}
 
     def checked(self, output: Any, datums: Sequence[Datum]) -> list[Floats]:
-        """The log-probabilities of an answer; BackendError unless there is one for each target of each datum."""
+        """Return the log-probabilities of an answer; BackendError unless each target of each datum has one."""
         found = [np.asarray(entry["logprobs"].to_numpy(), dtype=np.float64) for entry in output.loss_fn_outputs]
         if [len(values) for values in found] != [len(datum.targets_T) for datum in datums]:
             what = "the service returned log-probabilities of other lengths than the rows it was given"
@@ -201,7 +199,7 @@ class Service:
         return str(self._call("exporting the adapter", lambda: save(name)).path)
 
     def download_urls(self, path: str) -> dict[str, str]:
-        """URLs of the files of an exported adapter, by name; a single archive has the name ""."""
+        """Return the URLs of an exported adapter's files, by name; a single archive has the name ""."""
 
         def asked() -> dict[str, str]:
             import tinker
@@ -223,14 +221,14 @@ class Service:
         return self._call(f"asking for {path}", asked)
 
     def opened(self) -> Any:
-        """The training client; BackendError after `close`, or when a checkpoint failed to load."""
+        """Return the training client; BackendError after `close`, or when a checkpoint failed to load."""
         if self._trainer is None:
             what = "there is no training client: the tinker backend is closed, or a checkpoint failed to load"
             raise BackendError(Problem(what=what, fix="create another one"))
         return self._trainer
 
     def _call(self, doing: str, call: Callable[[], T], *, at_start: bool = False) -> T:
-        """The settled result of a call, within the deadline for it."""
+        """Return the settled result of a call, within the deadline for it."""
         key = "connect_timeout_s" if at_start else "timeout_s"
         timeout_s: float = getattr(self.options, key)
         future: Future[T] = Future()
@@ -253,7 +251,7 @@ class Service:
 
 
 def total_loss(output: Any) -> float | None:
-    """Sum of the losses of all tokens as the service reports it; None where it reports none."""
+    """Return the sum of all token losses as the service reports it; None where it reports none."""
     if "loss:sum" in output.metrics:
         return float(output.metrics["loss:sum"])
     if all("elementwise_loss" in entry for entry in output.loss_fn_outputs):
@@ -262,7 +260,7 @@ def total_loss(output: Any) -> float | None:
 
 
 def inputs_of(datums: Sequence[Datum], loss: str) -> list[Any]:
-    """Datums in the SDK's form: cross_entropy takes a weight per token, the other losses advantages."""
+    """Return datums in the SDK's form: cross_entropy takes a weight per token, the other losses advantages."""
     from tinker import types
 
     def tensor(values: Any, dtype: type) -> Any:
@@ -279,7 +277,6 @@ def inputs_of(datums: Sequence[Datum], loss: str) -> list[Any]:
 
 
 def resolved(answer: Any) -> Any:
-    """The result of a future; anything else unchanged."""
     return answer.result() if hasattr(answer, "result") else answer
 
 
@@ -302,7 +299,7 @@ def _release(client: Any, trainer: Any) -> None:
 
 
 def _require_listener(base_url: str) -> None:
-    """BackendError within seconds if nothing is listening: the SDK would retry for minutes."""
+    """Raise BackendError within seconds if nothing is listening: the SDK would retry for minutes."""
     import httpx
 
     try:

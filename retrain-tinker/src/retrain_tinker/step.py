@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from retrain.api import Config, Floats, NonFiniteError, Problem, TrainBatch, TrainReport
-from retrain_tinker.datums import Datum, Reduction, scales
-from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, PolicyLoss
+from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, Datum, PolicyLoss, Reduction, scales
 from retrain_tinker.service import Service
 
 
@@ -31,10 +30,10 @@ class Step:
         }
 
     def take(self, batch: TrainBatch) -> TrainReport:
-        """Gradient, then update; NonFiniteError before the update when a log-probability is not finite.
+        """Compute the gradient, then update; NonFiniteError, before the update, on a non-finite log-probability.
 
-        With an importance weight the ratio is relative to the trainer's own log-probabilities before the step, which
-        costs a forward pass unless the rows of several updates carry them, and the mismatch with the sampler becomes a
+        With an importance weight the ratio is relative to the trainer's own log-probabilities before the step. They
+        cost a forward pass unless the rows of several updates carry them, and the mismatch with the sampler becomes a
         factor of the advantages.
         """
         loss = PolicyLoss(kind=batch.loss) if batch.loss else self._loss
@@ -68,11 +67,11 @@ class Step:
         return replace(report, grad_norm=norms[0] if norms else None, lr=adam["learning_rate"])
 
     def _gradient(self, scaled: Sequence[Datum], loss: PolicyLoss) -> Any:
-        """The service's answer to the request for the gradient of a loss.
+        """Return the service's answer to the request for the gradient of a loss.
 
         `likelihood` is cross_entropy where token losses are summed. SkyRL-tx divides that by the weights of its row, so
         that no row could count more than another: there it is importance_sampling relative to the trainer's own
-        log-probabilities, whose ratio is 1 and whose gradient is the same, for one more forward pass.
+        log-probabilities, with ratio 1 and the same gradient, for one more forward pass.
         """
         if loss.kind != LIKELIHOOD:
             return self._service.forward_backward(scaled, loss)
@@ -86,7 +85,7 @@ class Step:
 def _mean(
     loss: PolicyLoss, datums: Sequence[Datum], new: Sequence[Floats], denominators: Sequence[int]
 ) -> tuple[float, int]:
-    """The loss by our own formula and average, and the number of clipped tokens."""
+    """Return the loss by our own formula and average, and the number of clipped tokens."""
     parts = [
         loss.terms(new_N, datum.logprobs_T[datum.action_T], datum.advantages_T[datum.action_T])
         for datum, new_N in zip(datums, new, strict=True)
@@ -102,7 +101,7 @@ def _mean(
 
 
 def _at_actions(values: Sequence[Floats], datums: Sequence[Datum]) -> list[Floats]:
-    """Log-probabilities at action tokens; NonFiniteError naming the row where one is not finite."""
+    """Return the log-probabilities at action tokens; NonFiniteError names a row with a non-finite one."""
     found = [row_T[datum.action_T] for row_T, datum in zip(values, datums, strict=True)]
     for index, row_N in enumerate(found):
         if not np.isfinite(row_N).all():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.devices import DevicePool, gpus_per_run
-from retrain.campaign.load import Campaign
+from retrain.campaign.load import Campaign, gpus_per_run
 from retrain.campaign.planned import plan_runs
+from retrain.campaign.processes import DevicePool
 from retrain.kernel.errors import ConfigError
 
 

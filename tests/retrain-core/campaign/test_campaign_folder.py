@@ -14,8 +14,7 @@ from retrain.campaign.manifest import Manifest, new_content
 from retrain.campaign.planned import plan_runs
 from retrain.kernel.errors import ConfigError, ResumeError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.records.files import write_json
-from retrain.records.lock import RunLock
+from retrain.records.files import RunLock, write_json
 from retrain.records.record_names import CAMPAIGN_CONTENT
 
 Load = Callable[..., Campaign]

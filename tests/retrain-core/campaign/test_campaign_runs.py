@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.outcome import progress
-from retrain.records.lock import RunLock
+from retrain.campaign.planned import progress
+from retrain.records.files import RunLock
 from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
 
 Finish = Callable[..., tuple[int, str, str]]

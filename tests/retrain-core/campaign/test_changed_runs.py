@@ -15,8 +15,8 @@ from retrain.kernel.errors import ResumeError, RetrainError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.copies import write_inputs
+from retrain.run.check import identity_of
 from retrain.run.configure import load_checked
-from retrain.run.selected import identity_of
 
 Play = Callable[..., list[str]]
 OWN = "own_advantage.signed+toy_flat"

@@ -10,8 +10,7 @@ from retrain.api import hookimpl
 from retrain.campaign.load import Campaign
 from retrain.campaign.planned import plan_runs
 from retrain.campaign.schedule import FollowUpResult, FollowUps
-from retrain.kernel.plugin_spec import Owner
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Owner, Plugins
 
 
 class Analysis:

@@ -15,8 +15,7 @@ from retrain.api import Job
 from retrain.campaign import schedule as module
 from retrain.campaign.load import Campaign, PlanTable, seal_plan
 from retrain.campaign.looks import Look, PlannedLooks, StudyJudge
-from retrain.campaign.manifest import Manifest, new_content
-from retrain.campaign.on_record import CampaignRecord
+from retrain.campaign.manifest import CampaignRecord, Manifest, new_content
 from retrain.campaign.planned import plan_runs
 from retrain.campaign.report_lines import Lines
 from retrain.campaign.schedule import FollowUps, Schedule, Stops

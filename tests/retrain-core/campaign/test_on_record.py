@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.on_record import CampaignRecord
+from retrain.campaign.manifest import CampaignRecord
 from retrain.campaign.report_lines import Lines
 from retrain.verdicts.ledger.chain import NAME
 from retrain.verdicts.ledger.history import read_chain

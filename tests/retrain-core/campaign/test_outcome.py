@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.campaign.outcome import RunProgress, progress
+from retrain.campaign.planned import RunProgress, progress
 
 
 def test_progress_is_that_of_the_last_whole_line(tmp_path: Path) -> None:

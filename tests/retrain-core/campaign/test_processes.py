@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from retrain.api import Job
-from retrain.campaign.devices import DevicePool
-from retrain.campaign.processes import ProcessJob, ProcessLauncher
+from retrain.campaign.processes import DevicePool, ProcessJob, ProcessLauncher
 from retrain.kernel.errors import BackendError
 
 ENVIRON = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ['OMP_NUM_THREADS'], os.environ['X'])"
 PARENT = """
 import sys, time
 from pathlib import Path
-from retrain.campaign.devices import DevicePool
+from retrain.campaign.processes import DevicePool
 from retrain.campaign.processes import ProcessLauncher
 from retrain.campaign.launching import Job
 job = Job(name="a", argv=(sys.executable, "-c", sys.argv[1]), environ={}, cwd=Path(), folder=Path())

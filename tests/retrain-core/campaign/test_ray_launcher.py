@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.outcome import progress
-from retrain.records.lock import owner_of
+from retrain.campaign.planned import progress
+from retrain.records.files import owner_of
 from tests.end_to_end.campaigns import check_same, manifest, wait_for
 
 pytest.importorskip("ray")

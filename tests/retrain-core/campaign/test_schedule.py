@@ -13,15 +13,14 @@ import pytest
 from retrain.api import Job
 from retrain.campaign import schedule as module
 from retrain.campaign.load import Campaign
-from retrain.campaign.manifest import Manifest, new_content
-from retrain.campaign.on_record import CampaignRecord
+from retrain.campaign.manifest import CampaignRecord, Manifest, new_content
 from retrain.campaign.planned import plan_runs
 from retrain.campaign.report_lines import Lines
 from retrain.campaign.schedule import FollowUps, Schedule, Stops
 from retrain.kernel.errors import BackendError
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import save_checkpoint
-from retrain.records.lock import RunLock
+from retrain.records.files import RunLock
 
 SEEDS = "seeds = [1, 2]\nmax_steps = 4\n"
 ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'

@@ -13,14 +13,14 @@ from numpy.testing import assert_allclose
 from retrain.advantages import AdvantageSpec, TokenAdvantageContext, TransformSpec
 from retrain.api import ConfigError, CreditError, Group, PluginError, Score, StopReason
 from retrain.credit.algorithm import CreditAlgorithm
+from retrain.credit.checks import as_advantage
 from retrain.credit.flow import CreditFlow, build_flow
-from retrain.credit.forms import as_advantage
 from retrain.credit.overlong import MaskedOverlong
 from retrain.credit.pipeline import CreditGroup, assign_credit
 from retrain.kernel.config.load import load_config
-from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import Found
+from retrain.kernel.registry import Owner
 from retrain.kernel.types import GroupStatus
 from retrain.testing.toys import scored_groups
 

@@ -15,8 +15,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from retrain.advantages import compute_composable_advantages
 from retrain.credit.algorithm import CreditAlgorithm
+from retrain.credit.checks import as_advantage
 from retrain.credit.flow import CreditFlow, build_flow
-from retrain.credit.forms import as_advantage
 from retrain.credit.pipeline import CreditGroup, assign_credit, named_rewards, normalised
 from retrain.credit.specs import AdvantageSpec, StepAdvantageContext
 from retrain.kernel.config.load import load_config
@@ -127,7 +127,7 @@ def test_a_function_of_step_is_an_advantage_of_steps() -> None:
     assert as_advantage(found(mine)).compute_step is mine
     assert as_advantage(found(STEP_SPEC)) is STEP_SPEC
     for spec, fault in (
-        (AdvantageSpec(name="a"), "has none of compute, compute_step, compute_tokens"),
+        (AdvantageSpec(name="a"), "lacks all of compute, compute_step, compute_tokens"),
         (AdvantageSpec(name="a", compute=lambda ctx: [], compute_step=mine), "has both compute and compute_step"),
     ):
         with pytest.raises(PluginError, match=fault):

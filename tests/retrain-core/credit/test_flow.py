@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrain.credit.checks import as_advantage, as_algorithm, as_transform, as_uncertainty
 from retrain.credit.flow import CreditFlow, build_flow
-from retrain.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty
 from retrain.credit.specs import AdvantageContext, AdvantageSpec, AlgorithmSpec, TransformSpec, UncertaintySpec
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.errors import ConfigError, PluginError
-from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import Found
+from retrain.kernel.registry import Owner
 
 REWARDS_G = np.array([1.0, 3.0])
 

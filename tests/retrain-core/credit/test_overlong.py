@@ -18,7 +18,7 @@ from retrain.credit.flow import CreditFlow
 from retrain.credit.overlong import MaskedOverlong, SoftPunishment, longest_turn, soft_punishment
 from retrain.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
 from retrain.kernel.contracts.algorithm import Algorithm
-from retrain.kernel.overlap import Planned, Sampled
+from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Completion, Group, GroupStatus, StopReason, group_status, verdicts
 from retrain.records.run import Run

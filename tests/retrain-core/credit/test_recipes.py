@@ -12,13 +12,12 @@ import pytest
 from retrain.credit.flow import build_flow
 from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Config, Layer, Origin
-from retrain.kernel.declared import Kind
+from retrain.kernel.declared import Kind, PluginSpec
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugin_spec import Owner, PluginSpec
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Owner, Plugins
 from retrain.records.manifest import config_toml
-from retrain.run.assemble import check
+from retrain.run.check import check
 from retrain.run.tables import read_config, registered_tables
 
 VALUES: Mapping[str, Any] = {

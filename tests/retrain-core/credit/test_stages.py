@@ -16,7 +16,7 @@ from retrain.credit.pipeline import CreditGroup, assign_credit
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.errors import ConfigError, CreditError, PluginError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.registry import Plugins
 
 BuildFlow = Callable[..., CreditFlow]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from retrain.engines.check import teacher_problems
+from retrain.engines.table import teacher_problems
 from retrain.kernel.config.load import TableEntry, load_config
 
 

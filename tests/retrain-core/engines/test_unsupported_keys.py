@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from retrain.engines import ENGINES
-from retrain.engines.check import KEYS, unsupported_keys
+from retrain.engines.table import KEYS, unsupported_keys
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.declared import EngineTraits
+from retrain.kernel.declared import EngineTraits, PluginSpec
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import Owner, PluginSpec
-from retrain.kernel.registry import Plugins
-from retrain.run.assemble import check
+from retrain.kernel.registry import Owner, Plugins
+from retrain.run.check import check
 from retrain.run.tables import registered_tables
 
 CHANGED = {"attention_kernel": "triton", "dtype": "bf16", "kv_cache_dtype": "int8"}

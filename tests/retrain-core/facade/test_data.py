@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import retrain
-from retrain.facade.data import data_file, rows_of
+from retrain.facade.hosting import data_file, rows_of
 from retrain.kernel.errors import ConfigError
 
 ROWS = [{"Q": "One?", "gold": "007"}, {"Q": "Two?", "gold": "2"}]

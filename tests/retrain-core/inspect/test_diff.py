@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from retrain.inspect.diff import side_by_side
 from retrain.inspect.diff_command import HIGHER, LOWER, NEITHER, mark
-from retrain.records.tokens import read_tokens, write_tokens
+from retrain.records.completions import read_tokens, write_tokens
 
 Command = Callable[..., Any]
 Make = Callable[..., Path]

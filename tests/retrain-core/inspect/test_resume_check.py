@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from retrain.records.lock import RunLock
+from retrain.records.files import RunLock
 
 LOG = "logs/train"
 STOPPING = """

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from retrain.inspect.status_command import picture
-from retrain.records.lock import RunLock
-from retrain.records.runs.scan import scan
+from retrain.records.files import RunLock
+from retrain.records.runs.campaign_status import scan
 from tests.made_runs import write_campaign
 
 Command = Callable[..., Any]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from retrain.inspect import status_command
-from retrain.records.runs.scan import scan
+from retrain.records.runs.campaign_status import scan
 
 Make = Callable[..., Path]
 SCRIPT = str(Path(sys.executable).with_name("retrain"))

@@ -16,9 +16,9 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
+from retrain.records.completions import TokenRecord, read_tokens, write_tokens
 from retrain.records.record_names import token_file
 from retrain.records.run import Run
-from retrain.records.tokens import TokenRecord, read_tokens, write_tokens
 
 
 def record(length: int, *, planning: bool = True) -> TokenRecord:

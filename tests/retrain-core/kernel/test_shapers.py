@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retrain.kernel.errors import PluginError
-from retrain.kernel.step_fields import merge_fields
+from retrain.kernel.progress import merge_fields
 from retrain.kernel.types import GroupStatus, Score, group_status, num_correct, verdicts
 from retrain.run.assemble import NamedShaper
 from tests.overlapped import GENERATIONS, lines, steps

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from retrain.kernel.errors import PluginError
-from retrain.kernel.step_fields import merge_fields, train_fields
+from retrain.kernel.progress import merge_fields, train_fields
 
 
 def test_a_step_without_training_has_no_loss() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.types import Completion, Outcome, Score, StopReason, TrainBatch, TrainRow, percentile_99
-from retrain.observe.health.watch import HealthError
+from retrain.observe.health.monitors import HealthError
 from retrain.observe.watchdog.watchdog import DeadlineError
 
 

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.files import digest_of
+from retrain.records.completions import TokenRecord
+from retrain.records.files import digest_of, owner_of
 from retrain.records.folder import check_run_folder, open_run_folder
-from retrain.records.lock import owner_of
 from retrain.records.record_names import FILES
-from retrain.records.tokens import TokenRecord
 
 PLACE = "[logging] log_dir (default)"
 TOKENS = TokenRecord(tokens_T=np.array([3]), logprobs_T=np.array([-0.5]), advantages_T=np.array([1.0]))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from retrain.records.completions import TokenRecord
 from retrain.records.folder import RunFolder
 from retrain.records.integrity import check_records
 from retrain.records.record_names import FILES, token_file
-from retrain.records.tokens import TokenRecord
 
 TOKENS = TokenRecord(tokens_T=np.array([3, 4]), logprobs_T=np.array([-0.5, -1]), advantages_T=np.array([1.0, 1.0]))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.lock import RunLock, owner_of
+from retrain.records.files import RunLock, owner_of
 
-HOLD = "import sys; from pathlib import Path; from retrain.records.lock import RunLock\n"
+HOLD = "import sys; from pathlib import Path; from retrain.records.files import RunLock\n"
 HOLD += "kept = RunLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.records.tokens import RowRecord, row_arrays, rows_of
+from retrain.records.completions import RowRecord, row_arrays, rows_of
 
 # one letter per token: prompt or environment, or sampled; the first token of a row is never sampled
 SHAPES = st.lists(st.text("ea", max_size=12).map(lambda rest: "e" + rest), min_size=1, max_size=5)

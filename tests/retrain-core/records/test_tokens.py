@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
+from retrain.records.completions import TokenRecord, read_tokens, write_tokens
 from retrain.records.record_names import token_file
-from retrain.records.tokens import TokenRecord, read_tokens, write_tokens
 
 LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.report.completions import HEAD_CHARS, TAIL_CHARS, excerpt
-from retrain.report.text import long_text, plain, text
+from retrain.report.parts import long_text, plain, text
 
 ANY = st.text(st.characters() | st.characters(categories=("Cs", "Cc", "Cf")) | st.sampled_from("<>&\"'`%{}\\"))
 

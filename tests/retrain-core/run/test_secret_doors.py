@@ -21,7 +21,7 @@ from retrain.observe.trackers.recording import Recorders
 from retrain.records.files import JsonLines, write_json, write_text
 from retrain.run.interrupts import Interrupts
 from retrain.tasks.scoring.failures import FailureRecord, read_failures, write_failures
-from retrain.text.process import load_dotenv_file, prepare_streams
+from retrain.text.process import prepare_process, prepare_streams
 from retrain.text.secrets import HIDDEN, LEARNED
 
 SECRET = "sk-plantedPLANTED0123"
@@ -195,7 +195,7 @@ def test_a_line_of_dotenv_that_a_variable_overrides_is_secret_too(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text("MY_SERVICE_KEY=sk-of-the-file-0123\nOTHER_NAME=sk-no-secret-0123\n")
-    load_dotenv_file()
+    prepare_process()
     write_text(tmp_path / "a", f"sk-of-the-file-0123 {SECRET} sk-no-secret-0123")
     monkeypatch.delenv("OTHER_NAME")
     assert (tmp_path / "a").read_text() == f"{HIDDEN} {HIDDEN} sk-no-secret-0123"

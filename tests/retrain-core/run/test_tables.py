@@ -12,12 +12,11 @@ import pytest
 from retrain.kernel.config.keys import Table, TableTraits, key
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.config.schema import AlgorithmTable, LoggingTable
+from retrain.kernel.declared import PluginSpec
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import Owner, PluginSpec
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.first_party import install_line
-from retrain.kernel.plugins.resolve import missing
-from retrain.kernel.registry import Plugins
+from retrain.kernel.plugins.missing import install_line, missing
+from retrain.kernel.registry import Owner, Plugins
 from retrain.kernel.types import Kind
 from retrain.run.check import check_names, check_options, wanted_names
 from retrain.run.tables import registered_tables

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from retrain.api import Observation
-from retrain.kernel.contracts.verifier import Action, LoadedData
+from retrain.kernel.contracts.tasks import Action, LoadedData
 from retrain.kernel.errors import ConfigError, Problem, RewardError
 from retrain.kernel.types import Example, Outcome, StopReason
 from retrain.tasks.environment import EnvironmentProcess

@@ -13,8 +13,7 @@ from retrain.credit.algorithm import CreditAlgorithm
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PhaseProgress
-from retrain.kernel.contracts.tasks import Prompt, Streams
-from retrain.kernel.contracts.verifier import EpisodeResult, Observation
+from retrain.kernel.contracts.tasks import EpisodeResult, Observation, Prompt, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import (

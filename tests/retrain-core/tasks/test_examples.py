@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retrain.kernel.config import plugin_tables
 from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.config.schema import DataTable
-from retrain.kernel.contracts.verifier import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData
 from retrain.kernel.errors import ConfigError, PluginError
 from retrain.kernel.types import Example, Score
 from retrain.tasks.prompts import usable_examples

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import DataTable, EvalTable, TrainingTable
-from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.contracts.verifier import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData, Prompt
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example

@@ -10,7 +10,7 @@ import pytest
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.verifier import Verifier
+from retrain.kernel.contracts.tasks import Verifier
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Outcome, SamplingParams

@@ -10,7 +10,7 @@ Failures = Callable[..., dict[str, str]]
 BROKEN = (
     ("LeavesThePool", "chooses_training_examples", "it chose ['held out']"),
     ("OneShort", "chooses_training_examples", "choose() returned [] for 1 prompts"),
-    ("ForgetsTaken", "chooses_each_once", "asked for all 12 prompts in rounds"),
+    ("ForgetsTaken", "chooses_each_once", "request all 12 prompts"),
     ("Learns", "answers_the_same_when_asked_again", "for step 0 it chose"),
     ("Rolls", "chooses_by_the_seed", "the prompts of step 0"),
     ("Certain", "chooses_training_examples", "chances [1.01]"),

@@ -22,9 +22,9 @@ REWARDS = (
     ("BreaksOnNothing", "survives_hostile_texts", "scoring nothing failed: IndexError"),
     ("NotANumber", "survives_hostile_texts", "finite number"),
     ("Hangs", "survives_hostile_texts", "scoring one long word failed"),
-    ("DisagreesWithItsGold", "calls_its_gold_right", "'something else', which gets 0.0"),
+    ("DisagreesWithItsGold", "calls_its_gold_right", "'something else', but scores 0.0"),
     ("Noisy", "repeats_its_scores", "in another process"),
-    ("WritesInfo", "leaves_examples_alone", "an example has changed"),
+    ("WritesInfo", "leaves_examples_alone", "has changed an example"),
     ("BadMetrics", "reports_finite_metrics", "calls = nan"),
 )
 SOURCES = (

@@ -14,7 +14,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ModelTable, TrainingTable
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
-from retrain.text.context import context_length, fit_context
+from retrain.text.tokenizer import context_length, fit_context
 
 QWEN = {"model_type": "qwen3", "max_position_embeddings": 1024}
 

@@ -16,8 +16,7 @@ from retrain.kernel.config.schema import ModelTable
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.text import hub
-from retrain.text.context import context_length
-from retrain.text.tokenizer import load_tokenizer
+from retrain.text.tokenizer import context_length, load_tokenizer
 
 NAME = "nobody/nothing"
 Ask = Callable[[], dict[str, Any]]

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from retrain.kernel.contracts.context import PhaseProgress
-from retrain.text.progress import progress_bar
+from retrain.text.tables import progress_bar
 
 
 @pytest.mark.parametrize(("term", "is_terminal"), [("xterm", False), ("dumb", True), ("unknown", True)])

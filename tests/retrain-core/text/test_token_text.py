@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from retrain.text.token_text import token_texts
+from retrain.text.tokenizer import token_texts
 
 
 @pytest.fixture(scope="module")

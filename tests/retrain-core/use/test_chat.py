@@ -28,7 +28,7 @@ from retrain.use.chat import (
     harmless,
     shaded,
 )
-from retrain.use.prompts import read_prompts
+from retrain.use.sample_command import read_prompts
 from retrain.use.serving.text_stream import TextStream
 from tests.invoke import invoke
 

@@ -15,8 +15,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Example, SampleRequest, SamplingParams
 from retrain.run.opened import Opened, subject_config
 from retrain.tasks.prompts import encode_prompts
-from retrain.use.prompts import prompt_tokens, prompts_of, read_prompts
-from retrain.use.sample_command import Wanted, sample_file
+from retrain.use.sample_command import Wanted, prompt_tokens, prompts_of, read_prompts, sample_file
 
 QUESTIONS = ["What is 2 + 2?", "What is 9 * 8?", "What is 1 + 1?"]
 

@@ -19,7 +19,7 @@ from retrain.run.subject import find_subject
 from retrain.text import secrets
 from retrain.use import export_command
 from retrain.use.hub_upload import repeating_config
-from retrain.use.whole_model import WholeModel, lines
+from retrain.use.whole_model import WholeModel, lines_of
 from retrain_local.model.adapter import PREFIX, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.hub_server import hub_server
@@ -151,7 +151,7 @@ def test_how_a_merged_model_compares_is_told() -> None:
     subject = find_subject("builtin:tiny")
     adapted: Any = WholeModel(subject=subject, config=None, plugins=None, dtype="", with_check=True)  # type: ignore[arg-type]
     written = ExportedModel(dtype="bf16", tensors=3, num_bytes=2**20, gap=0.3, change=0.4, size=17.0, quantised_gap=0.5)
-    text = "\n".join(lines(adapted, Path("out"), replace(written, notes=("a note",))))
+    text = "\n".join(lines_of(adapted, Path("out"), replace(written, notes=("a note",))))
     for words in (
         "differ by at most 0.3 from",
         "(largest logit 17)",
@@ -161,9 +161,9 @@ def test_how_a_merged_model_compares_is_told() -> None:
         "a note",
     ):
         assert words in text
-    assert "rounds away" not in "\n".join(lines(adapted, Path("out"), replace(written, gap=0.1)))
-    assert "every B is zero" in "\n".join(lines(adapted, Path("out"), replace(written, is_unchanged=True)))
-    assert "were not compared" in "\n".join(lines(adapted, Path("out"), replace(written, gap=None)))
+    assert "rounds away" not in "\n".join(lines_of(adapted, Path("out"), replace(written, gap=0.1)))
+    assert "every B is zero" in "\n".join(lines_of(adapted, Path("out"), replace(written, is_unchanged=True)))
+    assert "were not compared" in "\n".join(lines_of(adapted, Path("out"), replace(written, gap=None)))
 
 
 def test_a_merge_that_ends_early_leaves_nothing(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, Example, Kind, PluginContext, Plugins, Reward, Seeds, resolve
-from retrain.kernel.contracts.verifier import TimedScore
+from retrain.kernel.contracts.tasks import TimedScore
 from retrain.tasks.audit.probes import gold_of
 from retrain.tasks.audit.report import AuditReport
 from retrain.tasks.audit.verifier_audit import audit

@@ -211,7 +211,7 @@ def test_what_is_no_data_set(load: Load, tmp_path: Path) -> None:
 def test_the_first_rows_as_they_stand(plugins: Any, tmp_path: Path) -> None:
     from retrain.api import Config, Kind, PluginContext, Seeds
     from retrain.kernel.config.schema import DataTable
-    from retrain.kernel.plugins.build import build_part
+    from retrain.kernel.plugins.resolve import build_part
 
     path = put(tmp_path, {"t.jsonl": [{"a": n} for n in range(5)]})
     config = Config(tables={"data": DataTable(source="files", path=path)})
@@ -223,7 +223,7 @@ def test_the_first_rows_as_they_stand(plugins: Any, tmp_path: Path) -> None:
 FROM_CACHE = """
 from retrain.api import Config, ConfigError, Kind, PluginContext, Seeds, load_plugins
 from retrain.kernel.config.schema import DataTable
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 plugins = load_plugins()
 for path, options in (("org/toy", {}), ("org/toy", {"subset": "other"}), ("org/other", {"revision": "abc"})):
     config = Config(tables={"data": DataTable(source="hub", path=path, options=options)})

@@ -106,7 +106,7 @@ def test_bad_options_are_refused(load: Load, options: dict[str, object]) -> None
 LOAD_FROM_HUB = """
 from retrain.api import Config, ConfigError, Kind, PluginContext, Seeds, load_plugins
 from retrain.kernel.config.schema import DataTable
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 plugins = load_plugins()
 config = Config(tables={"data": DataTable(source="math", options={"subjects": ["geometry"]})})
 context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)

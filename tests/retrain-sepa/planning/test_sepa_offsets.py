@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models
 
 from retrain.api import CreditError
-from retrain_sepa.planning.offsets import (
+from retrain_sepa.token_text import (
     DecodedTokens,
     IncrementalDecoder,
     TableDecoder,

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import ConfigError
-from retrain_sepa.planning.regex import DEFAULT_PHRASES, THEMES, PhraseFinder, parse_grams, words
+from retrain_sepa.planning import DEFAULT_PHRASES, THEMES, PhraseFinder, parse_grams, words
 
 DEFAULT = PhraseFinder.of(DEFAULT_PHRASES)
 

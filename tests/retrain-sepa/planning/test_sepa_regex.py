@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrain.api import Config, ConfigError, PluginContext, Seeds, load_plugins
-from retrain_sepa.planning.regex import DEFAULT_PHRASES, PhraseFinder, regex_detector
+from retrain_sepa.planning import DEFAULT_PHRASES, PhraseFinder, regex_detector
 from retrain_sepa.tables import PlanningPhrases
 
 same_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -4,7 +4,7 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from retrain_sepa.planning.offsets import (
+from retrain_sepa.token_text import (
     IncrementalDecoder,
     TableDecoder,
     decoder_steps,

@@ -1,7 +1,8 @@
-"""Campaigns: conditions x seeds from one file, each run in a process and a folder of its own; here, on Ray or Slurm.
+"""Campaigns: conditions x seeds from one file, each run in a separate process and folder; on this machine, Ray or
+Slurm.
 
 Begin with `planned.py` (the grid), `schedule.py` (who runs when) and `session.py` (what the command does). Imports
-`verdicts`, which decides when enough seeds have run; what draws pages stands above it.
+`verdicts`, which decides when enough seeds have run, and nothing that draws pages.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import ConfigClaim, PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import ConfigClaim, PluginSpec
 
 TABLE = "campaign"
 TEMPLATES = {
@@ -27,7 +27,6 @@ LAUNCHERS = {
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table of a sweep."""
     traits = TableTraits(flag_prefix="campaign_", starts_runs=True)
     factory = "retrain.records.campaign_table:CampaignTable"
     register(PluginSpec(name=TABLE, summary="Conditions x seeds.", factory=factory, traits=traits))
@@ -35,14 +34,12 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """The command behind `retrain FILE` for a file with `[campaign]`."""
     summary = "Run the conditions x seeds of a TOML file with [campaign]."
-    register(PluginSpec(name="campaign", summary=summary, factory="retrain.campaign.command:command", traits="train"))
+    register(PluginSpec(name="campaign", summary=summary, factory="retrain.campaign.session:command", traits="train"))
 
 
 @hookimpl
 def retrain_register_launchers(register: Callable[[PluginSpec], None]) -> None:
-    """Processes of this machine, tasks of a Ray cluster, and jobs of a Slurm cluster."""
     for name, (summary, module) in LAUNCHERS.items():
         factory, params = f"retrain.campaign.{module}:build", f"retrain.campaign.{module}:Options"
         register(PluginSpec(name=name, summary=summary, factory=factory, params=params))
@@ -50,7 +47,6 @@ def retrain_register_launchers(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
-    """Two example campaigns."""
     for name, (summary, constant) in TEMPLATES.items():
         factory = f"retrain.campaign.templates:{constant}"
         register(PluginSpec(name=name, summary=summary, factory=factory, traits="campaign.toml"))
@@ -58,7 +54,6 @@ def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> N
 
 @hookimpl
 def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
-    """Every file with `[campaign]`."""
     if TABLE not in document:
         return None
     return ConfigClaim(command="campaign", explain="retrain.campaign.explain:explain")

@@ -31,9 +31,9 @@ FOREIGN_KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What a condition sets: `settings` by path, `overrides` by flat name without what `base`, the label, names.
+    """The settings of a condition: `settings` by path, `overrides` by flat name without the keys that `base` names.
 
-    `base` is `advantage+transform`, or the name of a recipe. A `control` is that of the condition of the same number.
+    `base` is `advantage+transform`, or the name of a recipe. A `control` belongs to the condition of the same number.
     """
 
     number: int
@@ -49,7 +49,6 @@ class Condition:
         return control_label(label, self.control) if self.control else label
 
     def sets(self, path: str) -> bool:
-        """Whether it sets `table.key` itself."""
         return any(setting.path == path for setting in self.settings)
 
 
@@ -60,7 +59,7 @@ def read_conditions(
 
     A key is named as on the command line, with underscores (`lr`, `gtpo_beta`, `sepa_steps`), or by its table:
     `"training.lr" = 1e-4`, or `lr = 1e-4` under `[campaign.conditions.training]`. Entries of a free table are added to
-    those of the base configuration.
+    the entries of the base configuration.
     """
     names = _Names(keys)
     conditions: list[Condition] = []
@@ -81,8 +80,8 @@ def control_conditions(
 ) -> list[Condition]:
     """The controls of every condition but the baseline, whose label is `baseline` (empty: the first condition).
 
-    Each control is of its condition's own algorithm, since that decides what random rewards teach: `controls` x
-    (conditions - 1) further runs per seed. The baseline needs none, as no verdict says that it is better.
+    Each control uses its condition's algorithm, since that decides what random rewards teach: `controls` x (conditions
+    - 1) further runs per seed. The baseline needs none, as no verdict says that it is better.
     """
     reference = baseline or next((each.label for each in conditions), "")
     origin = Origin(layer=Layer.FILE, place=place)
@@ -129,8 +128,6 @@ def _read(
 
 
 class _Names:
-    """Every name under which a condition may set a key."""
-
     def __init__(self, keys: Sequence[Key]) -> None:
         self._by_path = {key.path: key for key in keys}
         self._by_path |= {f"{key.table}.{alias}": key for key in keys for alias in key.aliases}
@@ -139,7 +136,6 @@ class _Names:
         self._tables = {key.table for key in keys}
 
     def flattened(self, entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Entries with sub-tables named by their path."""
         for name, value in entries.items():
             if isinstance(value, Mapping) and name in self._tables:
                 yield from ((f"{name}.{inner}", content) for inner, content in value.items())
@@ -147,7 +143,7 @@ class _Names:
                 yield name, value
 
     def find(self, name: str, value: Any) -> tuple[Key, Any] | Problem:
-        """The key that `name` stands for, and its value; a Problem without a location if there is none."""
+        """The key that `name` stands for, and its value; a Problem without a location for an unknown key."""
         parent, _, entry = name.rpartition(".")
         key = self._by_path.get(name) or self._flat.get(name)
         if key is None and parent in self._by_path and isinstance(self._by_path[parent].default, dict):

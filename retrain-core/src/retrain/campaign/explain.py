@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrain.campaign.devices import listed_devices
-from retrain.campaign.load import Campaign, load_campaign
+from retrain.campaign.load import Campaign, listed_devices, load_campaign
 from retrain.credit.configured_loss import capability_fields
 from retrain.credit.flow import build_flow
 from retrain.kernel.config.resolved import Config, Layer
-from retrain.kernel.plugins.build import declared_capabilities
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.run.check import with_plugin_rows
 from retrain.run.notices import unclipped
@@ -64,7 +63,7 @@ def verdict_warnings(campaign: Campaign) -> list[str]:
 
 
 def controls_of(campaign: Campaign) -> dict[str, int]:
-    """How many of the runs each control costs; nothing without controls."""
+    """The number of runs that each control costs."""
     found = Counter(each.condition.control for each in campaign.conditions if each.condition.control)
     return {str(control): count * len(campaign.table.seeds) for control, count in found.items()}
 
@@ -80,7 +79,6 @@ def value_rows(config: Config, *, of: Layer | None = None) -> dict[str, dict[str
 
 
 def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
-    """What the campaign would run, as plain data."""
     campaign = load_campaign([argument for argument in arguments if argument not in FLAGS], plugins)
     config, table = campaign.config, campaign.table
     capabilities = declared_capabilities(config, plugins)

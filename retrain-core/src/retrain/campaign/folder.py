@@ -1,4 +1,4 @@
-"""The folder of a campaign: a new one, or that of the same campaign, which seeds and conditions may be added to."""
+"""The folder of a campaign: a new one, or that of the same campaign, to which seeds and conditions may be added."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from typing import Any
 import click
 
 from retrain.campaign.load import Campaign
-from retrain.campaign.outcome import State
+from retrain.campaign.planned import State
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
 from retrain.kernel.registry import Plugins
-from retrain.records.files import hash_of
+from retrain.records.files import RunLock, hash_of
 from retrain.records.folder import check_run_folder, move_aside
-from retrain.records.lock import RunLock
 from retrain.records.reading import read_regular
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import is_run
-from retrain.run.devices import KEY, RunDevices, choose_devices
+from retrain.run.backend import KEY, RunDevices, choose_devices
 
 PARENT = Path("logs")
 OWN_MACHINE = "subprocess"  # the launcher whose runs are on this machine
@@ -33,7 +32,7 @@ MOST_CHANGES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What a campaign adds to an earlier session of it, and `changes`: what else differs, each as a sentence.
+    """The runs that a campaign adds to an earlier session of it, and `changes`: other differences, each as a sentence.
 
     `devices` are those that its runs use, by condition.
     """
@@ -45,7 +44,6 @@ class Growth:
 
     @property
     def adds_runs(self) -> bool:
-        """Whether seeds or conditions were added."""
         return bool(self.seeds or self.conditions)
 
     def __str__(self) -> str:
@@ -54,10 +52,10 @@ class Growth:
 
 
 def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign, plugins: Plugins) -> Growth:
-    """How `campaign` differs from the one in `path`, whose manifest is `before`.
+    """Compare `campaign` with the one in `path`, whose manifest is `before`.
 
-    A key that the earlier version of retrain did not know counts as its default. ResumeError when `campaign.json`,
-    which says what the earlier one was, is missing or damaged.
+    A key that the earlier version of retrain did not know counts as its default. ResumeError when `campaign.json`, the
+    record of the earlier configuration, is missing or damaged.
     """
     content = campaign.content()
     if before.get("sha256") == hash_of(content):
@@ -84,7 +82,7 @@ def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign, plug
 
 
 def _refuse(path: Path, before: Mapping[str, Any], campaign: Campaign, growth: Growth, fix: str) -> None:
-    """ResumeError that names what changed and what starting again would cost."""
+    """ResumeError that names the changes and the cost of starting again."""
     shown = list(growth.changes[:MOST_CHANGES])
     if len(growth.changes) > MOST_CHANGES:
         shown.append(f"and {len(growth.changes) - MOST_CHANGES} more differences")
@@ -95,7 +93,7 @@ def _refuse(path: Path, before: Mapping[str, Any], campaign: Campaign, growth: G
 
 
 def rerun_sentence(before: Mapping[str, Any], campaign: Campaign) -> str:
-    """How much a new campaign would run again."""
+    """Say how much a new campaign would run again."""
     num_done = sum(entry.get("status") == State.DONE for entry in before["runs"])
     kept = f"; {num_done} of the {len(before['runs'])} earlier ones are done" if num_done else ""
     return f"a new campaign runs all {campaign.num_runs} runs from their first step{kept}"
@@ -128,8 +126,7 @@ def _shown(value: Any) -> str:
 class CampaignFolder:
     """A folder locked until `close`. `before` is the manifest of an earlier session, None for a new campaign.
 
-    `growth` is what this session adds to it, with the devices that its runs use; the user is told `notice` before
-    anything runs.
+    `growth` is this session's addition, with the devices of its runs; `notice` is shown before anything runs.
     """
 
     path: Path
@@ -140,7 +137,6 @@ class CampaignFolder:
     notice: str = ""
 
     def close(self) -> None:
-        """Release the lock."""
         self.lock.release()
 
 
@@ -150,8 +146,8 @@ def open_campaign(
     """Lock the folder in which the campaign continues, grows or starts.
 
     `--resume DIR` means that folder. Otherwise `[logging] log_dir`, if set, or else the latest folder of this very
-    campaign under `logs/`, or of the same file with fewer seeds or conditions. With `is_new`, and where there is none,
-    it begins: under `logs/campaign_YYYYMMDD_HHMMSS`, or in log_dir, with what was there moved to `<log_dir>.1`, `.2`,
+    campaign under `logs/`, or of the same file with fewer seeds or conditions. With `is_new`, or without such a folder,
+    it begins: under `logs/campaign_YYYYMMDD_HHMMSS`, or in log_dir, whose contents are moved to `<log_dir>.1`, `.2`,
     ... ResumeError when DIR or log_dir holds another campaign, or one whose sealed plan has fewer seeds or conditions
     (unless `is_beyond_plan`). ConfigError when another process has the folder, or it cannot be written.
     """
@@ -201,7 +197,7 @@ def _check_growth(
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest in `path`; ResumeError if it is missing or not that of a campaign."""
+    """The manifest in `path`; ResumeError if it is missing or not a campaign's."""
     try:
         content: dict[str, Any] = json.loads(read_regular(path / CAMPAIGN_FILE))
         str(content["sha256"]), [str(run["run_name"]) for run in content["runs"]]
@@ -219,9 +215,9 @@ def _manifest_or_none(path: Path) -> dict[str, Any] | None:
 
 
 def _latest(campaign: Campaign, plugins: Plugins) -> tuple[Path | None, str]:
-    """The latest folder under `logs/` that this campaign continues or grows; without one, how the latest one differs.
+    """The latest folder under `logs/` that this campaign continues or grows; otherwise how the latest one differs.
 
-    The latter two only among folders of the same file.
+    Growth and differences are considered only for folders of the same file.
     """
     wanted, of_this_file = hash_of(campaign.content()), list[tuple[Path, dict[str, Any]]]()
     for file in sorted(PARENT.glob(f"campaign_*/{CAMPAIGN_FILE}"), reverse=True):
@@ -249,18 +245,18 @@ def _free_name(started: datetime) -> Path:
 
 
 def keep_earlier(path: Path) -> None:
-    """Rename the folder of an earlier attempt to `<name>.1`, `.2`, ... and print where it went."""
+    """Rename the folder of an earlier attempt to `<name>.1`, `.2`, ... and print its new name."""
     click.echo(f"Moved the earlier contents of {path} to {move_aside(path)}")
 
 
 def campaign_devices(
     campaign: Campaign, plugins: Plugins, before: Mapping[str, Any] | None, asked: Mapping[str, str]
 ) -> tuple[dict[str, RunDevices], list[str]]:
-    """The devices that the runs of each condition use on this machine, and those that differ from earlier ones.
+    """The devices that the runs of each condition use on this machine, and changes from earlier ones.
 
     `before` is the manifest of an earlier session, whose runs keep their devices unless the file sets others; `asked`
-    are the devices in its configuration by condition, if they differ from those of now. ConfigError when configured
-    devices are missing. Empty for a launcher that may start runs on other machines: each run chooses its own.
+    are the devices in its configuration by condition, if they differ from the present ones. ConfigError when configured
+    devices are missing. Empty for a launcher that may start runs on other machines: each run chooses there.
     """
     if campaign.table.launcher != OWN_MACHINE:
         return {}, []

@@ -9,21 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retrain.campaign.conditions import Condition, ConditionLines, control_conditions, read_conditions
-from retrain.campaign.devices import device_problems
 from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.build import validated_params
-from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.plugins.resolve import resolve, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.records.campaign_table import CampaignTable, PlanTable
 from retrain.records.files import SEAL, seal_of
 from retrain.records.manifest import public_values
-from retrain.run.assemble import check, check_run
+from retrain.run.check import check, check_run
 from retrain.run.configure import OVERRIDING, split_arguments, steps_per_run
 from retrain.run.steps.controls import KEY as CONTROL
 from retrain.run.tables import read_config, registered_tables
@@ -34,7 +32,7 @@ RECIPE = "algorithm.recipe"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedCondition:
-    """A condition and the configuration of its runs, without what differs between seeds.
+    """A condition and the configuration of its runs, apart from the differences between seeds.
 
     `beaten` are values of the campaign that its recipe has otherwise, by flat name.
     """
@@ -45,7 +43,6 @@ class CheckedCondition:
 
     @property
     def label(self) -> str:
-        """`adv+transform~k=v,...`."""
         return self.condition.label
 
 
@@ -62,21 +59,19 @@ class Campaign:
 
     @property
     def labels(self) -> list[str]:
-        """The label of every condition, in order."""
         return [condition.label for condition in self.conditions]
 
     @property
     def num_runs(self) -> int:
-        """Conditions x seeds."""
         return len(self.conditions) * len(self.table.seeds)
 
     @property
     def workers(self) -> int:
-        """How many runs are active at a time."""
+        """The number of runs that are active at a time."""
         return min(self.table.max_workers or self.num_runs, self.num_runs) if self.table.parallel else 1
 
     def steps_of(self, condition: CheckedCondition) -> int:
-        """Steps of each run of a condition: its own `max_steps`, or that of the campaign."""
+        """Steps of each run of a condition: its own `max_steps`, or the campaign's."""
         is_own = condition.condition.sets("training.max_steps")
         return condition.config.training.max_steps if is_own else self.max_steps
 
@@ -139,7 +134,7 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
 
 
 def _beaten(condition: Condition, config: Config, plugins: Plugins) -> dict[str, Any]:
-    """Where the campaign's own values beat the recipe that a condition names."""
+    """The campaign's own values that override the recipe of a condition."""
     recipe = configured_recipe(config, plugins) if condition.sets(RECIPE) else None
     found = departures(config, recipe, plugins) if recipe else {}
     return {name: value for name, value in found.items() if name not in condition.overrides}
@@ -203,9 +198,9 @@ def seal_plan(
 ) -> dict[str, Any]:
     """The plan as `manifest.json` stores it before the first step, with its `sha256`.
 
-    `conditions` are the labels in order, `written` the time in UTC (ISO 8601). ConfigError if the baseline is not
-    one of the conditions, or the last look is not at the last seed. The hash reveals a plan that was edited later,
-    unless its hash was replaced as well.
+    `conditions` are the labels in order, `written` the time in UTC (ISO 8601). ConfigError if the baseline is not one
+    of the conditions, or the last look is not at the last seed. The hash reveals a plan that was edited later, unless
+    its hash was replaced as well.
     """
     baseline = plan.baseline or next(iter(conditions), "")
     if baseline not in conditions:
@@ -223,3 +218,37 @@ def seal_plan(
         "written": written,
     }
     return content | {SEAL: seal_of(content)}
+
+
+def listed_devices(devices: str) -> list[str]:
+    return [name.strip() for name in devices.split(",") if name.strip()]
+
+
+def device_problems(config: Config, table: CampaignTable) -> list[Problem]:
+    """Reasons why the devices cannot be assigned to runs."""
+    names = listed_devices(config.backend.devices)
+    where = config.place("backend.devices")
+    is_dealt_out = len(names) > max(1, table.devices_per_run)
+    if is_dealt_out and not all(name.startswith("gpu:") and name[4:].isdigit() for name in names):
+        what = f"{config.backend.devices!r}: several devices can be assigned to runs only if all of them are GPUs"
+        return [Problem(where=where, what=what, fix='write "cpu", or for example "gpu:0,gpu:1"')]
+    if 1 < len(names) < table.devices_per_run:
+        what = f"{len(names)} devices are fewer than devices_per_run = {table.devices_per_run}"
+        return [Problem(where=where, what=what, fix="list more, or lower [campaign] devices_per_run")]
+    return []
+
+
+def devices_of_a_run(devices: str, table: CampaignTable) -> str:
+    """`[backend] devices` as a run sees them: the GPUs assigned to it are visible to it as gpu:0, gpu:1, ...
+
+    A single device is shared by all runs.
+    """
+    names = listed_devices(devices)
+    if len(names) < 2:
+        return devices
+    return ",".join("cpu" if name == "cpu" else f"gpu:{n}" for n, name in enumerate(names[: table.devices_per_run]))
+
+
+def gpus_per_run(config: Config, table: CampaignTable) -> int:
+    """Number of the listed GPUs that each run takes; 0 on the CPU."""
+    return sum(name.startswith("gpu:") for name in listed_devices(config.backend.devices)[: table.devices_per_run])

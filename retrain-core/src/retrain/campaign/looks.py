@@ -1,7 +1,7 @@
-"""The planned looks of a running campaign: which runs may start before the next one, and what it decides.
+"""The planned looks of a running campaign: which runs may start before the next one, and its decision.
 
-A look is taken when every run that it needs has ended, and depends on nothing but the records of these runs and of the
-looks before it: a campaign that was killed takes the same look again, and comes to the same decision.
+A look is taken when every run that it needs has ended, and depends only on the records of these runs and of the looks
+before it: a campaign that was killed takes the same look again, and comes to the same decision.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FUTILE_BELOW = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look after so many seeds. `closed` are the conditions that get no more seeds, with the reason.
+    """One look after `seeds` seeds. `closed` are the conditions that get no more seeds, with the reason.
 
-    `open` are those that go on, with the chance of a verdict by the last look where there is a trend; `lost` are runs
-    that failed for good before the look.
+    `open` are those that continue, with the chance of a verdict by the last look where there is a trend; `lost` are
+    runs that failed for good before the look.
     """
 
     seeds: int
@@ -36,7 +36,6 @@ class Look:
 
     @property
     def text(self) -> str:
-        """The look in a line."""
         parts = [f"{label}: {reason}" for label, reason in self.closed.items()]
         for label, chance in self.open.items():
             told = "" if chance is None else f", {100 * chance:.0f} % chance of a verdict"
@@ -50,7 +49,7 @@ Judge = Callable[[int, Sequence[str]], Look]
 
 
 class PlannedLooks:
-    """Looks of one campaign, those of earlier sessions (`taken`) included."""
+    """The looks of one campaign, including those of earlier sessions (`taken`)."""
 
     def __init__(self, campaign: Campaign, judge: Judge, taken: Sequence[Mapping[str, Any]] = ()) -> None:
         plan = campaign.table.plan
@@ -76,12 +75,12 @@ class PlannedLooks:
         return [label for label in self._labels if label not in closed]
 
     def may_start(self, run: PlannedRun) -> bool:
-        """Whether the run belongs to the next look, or to an earlier one."""
+        """True if the run belongs to the next look, or to an earlier one."""
         due = self.due
         return self.is_needed(run) and (due is None or self._place[run.seed] < due)
 
     def is_needed(self, run: PlannedRun) -> bool:
-        """Whether a look taken so far has not closed the run's condition before its seed."""
+        """True unless a look has closed the run's condition before its seed."""
         closed = self._closed_after()
         if run.condition.label == self._baseline and not self.open_labels:
             return self._place[run.seed] < max(closed.values(), default=len(self._place))
@@ -102,7 +101,7 @@ class PlannedLooks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyJudge:
-    """Looks as `retrain compare` does: with metric, alpha and baseline of the sealed plan, and on record in the ledger.
+    """Looks as `retrain compare` does: with metric, alpha and baseline of the sealed plan, and recorded in the ledger.
 
     The ledger has a look at the same records once, however often it is repeated.
     """
@@ -114,14 +113,14 @@ class StudyJudge:
 
     @classmethod
     def of(cls, campaign: Campaign, folder: Path) -> StudyJudge | None:
-        """The judge of a campaign whose plan has looks."""
+        """The judge of a campaign whose plan has looks, otherwise None."""
         plan = campaign.table.plan
         if plan is None or not plan.looks:
             return None
         return cls(folder=folder, seeds=tuple(campaign.table.seeds), looks=tuple(plan.looks), spend=plan.spend)
 
     def __call__(self, seeds: int, open_labels: Sequence[str]) -> Look:
-        """Decided is what has a verdict; futile what has less than a 5 % chance of one by the last look."""
+        """Close the conditions with a verdict, and those with less than a 5 % chance of one by the last look."""
         from retrain.verdicts.study.comparison import Verdict  # what compares is needed at looks alone
         from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
         from retrain.verdicts.study.study import Options

@@ -1,22 +1,25 @@
-"""`manifest.json`: the definition of a campaign and the state of each run, rewritten whenever something changes.
+"""The records of a campaign: `manifest.json`, rewritten whenever something changes, and the events of the ledger.
 
 The entry of a run is encoded when it changes: of thousands of runs, few change between two writings.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from retrain.campaign.load import Campaign, sealed_plan
-from retrain.campaign.outcome import State
-from retrain.campaign.planned import PlannedRun
+from retrain.campaign.planned import PlannedRun, State
+from retrain.campaign.report_lines import Lines
 from retrain.kernel.version import __version__
 from retrain.records.files import hash_of, reported, write_text
 from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.text.secrets import hide, redacted_json
+from retrain.verdicts.ledger.campaigns import cells_of, question_of
+from retrain.verdicts.ledger.chain import append, ledger_folder, name_in
 
 
 class Manifest:
@@ -30,16 +33,13 @@ class Manifest:
         self._is_changed = True
 
     def run(self, name: str) -> Mapping[str, Any]:
-        """The entry of a run."""
         return self._entries[name]
 
     def change(self, **fields: Any) -> None:
-        """Set fields of the campaign."""
         self.content |= fields
         self._is_changed = True
 
     def change_run(self, name: str, **fields: Any) -> None:
-        """Set fields of a run."""
         self._entries[name] |= fields
         self._encoded.pop(name, None)
         self._is_changed = True
@@ -62,7 +62,6 @@ class Manifest:
 
 
 def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetime) -> dict[str, Any]:
-    """The manifest of a campaign that has not started."""
     table = campaign.table
     content: dict[str, Any] = {
         "timestamp": started.isoformat(timespec="seconds"),
@@ -81,7 +80,6 @@ def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetim
 
 
 def now() -> str:
-    """The current time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -105,3 +103,47 @@ def _entry(run: PlannedRun) -> dict[str, Any]:
         "ended": None,
         "returncode": None,
     }
+
+
+GOES_ON = "note: not in the ledger: {}. The campaign goes on; `retrain compare` will say what is unknown"
+
+
+class CampaignRecord:
+    """Appends the events of one session to the ledger; `continues`: an earlier session began the campaign.
+
+    A ledger that cannot be written stops nothing: it is reported once, and the campaign continues.
+    """
+
+    def __init__(self, folder: Path, lines: Lines, *, continues: bool = False) -> None:
+        self._path, self._lines = folder, lines
+        self._continues, self._is_refused = continues, False
+
+    def opened(self, manifest: Mapping[str, Any], *, is_new: bool, is_beyond_plan: bool) -> None:
+        """The campaign begins, continues or grows; `is_new`: `--new` requested another folder."""
+        plan = manifest.get("plan")
+        self._append(
+            "campaign_opened",
+            content=str(manifest.get("sha256", "")),
+            plan=str(plan["sha256"]) if plan else "",
+            question=question_of(plan) if plan else "",
+            cells=cells_of(manifest),
+            new=is_new,
+            continued=self._continues,
+            beyond_plan=is_beyond_plan,
+            runs=len(manifest["runs"]),
+        )
+        if plan and not self._continues:
+            self._append("plan_sealed", plan=dict(plan))
+
+    def attempt(self, run: str, number: int, *, continues: bool) -> None:
+        self._append("attempt_started", run=run, attempt=number, continues=continues)
+
+    def ended(self, state: str, *, done: int, failed: int) -> None:
+        self._append("campaign_ended", state=state, done=done, failed=failed)
+
+    def _append(self, kind: str, **fields: Any) -> None:
+        folder = ledger_folder(self._path)
+        reason = append(folder, kind, campaign=name_in(folder, self._path), **fields)
+        if reason and not self._is_refused:
+            self._is_refused = True
+            self._lines.say(GOES_ON.format(reason), logging.WARNING)

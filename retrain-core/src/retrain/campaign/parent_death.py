@@ -14,7 +14,6 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Request the signal, then replace this process by the command."""
     parent, *command = sys.argv[1:]
     if sys.platform == "linux":
         import ctypes

@@ -1,27 +1,36 @@
-"""The runs of a campaign: name, folder, configuration and environment of each."""
+"""The runs of a campaign: name, folder, configuration and environment of each, and its state on disk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from retrain.campaign.devices import devices_of_a_run
-from retrain.campaign.load import Campaign, CheckedCondition
+from retrain.campaign.load import Campaign, CheckedCondition, devices_of_a_run
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.overrides import ENV_PREFIX
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, ResumeError
+from retrain.records.checkpoints import FINAL, newest_valid
+from retrain.records.files import owner_of
 from retrain.records.manifest import recorded_values
-from retrain.run.devices import KEY, RunDevices
-from retrain.text.secrets import hide
+from retrain.records.run import Run
+from retrain.run.backend import KEY, RunDevices
+from retrain.text.secrets import hide, hide_text
+from retrain.text.terminal_text import printable
 
 LONGEST_NAME = 120  # file systems allow 255 bytes; logs and folders that are moved aside append to it
 TAG_CHARS = 64  # the most that wandb accepts
@@ -32,7 +41,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
 class PlannedRun:
     """One run. `name` is `{condition}_s{seed}` in characters that every file system accepts.
 
-    `devices` are those of its configuration file; None leaves the key out, and the run takes what is there.
+    `devices` are those of its configuration file; None leaves the key out, and the run takes the available ones.
     """
 
     number: int  # from 1, in starting order
@@ -53,7 +62,7 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Every run of the campaign in `folder`: condition by condition, seed by seed; with planned looks, look by look.
 
-    A run of an earlier session keeps the name in its manifest, `before`, whichever conditions were added since.
+    A run of an earlier session keeps its name in the manifest, `before`, whichever conditions were added since.
     `devices` are those that the runs of each condition use, if they are known here.
     """
     seeds, plan = campaign.table.seeds, campaign.table.plan
@@ -87,7 +96,7 @@ def _devices(condition: CheckedCondition, campaign: Campaign, chosen: RunDevices
 
 
 def run_names(titles: list[str]) -> list[str]:
-    """A folder name for each title: safe, unique even if case is ignored, and always the same for the same titles."""
+    """A folder name for each title: safe, unique even if case is ignored, and stable for the same titles."""
     plain = [_UNSAFE.sub("-", title) for title in titles]
     counts = Counter(name.casefold() for name in plain)
     names = []
@@ -100,7 +109,7 @@ def run_names(titles: list[str]) -> list[str]:
 
 
 def run_config(run: PlannedRun, campaign: Campaign, throttle_dir: Path | None) -> dict[str, dict[str, Any]]:
-    """The tables of the run's own configuration with its secrets, for `config_text` and `run_environ`."""
+    """The tables of the run's configuration with its secrets, for `config_text` and `run_environ`."""
     config = run.condition.config
     tables = recorded_values(config)
     tables["training"] |= {"seed": run.seed, "max_steps": run.max_steps}
@@ -116,14 +125,13 @@ def run_config(run: PlannedRun, campaign: Campaign, throttle_dir: Path | None) -
 
 
 def config_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Tables as TOML, secrets hidden."""
     return tomli_w.dumps(hide(tables))
 
 
 def _wandb(run: PlannedRun, config: Config) -> dict[str, str]:
     if "wandb_tags" not in type(config.logging).model_fields:  # without the trackers
         return {}
-    from retrain.observe.trackers.table import TrackerKeys
+    from retrain.observe.trackers.contract import TrackerKeys
 
     label = run.condition.label.replace(",", ";")[:TAG_CHARS]  # a comma would end the tag
     logging = config.table("logging", TrackerKeys)
@@ -138,10 +146,10 @@ def _wandb(run: PlannedRun, config: Config) -> dict[str, str]:
 def run_environ(
     tables: Mapping[str, Mapping[str, Any]], keys: tuple[Key, ...], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Variables of the run that differ from the campaign's own.
+    """Variables of the run that differ from the campaign's.
 
     Values that `config_text` hides, so that no file holds them, are passed as `RETRAIN__TABLE__KEY`. Variables of that
-    form in the campaign's own environment are resolved already: they are set to the run's value, so that they do not
+    form in the campaign's environment are resolved already: they are set to the run's value, so that they do not
     override a condition.
     """
     public = hide(tables)
@@ -161,3 +169,104 @@ def run_environ(
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+ERROR_HEAD = re.compile(r"retrain: \w+ error")
+TAIL_BYTES = 65536
+REASON_CHARS = 300
+
+
+class State(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    NOT_NEEDED = "not needed"  # of a run that the planned looks saved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """Steps done, and the correct rate of the last one, from the last whole line of `metrics.jsonl`."""
+
+    steps_done: int = 0
+    correct_rate: float | None = None
+
+
+def is_done(run: PlannedRun) -> bool:
+    """True if the run has reached its last step and saved its adapter."""
+    return _manifest(run.folder).get("status") == "done" and (Run(run.folder).adapters / FINAL).is_dir()
+
+
+def can_continue(run: PlannedRun) -> bool:
+    """True to `--resume` the run: it was interrupted, or failed with a valid checkpoint.
+
+    A run that failed before its first checkpoint starts again; its records are moved aside.
+    """
+    manifest = _manifest(run.folder)
+    if manifest.get("status") != "failed":
+        return bool(manifest)
+    checkpoint, _ = newest_valid(Run(run.folder).adapters)
+    return checkpoint is not None
+
+
+def reason_of_failure(run: PlannedRun, code: int) -> str:
+    """Exit code or signal, and the last error of the run, in one line."""
+    known = {int(each): each.name for each in signal.Signals}
+    head = f"killed by {known.get(-code, f'signal {-code}')}" if code < 0 else f"exit {code}"
+    error = str(_manifest(run.folder).get("error") or "") or _last_error(run.folder / "stderr.log")
+    shown = " ".join(printable(hide_text(error)).split())
+    return f"{head}: {shown[:REASON_CHARS]}" if shown else head
+
+
+def progress(folder: Path) -> RunProgress:
+    """Progress of a run; only the end of `metrics.jsonl` is read."""
+    with suppress(ConfigError, ValueError, KeyError, TypeError):
+        record = Run(folder).last_step(skip_damaged=True)
+        return RunProgress(steps_done=max(0, int(record["step"]) + 1), correct_rate=record.get("correct_rate"))
+    return RunProgress()
+
+
+def recorded_code(folder: Path) -> int:
+    """The exit code of a run that has ended, from its records: SIGKILL for one that could not record its end."""
+    status = str(_manifest(folder).get("status"))
+    codes = {"done": EXIT_DONE, "failed": EXIT_FAILED, "stopped": EXIT_RESUMABLE}
+    return codes.get(status, -int(signal.SIGKILL))
+
+
+class Adopted:
+    """A run that an earlier session started and that is still alive: it is awaited, not started twice."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.pid: int | None = max(owner_of(folder), 0) or None
+
+    def poll(self) -> int | None:
+        return None if owner_of(self._folder) else recorded_code(self._folder)
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if (pid := owner_of(self._folder)) > 0:
+            with suppress(OSError):
+                os.kill(pid, number)
+
+
+def _manifest(folder: Path) -> Mapping[str, Any]:
+    try:
+        return Run(folder).started_manifest()
+    except ResumeError:
+        return {}
+
+
+def _last_error(file: Path) -> str:
+    """The first problem of the last error that retrain printed, otherwise the last line (of a traceback, say)."""
+    tail = b""
+    with suppress(OSError), open_regular(file) as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+        tail = stream.read()
+    lines = [line.strip() for line in tail.decode("utf-8", "replace").splitlines()]
+    texts = [line for line in lines if line and not line.startswith("fix:")]
+    heads = [number for number, line in enumerate(texts[:-1]) if ERROR_HEAD.fullmatch(line)]
+    return texts[heads[-1] + 1].removeprefix("1. ") if heads else (texts[-1] if texts else "")

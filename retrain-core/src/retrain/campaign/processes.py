@@ -5,29 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 
 from pydantic import BaseModel, ConfigDict
 
-from retrain.campaign.devices import VARIABLE, DevicePool, listed_devices
 from retrain.campaign.launching import Job
+from retrain.campaign.load import listed_devices
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, Problem
 from retrain.text.process import python_command
 
+VARIABLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 GUARD = (*python_command(), "-m", "retrain.campaign.parent_death")
 
 
 class Options(BaseModel):
-    """The launcher has no options."""
-
     model_config = ConfigDict(extra="forbid")
 
 
 def build(context: PluginContext) -> ProcessLauncher:
-    """Build the launcher."""
     return ProcessLauncher(DevicePool(listed_devices(context.config.backend.devices)))
 
 
@@ -38,7 +37,6 @@ class ProcessLauncher:
         self._devices = devices
 
     def start(self, job: Job) -> ProcessJob:
-        """Start the run's process; it gets SIGTERM if this one dies."""
         gpus = self._devices.take(job.num_gpus)
         visible = {VARIABLE: ",".join(gpus)} if gpus else {}
         environ = {THREADS: str(job.num_cpus), **os.environ, **visible, **job.environ}
@@ -50,19 +48,17 @@ class ProcessLauncher:
             fix = "check that memory, processes and disk are not exhausted"
             raise BackendError(Problem(what=what, fix=fix)) from error
 
-    def close(self) -> None:
-        """Nothing to release."""
+    def close(self) -> None: ...
 
 
 class ProcessJob:
-    """A run's process, in a process group of its own, so that Ctrl-C reaches it only through the campaign."""
+    """A run's process, in a separate process group, so that Ctrl-C reaches it only through the campaign."""
 
     def __init__(self, process: subprocess.Popen[bytes], devices: DevicePool, gpus: list[str]) -> None:
         self._process, self._devices, self._gpus = process, devices, gpus
         self.pid: int | None = process.pid
 
     def poll(self) -> int | None:
-        """Exit code; negative for a signal."""
         code = self._process.poll()
         if code is not None:
             self._devices.give_back(self._gpus)
@@ -70,7 +66,6 @@ class ProcessJob:
         return code
 
     def stop(self) -> None:
-        """Send SIGTERM."""
         with suppress(OSError):
             self._process.terminate()
 
@@ -92,3 +87,23 @@ def start_process(job: Job, environ: Mapping[str, str]) -> subprocess.Popen[byte
             stderr=err,
             process_group=0,
         )
+
+
+class DevicePool:
+    """Counts the runs on each GPU; the next run gets those with the fewest, in the order in which they are listed."""
+
+    def __init__(self, names: list[str], environ: Mapping[str, str] = os.environ) -> None:
+        visible = listed_devices(environ.get(VARIABLE, ""))
+        assigned = names if len(names) > 1 else []  # a single device is shared by all runs
+        numbers = [int(name.removeprefix("gpu:")) for name in assigned if name.startswith("gpu:")]
+        self._names = [visible[n] if n < len(visible) else str(n) for n in numbers]
+        self._users: Counter[str] = Counter()
+
+    def take(self, count: int) -> list[str]:
+        """Names for `CUDA_VISIBLE_DEVICES`; empty if there is nothing to assign."""
+        chosen = sorted(self._names, key=lambda name: self._users[name])[:count]
+        self._users.update(chosen)
+        return sorted(chosen, key=self._names.index)
+
+    def give_back(self, names: list[str]) -> None:
+        self._users.subtract(names)

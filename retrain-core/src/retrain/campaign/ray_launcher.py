@@ -24,7 +24,7 @@ from retrain.campaign.launching import Job
 from retrain.campaign.processes import THREADS, start_process
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_RESUMABLE, BackendError, ConfigError, PluginError, Problem
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 
 LOG = logging.getLogger("retrain")
 LOST = -int(signal.SIGKILL)  # exit code of a run whose worker is gone
@@ -49,7 +49,6 @@ class Options(BaseModel):
     runtime_env: dict[str, Any] = Field(default_factory=dict)  # as Ray knows it: `working_dir` where nodes lack ours
 
     def of_task(self, num_gpus: float) -> dict[str, Any]:
-        """What Ray is asked for, for a run with so many GPUs."""
         asked = {"num_cpus": self.num_cpus, "num_gpus": num_gpus, "scheduling_strategy": self.scheduling_strategy}
         given = {"memory": self.memory, "resources": self.resources, "accelerator_type": self.accelerator_type}
         return asked | {name: value for name, value in given.items() if value}
@@ -124,7 +123,7 @@ class RayLauncher:
             raise BackendError(Problem(what=what, fix=fix)) from error
 
     def look(self) -> None:
-        """Ask once for all tasks which have ended; a second question waits for `PAUSE_S`."""
+        """Update all tasks that have ended, with one question to Ray every `PAUSE_S` at most."""
         import ray
 
         if not self._open or time.monotonic() - self._looked < PAUSE_S:
@@ -169,7 +168,7 @@ class RayLauncher:
         return f"nodes of the cluster do not see folders of the campaign ({told})" if told else ""
 
     def _tell_of_room(self, num_gpus: float) -> None:
-        """Say once when no node is large enough: Ray would wait for one without a word."""
+        """Warn once when no node is large enough: Ray would wait for one silently."""
         import ray
 
         cpus = self._options.num_cpus
@@ -179,7 +178,6 @@ class RayLauncher:
         self._told.add(num_gpus)
 
     def close(self) -> None:
-        """Leave the cluster."""
         import ray
 
         with suppress(Exception):  # the cluster may be gone
@@ -196,13 +194,12 @@ class RayJob:
         self.pid: int | None = None
 
     def poll(self) -> int | None:
-        """Exit code of the run; `LOST` if its worker or node is gone."""
         if self._code is None:
             self._launcher.look()
         return self._code
 
     def end(self) -> None:
-        """Take over how the task has ended; what Ray says about a lost one goes to the run's log of errors."""
+        """Record how the task has ended; Ray's message about a lost one goes to the run's log of errors."""
         import ray
 
         try:
@@ -214,11 +211,10 @@ class RayJob:
                     stream.write(f"Ray: {type(error).__name__}: {' '.join(str(error).split())}\n")
 
     def kill(self) -> None:
-        """Kill the task's worker, and with it the run."""
         self.stop(force=True)
 
     def stop(self, *, force: bool = False) -> None:
-        """Interrupt the task, which asks its process to stop; a pending task is cancelled."""
+        """Interrupt the task, which stops its process; a pending task is cancelled."""
         import ray
 
         self._is_stopped = True
@@ -227,7 +223,7 @@ class RayJob:
 
 
 def unseen(paths: Sequence[Path]) -> list[str]:
-    """Which of these a node does not see; asked inside a Ray worker."""
+    """The paths that a node does not see; called inside a Ray worker."""
     return [str(path.parent if path.name.startswith(".seen-") else path) for path in paths if not path.exists()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -15,11 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.campaign.load import Campaign
-from retrain.campaign.outcome import progress
-from retrain.campaign.planned import PlannedRun
+from retrain.campaign.planned import PlannedRun, progress
 from retrain.text.amounts import percent
-from retrain.text.process import can_redraw
-from retrain.text.terminal_text import OUTCOME_LEVEL, harmless_lines
+from retrain.text.terminal_text import OUTCOME_LEVEL, harmless_lines, is_redrawable
 
 LOOK_EVERY_S = 1.0
 
@@ -40,7 +39,7 @@ class Lines:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
-        if self._level <= logging.INFO and can_redraw():
+        if self._level <= logging.INFO and is_redrawable(sys.stdout):
             self._panel = _Panel(self._total)
         try:
             with self._panel.live if self._panel else nullcontext():
@@ -61,7 +60,6 @@ class Lines:
             click.echo(harmless_lines(text))
 
     def head(self, campaign: Campaign, output: str) -> None:
-        """Print what is about to run."""
         mode = "parallel" if self._parallel else "sequential"
         shape = f"{len(campaign.conditions)} conditions x {len(campaign.table.seeds)} seeds"
         self.say(f"Campaign: {shape} = {self._total} runs ({mode})")
@@ -81,7 +79,6 @@ class Lines:
         self.say(f"[{run.number}/{self._total}] {run.name}{process}{f' ({note})' if note else ''}")
 
     def ended(self, run: PlannedRun, seconds: float, failure: str = "", *, note: str = "") -> None:
-        """Print that a run has ended."""
         note = f"; {note}" if note else ""
         if self._parallel:
             outcome = f"{run.name} {f'FAILED ({failure})' if failure else 'ok'}{note} ({seconds:.1f}s)"
@@ -92,20 +89,16 @@ class Lines:
         self.say(f"  {outcome}", logging.WARNING if failure else logging.INFO)
 
     def show(self, running: Mapping[str, PlannedRun], num_done: int) -> None:
-        """Update the panel with the active runs."""
         if self._panel:
             self._panel.update(running, num_done)
 
 
 class _LinesHandler(logging.Handler):
-    """Prints log records."""
-
     def __init__(self, lines: Lines) -> None:
         super().__init__(logging.INFO)
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
         self._lines.say(self.format(record), record.levelno)
 
 

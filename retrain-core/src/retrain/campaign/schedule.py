@@ -14,20 +14,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.devices import gpus_per_run
 from retrain.campaign.folder import keep_earlier
 from retrain.campaign.launching import FindsJobs, Job, Launcher, RunningJob
-from retrain.campaign.load import Campaign
+from retrain.campaign.load import Campaign, gpus_per_run
 from retrain.campaign.looks import PlannedLooks
-from retrain.campaign.manifest import Manifest, now
-from retrain.campaign.on_record import CampaignRecord
-from retrain.campaign.outcome import Adopted, State, can_continue, is_done, progress, reason_of_failure
-from retrain.campaign.planned import PlannedRun, config_text, run_config, run_environ
+from retrain.campaign.manifest import CampaignRecord, Manifest, now
+from retrain.campaign.planned import (
+    Adopted,
+    PlannedRun,
+    State,
+    can_continue,
+    config_text,
+    is_done,
+    progress,
+    reason_of_failure,
+    run_config,
+    run_environ,
+)
 from retrain.campaign.report_lines import Lines
 from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, RetrainError
 from retrain.kernel.registry import Plugins
-from retrain.records.files import write_text
-from retrain.records.lock import owner_of
+from retrain.records.files import owner_of, write_text
 from retrain.records.run import is_run
 from retrain.text.amounts import counted
 from retrain.text.process import python_command
@@ -41,7 +48,7 @@ PROGRAM = (*python_command(), "-m", "retrain")
 
 @dataclass(slots=True, kw_only=True)
 class _Active:
-    """An active run. `is_own`: it is known how it will end. `steps_before` were done when it was started."""
+    """An active run. `is_own`: its exit code will be known. `steps_before` were done when it was started."""
 
     run: PlannedRun
     job: RunningJob
@@ -101,7 +108,6 @@ class Schedule:
 
     @property
     def _is_open(self) -> bool:
-        """Whether anything is to be run, waited for or looked at."""
         if self.cannot_look:
             return bool(self._active or self._follow_ups.num_open)
         return bool(self._queue or self._active or self._follow_ups.num_open or (self._looks and self._looks.due))
@@ -144,7 +150,6 @@ class Schedule:
     def _follow(
         self, run: PlannedRun, job: RunningJob, note: str, *, is_own: bool = True, continues: bool = False
     ) -> None:
-        """Wait for the run from now on."""
         steps = progress(run.folder).steps_done if continues else 0
         self._active[run.name] = _Active(
             run=run, job=job, since=time.monotonic(), is_own=is_own, continues=continues, steps_before=steps
@@ -153,7 +158,7 @@ class Schedule:
         self._lines.started(run, job.pid, note)
 
     def _launch(self) -> None:
-        """Start what there is room for; the manifest counts the attempts before the first process starts."""
+        """Start as many runs as there is room for; the manifest counts the attempts before the first process starts."""
         chosen: list[PlannedRun] = []
         is_waiting = self._workers == 1 and self._follow_ups.num_open  # sequential: follow-up first
         room = 0 if is_waiting else min(self._workers - len(self._active), STARTS_AT_ONCE)
@@ -275,7 +280,7 @@ class Schedule:
                 self._lines.say(f"  after {followed.run.name}: {followed.error}")
 
     def _stop_all(self) -> None:
-        """Ask every run to stop, wait for them, and kill those that do not."""
+        """Stop every run, wait for them, and kill those that do not end."""
         self._lines.say(f"Stopping ({self._stops.reason}): {len(self._active)} runs save their state")
         for active in self._active.values():
             active.job.stop()
@@ -294,7 +299,7 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGHUP", "SIG
 
 
 class Stops:
-    """The stop requested so far: a first signal asks the runs to save their state and exit, a second one kills them."""
+    """The stop requested so far: a first signal lets the runs save their state and exit, a second one kills them."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -331,7 +336,7 @@ HOOK = "retrain_campaign_run_done"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUpResult:
-    """What the plugins returned for one run: fields for the manifest, or the error that was raised."""
+    """The plugins' answer for one run: fields for the manifest, or the error that was raised."""
 
     run: PlannedRun
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -349,7 +354,6 @@ class FollowUps:
         self._thread: threading.Thread | None = None
 
     def submit(self, run: PlannedRun, *, is_first: bool) -> None:
-        """Queue a finished run for the plugins."""
         self.num_open += 1
         self._wanted.put((run, is_first))
         if self._thread is None:
@@ -357,7 +361,6 @@ class FollowUps:
             self._thread.start()
 
     def finished(self) -> Iterator[FollowUpResult]:
-        """Results that arrived since the last call."""
         while not self._results.empty():
             self.num_open -= 1
             yield self._results.get()

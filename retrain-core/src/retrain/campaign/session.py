@@ -12,23 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import tomli_w
 
 from retrain.campaign.explain import warnings_of
 from retrain.campaign.folder import CampaignFolder, open_campaign
 from retrain.campaign.launching import Launcher
-from retrain.campaign.load import Campaign
+from retrain.campaign.load import Campaign, load_campaign
 from retrain.campaign.looks import PlannedLooks, StudyJudge
-from retrain.campaign.manifest import Manifest, new_content, now
-from retrain.campaign.on_record import CampaignRecord
-from retrain.campaign.outcome import State, is_done
-from retrain.campaign.planned import PlannedRun, plan_runs
+from retrain.campaign.manifest import CampaignRecord, Manifest, new_content, now
+from retrain.campaign.planned import PlannedRun, State, is_done, plan_runs
 from retrain.campaign.report_lines import Lines
 from retrain.campaign.schedule import FollowUps, Schedule, Stops
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import Problem, ResumeError, RetrainError, StopRequested
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.errors import ConfigError, Problem, ResumeError, RetrainError, StopRequested
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Kind
@@ -38,10 +37,11 @@ from retrain.records.identity.inputs import places_entry
 from retrain.records.manifest import public_values
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE, CONFIG_FILE
 from retrain.records.run import Run
-from retrain.run.devices import ENTRY, KEY, RunDevices
-from retrain.run.selected import identity_of
+from retrain.run.backend import ENTRY, KEY, RunDevices
+from retrain.run.check import identity_of
 from retrain.run.tables import registered_tables
 from retrain.text.amounts import counted, duration
+from retrain.text.command_options import config_argument, quiet_option
 from retrain.text.terminal_text import OUTCOME_LEVEL, printable, program
 
 THROTTLE = "tinker_throttle"
@@ -58,10 +58,10 @@ def run_campaign(
     is_beyond_plan: bool = False,
     is_quiet: bool = False,
 ) -> None:
-    """Run what is missing of a campaign; `is_quiet` prints only warnings, failures and the outcome.
+    """Run the missing runs of a campaign; `is_quiet` prints only warnings, failures and the outcome.
 
-    `is_new` and `is_beyond_plan` are those of `open_campaign`.
-    RetrainError when a run failed after its retries, StopRequested when a signal ended the session.
+    `is_new` and `is_beyond_plan` are those of `open_campaign`. RetrainError when a run failed after its retries,
+    StopRequested when a signal ended the session.
     """
     opening = {"is_new": is_new, "is_beyond_plan": is_beyond_plan}
     with closing(open_campaign(campaign, plugins, **opening)) as folder:
@@ -129,13 +129,13 @@ def _say_head(campaign: Campaign, folder: CampaignFolder, changed: ChangedRuns, 
 
 
 def _device_notes(folder: CampaignFolder) -> list[str]:
-    """A line for each choice of devices that nobody made."""
+    """A line for each choice of devices that was not configured."""
     chosen = (each for each in folder.growth.devices.values() if each.why)
     return list(dict.fromkeys(f"  devices: {each.config.backend.devices} ({each.why})" for each in chosen))
 
 
 def _places(campaign: Campaign, plugins: Plugins, folder: Path) -> dict[str, Any]:
-    """Where the paths of the campaign and of each condition lead: its runs read the same inputs in later sessions."""
+    """Targets of the paths of the campaign and of each condition: its runs read the same inputs in later sessions."""
     tables = registered_tables(plugins)
     configs = [campaign.config, *(condition.config for condition in campaign.conditions)]
     entries = [places_entry(config, tables, plugins, folder) for config in configs]
@@ -150,7 +150,7 @@ def _manifest(
     folder: CampaignFolder,
     changed: ChangedRuns,
 ) -> Manifest:
-    """Write the manifest before the first run starts, with what an earlier session recorded about the runs."""
+    """Write the manifest before the first run starts, with the records of an earlier session about the runs."""
     content = new_content(campaign, runs, folder.started)
     if folder.before:
         earlier = {entry["run_name"]: entry for entry in folder.before["runs"]}
@@ -180,7 +180,7 @@ def _manifest(
 
 
 def _config_toml(campaign: Campaign, devices: Mapping[str, RunDevices]) -> str:
-    """The resolved campaign as a TOML file that `retrain --resume FOLDER` reads; `devices` are those that were used."""
+    """The resolved campaign as a TOML file that `retrain --resume FOLDER` reads, with the `devices` in use."""
     own: dict[str, Any] = campaign.table.model_dump(mode="json", by_alias=True, exclude_none=True)
     tables = {"campaign": own | {"max_steps": campaign.max_steps}} | public_values(campaign.config)
     if campaign.config.origin(KEY) == DEFAULT_ORIGIN:
@@ -261,7 +261,6 @@ class ChangedRuns:
 
     @property
     def lines(self) -> list[str]:
-        """A line per change with the names of its runs."""
         told = [f"{change}  ({_listed(names)})" for change, names in list(self.by_change.items())[:MOST_CHANGES]]
         return told + [f"and {len(self.by_change) - MOST_CHANGES} more changes"] * (len(self.by_change) > MOST_CHANGES)
 
@@ -274,13 +273,13 @@ class ChangedRuns:
 
 
 def current_identities(campaign: Campaign, plugins: Plugins) -> Identities:
-    """Code, data, model files and plugins of each condition as they are now."""
+    """Code, data, model files and plugins of each condition as of now."""
     tables = registered_tables(plugins)
     return {each.label: identity_of(each.config, plugins, tables).as_data() for each in campaign.conditions}
 
 
 def changed_runs(runs: Iterable[PlannedRun], now: Identities, *, told: Callable[[Change], str] = str) -> ChangedRuns:
-    """Compare every run that has begun with what a run of its condition would be made of; `told` words a change."""
+    """Compare every run that has begun with a new run of its condition; `told` words a change."""
     by_change: dict[str, list[str]] = {}
     unknown, num_changed = [], 0
     for run in runs:
@@ -297,7 +296,7 @@ def changed_runs(runs: Iterable[PlannedRun], now: Identities, *, told: Callable[
 
 
 def refuse_changed(changed: ChangedRuns, campaign: Campaign, folder: str) -> None:
-    """ResumeError that names every change and its runs, unless there is none."""
+    """ResumeError that names every change and its runs, unless there is no change."""
     if not changed.by_change:
         return
     what = f"{changed.num_runs} of its {campaign.num_runs} runs were made with other code or data than those of now"
@@ -316,3 +315,37 @@ def _refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 def _listed(names: Sequence[str]) -> str:
     more = f"; and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return f"{counted(len(names), 'run')}: {'; '.join(names[:MOST_NAMES])}{more}"
+
+
+EPILOG = """\b
+Examples:
+  retrain campaign.toml                       run it, or finish what is missing
+  retrain campaign.toml --campaign-parallel   runs in parallel
+  retrain campaign.toml -q                    only failures and the outcome
+  retrain --resume logs/campaign_20260103     finish the campaign in that folder
+
+\b
+Exit codes: 0 all runs are done; 1 a run failed after its retries; 2 usage or configuration error;
+            75 stopped by a signal, the same command continues.
+"""
+
+
+@click.command(
+    "campaign", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}, epilog=EPILOG
+)
+@click.option("--new", "is_new", is_flag=True, help="Start a new campaign even if this one was run before.")
+@click.option("--beyond-plan", is_flag=True, help="Add seeds or conditions to a campaign whose plan is sealed.")
+@quiet_option("Print only warnings, failures and the outcome.")
+@config_argument("CONFIG [--KEY VALUE]...")
+@click.pass_obj
+def command(plugins: Plugins, is_new: bool, beyond_plan: bool, is_quiet: bool, arguments: tuple[str, ...]) -> None:
+    """Run the conditions x seeds of CONFIG; run it again to finish what is missing, or what was added to the file.
+
+    Flags override the keys of all runs. `--resume DIR` finishes the campaign in that folder.
+    """
+    campaign = load_campaign(arguments, plugins)
+    if "campaign" not in campaign.file_tables:
+        what = "has no [campaign] table"
+        fix = "add one: `retrain init --template campaign` shows how"
+        raise ConfigError(Problem(where=campaign.config.source or "command line", what=what, fix=fix))
+    run_campaign(campaign, plugins, is_new=is_new, is_beyond_plan=beyond_plan, is_quiet=is_quiet)

@@ -1,4 +1,4 @@
-"""What is said to Slurm: `sbatch`, `squeue`, `scancel` and `sinfo`, each once for many runs."""
+"""The commands of Slurm: `sbatch`, `squeue`, `scancel` and `sinfo`, each once for many runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CODES |= {"COMPLETED": EXIT_DONE, "CANCELLED": -int(signal.SIGTERM)}
 
 
 class SlurmError(Exception):
-    """A command of Slurm failed; what it printed."""
+    """A command of Slurm failed; holds its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,25 +39,22 @@ class TaskState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will not run any more."""
         return self.state in ENDED
 
     @property
     def code(self) -> int:
-        """The exit code of the run, negative for a signal."""
         if self.state == "FAILED":
             return -(self.status & 127) or self.status >> 8 or EXIT_FAILED
         return CODES.get(self.state, -int(signal.SIGKILL))
 
     @property
     def text(self) -> str:
-        """The state and where it was reached."""
         where = f" on {self.nodes}" if self.nodes and self.nodes != "N/A" else ""
         return f"Slurm job {self.job_id} ended as {self.state}{where}"
 
 
 class Listing:
-    """The jobs of this user that Slurm knows, ended ones included for some minutes."""
+    """The jobs of this user that Slurm knows, including those that ended in the last minutes."""
 
     def __init__(self, tasks: Mapping[tuple[str, int | None], TaskState]) -> None:
         self._tasks = tasks
@@ -67,17 +64,16 @@ class Listing:
         return self._tasks.get((name, task)) or self._tasks.get((name, None))
 
     def job_id(self, name: str) -> str | None:
-        """The id of the array called `name`."""
         return next((each.job_id for (known, _), each in self._tasks.items() if known == name), None)
 
 
 def submit(options: Sequence[str], script: str) -> str:
-    """Hand in a job script; its id."""
+    """Submit a job script; returns its id."""
     return _answer("sbatch", "--parsable", *options, text=script).strip().partition(";")[0]
 
 
 def listing() -> Listing:
-    """All jobs of this user, in one question."""
+    """All jobs of this user, in one query."""
     columns = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
     lines = _answer("squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={columns}").splitlines()
     found = {}
@@ -100,7 +96,7 @@ def listing() -> Listing:
 
 
 def cancel(ids: Sequence[str], *options: str) -> None:
-    """`scancel` for many tasks; one that has ended meanwhile is no error."""
+    """`scancel` for many tasks; it is no error if one has ended already."""
     for start in range(0, len(ids), IDS_AT_ONCE):
         try:
             _answer("scancel", "--quiet", *options, *ids[start : start + IDS_AT_ONCE])
@@ -110,12 +106,12 @@ def cancel(ids: Sequence[str], *options: str) -> None:
 
 
 def generic_resources(partition: str) -> list[str]:
-    """What the nodes of a partition (all of them if it is empty) have beside cores and memory, one entry per kind."""
+    """Resources of a partition's nodes (empty: all nodes) in addition to cores and memory, one entry per kind."""
     return _answer("sinfo", "--noheader", "--format=%G", *([f"--partition={partition}"] * bool(partition))).split()
 
 
 def _status(text: str) -> int:
-    """As `os.wait`, from that number or from `code:signal`."""
+    """An exit status as of `os.wait`, from that number or from `code:signal`."""
     code, colon, number = text.partition(":")
     if not code.isdigit():
         return 0

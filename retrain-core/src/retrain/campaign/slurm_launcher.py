@@ -1,7 +1,7 @@
 """Launcher `slurm`: runs as tasks of job arrays, in partitions of a cluster.
 
-Runs that start together are one array, one `squeue` asks for all of them, and a thread does the talking: a controller
-that is slow or away holds nothing up, and is waited for. Jobs outlive the campaign's process; `find` gets them back.
+Runs that start together are one array, one `squeue` covers all of them, and a thread runs the commands: a controller
+that is slow or away blocks nothing, and is waited for. Jobs outlive the campaign's process; `find` gets them back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from retrain.campaign import slurm_commands
 from retrain.campaign.launching import Job
-from retrain.campaign.outcome import recorded_code
+from retrain.campaign.planned import recorded_code
 from retrain.campaign.slurm_commands import PREFIX, PROGRAMS, Listing, SlurmError
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.contracts.context import PluginContext
@@ -41,7 +41,7 @@ USUAL_REASONS = frozenset(("", "None", "Resources", "Priority", "JobArrayTaskLim
 
 
 class Options(BaseModel):
-    """`[campaign.launcher_options]`: what `sbatch` is asked for, for each run."""
+    """`[campaign.launcher_options]`: options of `sbatch`, for each run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     partition: str = ""  # empty = the cluster's default; the same with the next four
@@ -58,7 +58,6 @@ class Options(BaseModel):
     poll_s: float = Field(default=10.0, gt=0.0)  # between two questions for the state of all runs
 
     def arguments(self, num_gpus: int, cwd: Path, grace_s: float) -> list[str]:
-        """The options of `sbatch` for runs with so many GPUs each, on one node."""
         named = {"partition": self.partition, "account": self.account, "qos": self.qos}
         named |= {"time": self.time, "mem": self.mem, "gres": self.gres or (f"gpu:{num_gpus}" if num_gpus else "")}
         return [
@@ -72,7 +71,7 @@ class Options(BaseModel):
 
 
 def build(context: PluginContext) -> SlurmLauncher:
-    """Check that jobs can be handed in here. ConfigError without Slurm's programs, and when its controller is away."""
+    """Check that jobs can be submitted here. ConfigError without Slurm's programs, and when its controller is away."""
     options = context.params if isinstance(context.params, Options) else Options()
     if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
         what = f"{', '.join(missing)} not found: this machine hands in no Slurm jobs"
@@ -93,7 +92,7 @@ def build(context: PluginContext) -> SlurmLauncher:
 
 
 class SlurmLauncher:
-    """Hands in runs, asks for their states and passes stops on, in rounds of one thread."""
+    """Submits runs, queries their states and passes stops on, in rounds of one thread."""
 
     def __init__(self, options: Options, *, has_gpus: bool, grace_s: float) -> None:
         self._options, self._has_gpus, self._grace_s = options, has_gpus, grace_s
@@ -106,7 +105,7 @@ class SlurmLauncher:
         self._is_closing = self._is_away = False
 
     def start(self, job: Job) -> SlurmJob:
-        """Hand the run in with the next round, beside all that start together with it."""
+        """Submit the run with the next round, together with all that start at the same time."""
         job = replace(job, folder=job.cwd / job.folder)
         configured = self._options.num_gpus
         num_gpus = job.num_gpus * self._has_gpus if configured is None else configured
@@ -122,7 +121,6 @@ class SlurmLauncher:
         return started
 
     def find(self, name: str, folder: Path) -> SlurmJob | None:
-        """The task that an earlier session handed in for a run, if it waits or runs."""
         folder = Path.cwd() / folder
         if (record := TaskRecord.read(folder)) is None:
             return None
@@ -142,21 +140,19 @@ class SlurmLauncher:
         return found
 
     def wake(self) -> None:
-        """Begin a round now."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="campaign-slurm", daemon=True)
             self._thread.start()
         self._wake.set()
 
     def withdraw(self, job: SlurmJob) -> bool:
-        """Take back a job that has not been handed in."""
         with self._lock:
             is_waiting = job in self._waiting
             self._waiting = [each for each in self._waiting if each is not job]
         return is_waiting
 
     def close(self) -> None:
-        """Pass the last requests on; jobs that nobody stopped go on."""
+        """Pass the last requests on; jobs that were not stopped keep running."""
         self._is_closing = True
         if self._thread:
             self._wake.set()
@@ -209,7 +205,7 @@ class SlurmLauncher:
             self._handed_in = [job for job in self._handed_in if job.code is None]
 
     def _hand_in(self, jobs: Sequence[SlurmJob]) -> None:
-        """Hand in an array. While Slurm does not answer the jobs go on waiting; what it refuses has failed."""
+        """Submit an array. While Slurm does not answer the jobs keep waiting; a refused one has failed."""
         name = f"{PREFIX}{secrets.token_hex(4)}"
         for task, job in enumerate(jobs):
             job.record = TaskRecord(name=name, task=task)
@@ -238,7 +234,7 @@ class SlurmLauncher:
             self._handed_in += jobs
 
     def _ask(self) -> Listing | None:
-        """All jobs; None, told once, while Slurm does not answer."""
+        """All jobs; None, with one warning, while Slurm does not answer."""
         try:
             listing = slurm_commands.listing()
         except SlurmError as error:
@@ -252,7 +248,7 @@ class SlurmLauncher:
         return listing
 
     def _pass_on(self, jobs: Sequence[SlurmJob], listing: Listing) -> None:
-        """Pass on what was asked of each job, once: a waiting one is cancelled, a running one gets the signal."""
+        """Pass each job's request on, once: a waiting job is cancelled, a running one gets the signal."""
         ids: dict[tuple[str, ...], list[str]] = defaultdict(list)
         asked = {job: job.request for job in jobs}
         for job, request in asked.items():
@@ -272,7 +268,7 @@ class SlurmLauncher:
 
 @dataclass(slots=True, eq=False)
 class SlurmJob:
-    """A task of a job array. `code` is set once, by the thread that speaks to Slurm."""
+    """A task of a job array. `code` is set once, by the launcher's thread."""
 
     launcher: SlurmLauncher
     folder: Path
@@ -286,11 +282,9 @@ class SlurmJob:
 
     @property
     def shown(self) -> str:
-        """The task as Slurm calls it."""
         return f"{self.record.job_id}_{self.record.task}"
 
     def poll(self) -> int | None:
-        """Exit code of the run; None while it waits or runs."""
         return self.code
 
     def stop(self) -> None:
@@ -298,7 +292,6 @@ class SlurmJob:
         self._ask(STOP)
 
     def kill(self) -> None:
-        """SIGKILL to everything in the job."""
         self._ask(KILL)
 
     def _ask(self, request: tuple[str, ...]) -> None:
@@ -310,7 +303,7 @@ class SlurmJob:
             self.launcher.wake()
 
     def update(self, listing: Listing) -> None:
-        """Take over how the job has ended; one that Slurm has forgotten ended as the records of the run say."""
+        """Record how the job has ended; one that Slurm has forgotten ended as the records of the run say."""
         state = listing.of(self.record.name, self.record.task)
         if state is None and self.is_stopped:  # a task that is cancelled before it starts leaves no trace
             self.end(EXIT_RESUMABLE, "")
@@ -324,7 +317,7 @@ class SlurmJob:
             self.end(code, told)
 
     def end(self, code: int, told: str) -> None:
-        """Set the exit code; what Slurm said about it goes to the run's log of errors."""
+        """Set the exit code; Slurm's message goes to the run's log of errors."""
         if told:
             with suppress(OSError), (self.folder / "stderr.log").open("a", encoding="utf-8") as stream:
                 stream.write(f"{told}\n")
@@ -351,7 +344,7 @@ exec </dev/null >>"$folder/stdout.log" 2>>"$folder/stderr.log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecord:
-    """Which task of which array a run is; `job_id` is empty until Slurm has told it."""
+    """Array and task of a run; `job_id` is empty until Slurm has assigned it."""
 
     name: str
     task: int
@@ -363,7 +356,7 @@ class TaskRecord:
 
     @classmethod
     def read(cls, folder: Path) -> TaskRecord | None:
-        """The record in a run's folder; None if there is none, or none that can be read."""
+        """The record in a run's folder; None if it is missing or damaged."""
         with suppress(OSError, ValueError, TypeError, KeyError, ConfigError), open_regular(folder / RECORD) as stream:
             content = json.loads(stream.read())
             return cls(name=str(content["name"]), task=int(content["task"]), job_id=str(content["job_id"]))
@@ -377,7 +370,7 @@ def array_script(folders: Sequence[Path], cwd: Path, setup: Sequence[str]) -> st
 
 
 def write_start(job: Job, num_cpus: int) -> None:
-    """Write the file that starts one run, for its owner's eyes."""
+    """Write the file that starts one run; only its owner can read it."""
     variables = {"OMP_NUM_THREADS": str(num_cpus), **job.environ}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     command = f"exec {shlex.join(job.argv)}"  # the run becomes the job's own process, which gets Slurm's signals

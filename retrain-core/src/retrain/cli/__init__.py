@@ -1,8 +1,8 @@
-"""The `retrain` script, and what it says where another package has replaced files of this one.
+"""The `retrain` script, and its message where another package has replaced files of this one.
 
 The public package `retrain` has the same import name. Installed after this one it replaces `retrain/__init__.py` and
-the script, which then asks for its own module `retrain.cli`; Python takes a package before a module of that name, and
-so it ends here.
+the script, which then imports its own module `retrain.cli`; Python prefers a package to a module of that name, and so
+it ends here.
 """
 
 import sys
@@ -11,7 +11,7 @@ import retrain
 
 
 def main() -> None:
-    """Run the command line; if the files around are not those of retrain-core, say so and how to repair it."""
+    """Run the command line; if the files around are not retrain-core's, say so and how to repair it."""
     if getattr(retrain, "__distribution__", "") == "retrain-core":
         from retrain.cli.command_line import main as command
 

@@ -1,4 +1,4 @@
-"""`retrain audit`: try the reward before training without a model, or again on the texts on which it failed."""
+"""`retrain audit`: tries the reward before training without a model, or again on the texts on which it failed."""
 
 from __future__ import annotations
 
@@ -101,8 +101,7 @@ def command(
     config = load_checked(arguments, ctx.obj).config
     refuse_defaults(config, arguments)
     if contamination or model_probe:
-        from retrain.run.backend import build_backend
-        from retrain.run.devices import choose_devices
+        from retrain.run.backend import build_backend, choose_devices
         from retrain.tasks.audit.contamination import audit_contamination, report_lines
 
         report = audit_contamination(
@@ -135,7 +134,7 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """An audit with the names of the audited rewards or environment, the notes of the data, and that of a shadow."""
+    """An audit with the names of the rewards or environment, the notes of the data, and the shadow's audit."""
 
     report: AuditReport
     rewards: tuple[str, ...]
@@ -145,7 +144,6 @@ class Audited:
 
     @property
     def ok(self) -> bool:
-        """Whether the reward is fit to train on, and the shadow to be believed."""
         return self.report.ok and (self.shadow is None or self.shadow.ok)
 
 

@@ -1,4 +1,4 @@
-"""`retrain`: runs one command line, and turns failures into a message and an exit code."""
+"""`retrain`: runs one command line, and turns failures into a message and an exit code; `train` is the default."""
 
 from __future__ import annotations
 
@@ -23,8 +23,24 @@ from retrain.kernel.errors import (
     StopRequested,
 )
 from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.registry import Plugins
+from retrain.text.command_options import config_argument, quiet_option
 from retrain.text.process import drop_stdout, prepare_process, prepare_streams, wants_color
 
+EPILOG = """\b
+Examples:
+  retrain                               train with ./retrain.toml
+  retrain my.toml --seed 42 --lr 1e-4   change two values
+  retrain --set training.lr=1e-4        set a key by its table and name
+  retrain my.toml -q > run.log          print only the outcome
+  retrain --resume logs/train           continue a stopped run
+
+`retrain explain --keys` lists every key, its flag and its default; `retrain explain CONFIG` shows what a run would do.
+
+\b
+Exit codes: 0 done; 1 the run failed; 2 usage or configuration error;
+            75 stopped by a signal with its state saved, `--resume` continues it.
+"""
 EXIT_INTERRUPTED = 130
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -99,7 +115,7 @@ def _print_error(label: str, text: str) -> None:
 
 
 def _print_usage_error(error: click.ClickException) -> int:
-    """A usage error of click, in the format of all our errors."""
+    """Print a usage error of click in the format of all our errors."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context and type(error).__name__ == "NoArgsIsHelpError":  # `retrain plugin` alone; by name: click 8.1 has none
         click.echo(context.get_help(), err=True, color=wants_color())
@@ -111,3 +127,25 @@ def _print_usage_error(error: click.ClickException) -> int:
     fix = f"use {near[0]}" if near else f"`{path} --help` shows what it takes"
     _print_error("usage error", str(Problem(where=path, what=what, fix=fix)))
     return EXIT_USAGE
+
+
+@click.command(
+    "train", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}, epilog=EPILOG
+)
+@quiet_option("Print only warnings, errors and the outcome.")
+@config_argument()
+@click.pass_obj
+def train(plugins: Plugins, is_quiet: bool, arguments: tuple[str, ...]) -> None:
+    """Train with CONFIG (default: ./retrain.toml); `--kebab-case` flags override its keys."""
+    from retrain.run.collector import paused_collector  # keeps the loop out of help and completion
+
+    with paused_collector():
+        from retrain.run.configure import load_checked, refuse_defaults
+
+        checked = load_checked(arguments, plugins, starts_run=True)
+        refuse_defaults(checked.config, arguments)
+        from retrain.observe.console.console import run_console
+        from retrain.run.session import train as train_run  # only after the checks
+
+        with run_console(plugins, is_quiet=is_quiet):
+            train_run(checked, plugins)

@@ -1,4 +1,4 @@
-"""Which command a command line means: a registered one, training, or the one that claims the configuration."""
+"""Finds the command of a command line: a registered one, training, or the one that claims the configuration."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.discover import KERNEL, offered_plugins
 from retrain.kernel.plugins.first_party import promised_names
-from retrain.kernel.plugins.installed import KERNEL, offered_plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.version import __version__
@@ -81,11 +81,9 @@ class RetrainGroup(click.Group):
         self.params.append(script)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every registered command except `train`, the default."""
         return [entry.spec.name for entry in self.plugins.registered(Kind.COMMAND) if entry.spec.name != TRAIN]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
         ctx.obj = self.plugins
         if not self.plugins.find(Kind.COMMAND, cmd_name):
             return None
@@ -126,7 +124,7 @@ class RetrainGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command and its words; a misspelt option of a command that takes the flags of all keys is an error."""
+        """Refuse a misspelt option of a command that takes the flags of all keys."""
         name, command, rest = super().resolve_command(ctx, args)
         if command and command.context_settings.get("ignore_unknown_options"):
             options = [text for param in command.params if isinstance(param, click.Option) for text in param.opts]
@@ -164,7 +162,7 @@ class RetrainGroup(click.Group):
 
 
 def completion_protocol(shell: str) -> ShellComplete | None:
-    """How click speaks to a shell on TAB; None for one that it does not know."""
+    """click's protocol for a shell on TAB; None for a shell that it does not know."""
     from click.shell_completion import get_completion_class  # only completion needs it
 
     protocol = get_completion_class(shell)
@@ -172,7 +170,6 @@ def completion_protocol(shell: str) -> ShellComplete | None:
 
 
 def _print_script(ctx: click.Context, option: click.Parameter, shell: str | None) -> None:
-    """Callback of `--completion SHELL`: print the script and exit."""
     if shell and (protocol := completion_protocol(shell)):
         click.echo(protocol.source(), nl=False)
         ctx.exit()

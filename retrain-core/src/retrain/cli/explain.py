@@ -1,4 +1,4 @@
-"""`retrain explain`: what a configuration would do and where each value comes from, without model or data."""
+"""`retrain explain`: shows a configuration's effect and the origin of each value, without model or data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import toml_text
-from retrain.kernel.plugins.build import declared_capabilities
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.run.check import with_plugin_rows
 from retrain.run.configure import Checked, claim_of, load_checked, missing_file
 from retrain.run.notices import credit_notices, unclipped, without_effect
-from retrain.run.steps.learning_rate import Course
+from retrain.run.steps.updates import Course
 from retrain.run.tables import registered_tables
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide
@@ -175,7 +175,7 @@ def _warnings(config: Config) -> list[str]:
 
 
 def _loss(config: Config) -> str:
-    """The loss with the keys about it that are set."""
+    """The loss with its keys that are set."""
     values = config.as_dict()["algorithm"]
     return ", ".join([config.algorithm.loss, *(f"{n} = {values[n]}" for n in LOSS_KEYS if values.get(n))])
 

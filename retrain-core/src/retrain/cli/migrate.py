@@ -134,7 +134,6 @@ def _print_text(found: Migration, notes: list[dict[str, Any]], mode: str, writte
 
 
 def _read(config: Path | None) -> str:
-    """The text of a file, or of standard input."""
     label = STDIN if config is None else str(config)
     try:
         content = sys.stdin.buffer.read() if config is None else config.read_bytes()
@@ -266,7 +265,7 @@ def _move_legacy_keys(document: tomlkit.TOMLDocument, newline: str) -> None:
 
 
 def _take_comments_above(container: Container, name: str) -> list[Comment]:
-    """Remove and return the comment lines directly above a key, which describe it and must move with it."""
+    """Remove and return the comment lines directly above a key: they describe it and must move with it."""
     index = next(i for i, (key, _) in enumerate(container.body) if key is not None and key.key == name)
     found: list[Comment] = []
     while index > 0 and isinstance(comment := container.body[index - 1][1], Comment):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 COMMANDS = (
-    ("train", "train", "Train with a TOML file (the default command).", "train:command"),
+    ("train", "train", "Train with a TOML file (the default command).", "command_line:train"),
     (
         "train",
         "audit",
@@ -41,7 +40,6 @@ LEGACY_KEYS = {f"prime_rl_{option}": option for option in OPTIONS}
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """The commands."""
     for group, name, summary, place in COMMANDS:
         aliases, factory = ALIASES.get(name, ()), f"retrain.cli.{place}"
         register(PluginSpec(name=name, summary=summary, factory=factory, aliases=aliases, traits=group))
@@ -49,7 +47,6 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
-    """The templates of the core."""
     for name, summary, text in TEMPLATES:
         register(PluginSpec(name=name, summary=summary, factory=f"retrain.cli.start.templates:{text}"))
 

@@ -19,13 +19,13 @@ from pydantic import BaseModel
 
 from retrain.credit.configured_loss import capability_fields
 from retrain.kernel.declared import Capabilities, Kind
-from retrain.kernel.plugin_spec import Registered
-from retrain.kernel.plugins.first_party import install_line, promised_names, provider
-from retrain.kernel.registry import Plugins
+from retrain.kernel.plugins.first_party import promised_names, provider
+from retrain.kernel.plugins.missing import install_line
+from retrain.kernel.plugins.requirements import required_packages
+from retrain.kernel.registry import Plugins, Registered
 from retrain.records.identity.imports import module_file, part_file
+from retrain.run.check import selected_parts
 from retrain.run.configure import DEFAULT_FILE, load_with_problems
-from retrain.run.packages import required_packages
-from retrain.run.selected import selected_parts
 from retrain.run.tables import registered_tables
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide
@@ -70,7 +70,7 @@ def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[
 
 
 def inventory(plugins: Plugins, kinds: Sequence[Kind] = tuple(Kind)) -> dict[str, Any]:
-    """What is installed, as plain data: `kinds`, `failures`, and what the environment has `left_out`."""
+    """The installed parts, as plain data: `kinds`, `failures`, and the distributions `left_out` by the environment."""
     rows = {
         kind.value: [
             {
@@ -170,7 +170,7 @@ def _line(text: str) -> str:
 def searched_modules(search_paths: Sequence[str]) -> list[dict[str, str]]:
     """`module`, `file` and `status` of every public module below the search paths, imported now.
 
-    What a module prints goes to stderr. The status is `ok`, or `error: ` and what the import raised.
+    The modules' output goes to stderr. The status is `ok`, or `error: ` and the exception of the import.
     """
     found = []
     for path in dict.fromkeys(prefix.strip("./").replace("/", ".") for prefix in search_paths):
@@ -206,7 +206,6 @@ RANGE = {  # keywords of JSON Schema, and how they are shown
 
 
 def backends(plugins: Plugins) -> list[dict[str, Any]]:
-    """Every registered backend, as plain data."""
     return [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
 
 
@@ -274,7 +273,6 @@ def _forms(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def backend_lines(content: dict[str, Any]) -> Iterator[str]:
-    """Each backend with its capabilities and options, then those that are not installed."""
     for row in content["backends"]:
         owner = f"{row['distribution']} {row['version']}  {short_file(row['file'])}"
         yield f"{click.style(printable(row['name']), bold=True)}  {click.style(printable(owner), dim=True)}"

@@ -14,8 +14,8 @@ from retrain.credit.pipeline import CreditGroup, CreditResult, assign_credit, na
 from retrain.credit.specs import Controller, ControllerView, PlanningDetector
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.plugins.build import build_part
-from retrain.kernel.step_fields import merge_fields
+from retrain.kernel.plugins.resolve import build_part
+from retrain.kernel.progress import merge_fields
 from retrain.kernel.types import (
     Completion,
     Floats,
@@ -30,31 +30,29 @@ from retrain.kernel.types import (
     group_status,
     num_correct,
 )
-from retrain.text.token_text import token_texts
+from retrain.text.tokenizer import token_texts
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CreditAlgorithm:
-    """Credit by the configured flow; lambda comes from the controller, asked before the step's observation.
+    """Credit by the configured flow; lambda comes from the controller, read before the step's observation.
 
-    Its metrics: `sepa_lambda`; mean and variance of uncertainty over execution and planning tokens; the controller's
-    fields; those of the flow.
+    Its metrics: `sepa_lambda`; mean and variance of uncertainty over execution and planning tokens; the fields of the
+    controller and of the flow.
     """
 
     flow: CreditFlow
     mode: str = ""  # the text of `[algorithm] algorithm_mode`
     detector: PlanningDetector | None = None
-    tokenizer: Any = None  # decodes the tokens for a transform that asks for their text
+    tokenizer: Any = None  # decodes the tokens for a transform with `needs_text`
     controller: Controller | None = None  # lambda is 0 without one
 
     @property
     def needs(self) -> Needs:
-        """Entropies and rewards of single tokens, when the flow uses them."""
         return Needs(entropy=self.flow.needs_entropy, token_rewards=self.flow.needs_token_rewards)
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The names that the flow is made of."""
         return {
             "algorithm_mode": self.mode,
             "advantage_mode": self.flow.advantage.name,
@@ -64,10 +62,10 @@ class CreditAlgorithm:
         }
 
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
-        """Token advantages for every judged completion, and the rows of the groups to train (see `assign_credit`).
+        """Credit every judged completion, and make the rows of the groups to train (see `assign_credit`).
 
-        A completion without a verdict is neither trained nor part of its group's statistics, unless the advantage
-        needs none: then every group teaches.
+        A completion without a verdict is neither trained nor part of its group's statistics, unless the advantage needs
+        none: then every group teaches.
         """
         statuses_P = tuple(
             group_status(group) if self.flow.needs_verdict else GroupStatus.INFORMATIVE for group in groups
@@ -101,16 +99,13 @@ class CreditAlgorithm:
         )
 
     def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
-        """Show the controller the step that `assign` measured."""
         if self.controller:
             self.controller.observe(credit.memo)
 
     def state(self) -> Mapping[str, Any]:
-        """The controller's state; {} without a controller."""
         return {"controller": dict(self.controller.state())} if self.controller else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with the controller's state, where there is one."""
         if self.controller and "controller" in state:
             self.controller.restore(state["controller"])
 
@@ -129,7 +124,6 @@ class CreditAlgorithm:
     def _credit_group(
         self, name: str, group: Group, judged: Sequence[Completion], planning_G: Sequence[Mask]
     ) -> CreditGroup:
-        """The judged completions of a group, with what the flow asks for."""
         entropies = [c.entropies_T[c.action_T] for c in judged if c.entropies_T is not None]
         tokens_G = [c.tokens_T[c.action_T] for c in judged] if self.flow.needs_text else None
         pairs = [pair for pair in zip(group.scores, group.raw_scores, strict=True) if self._counts(pair[0])]
@@ -151,7 +145,6 @@ class CreditAlgorithm:
     def _token_credits(
         self, group: Group, planning_G: Sequence[Mask], advs_G: Sequence[Floats]
     ) -> tuple[TokenCredit, ...]:
-        """Credit of every completion of a group, from that of the judged ones."""
         judged = iter(zip(planning_G, advs_G, strict=True))
         tokens_G = []
         for completion, score in zip(group.completions, group.scores, strict=True):
@@ -173,7 +166,7 @@ class CreditAlgorithm:
     def _view(
         self, step: int, groups: Sequence[Group], planning_A: Mask, result: CreditResult
     ) -> ControllerView | None:
-        """What the controller learns from the step, before pooling; None without a controller."""
+        """View of the step for the controller, before pooling; None without a controller."""
         if self.controller is None:
             return None
         executing_A = _joined(u for u_G in result.uncertainties for u in u_G)[~planning_A]
@@ -244,7 +237,6 @@ def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
 
 
 def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector | None:
-    """The configured planning detector, if the flow asks for planning tokens."""
     if not flow.needs_planning:
         return None
     name = context.config.planning.detector
@@ -256,12 +248,11 @@ def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector
 
 
 def _values(values: Iterable[float | None]) -> Floats:
-    """The values, NaN where there is no verdict."""
     return np.asarray([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _without_surplus(result: CreditResult, statuses_P: Sequence[GroupStatus]) -> CreditResult:
-    """The result without credit for surplus groups: an advantage that sees the whole step gives them some too."""
+    """Remove the credit of surplus groups: an advantage that sees the whole step gives them some too."""
     is_surplus_P = [status is GroupStatus.SURPLUS for status in statuses_P]
     if not any(is_surplus_P):
         return result
@@ -287,7 +278,7 @@ def token_metrics(
 ) -> dict[str, float]:
     """Mean and variance of uncertainty over execution and planning tokens, before and after pooling.
 
-    `surprisal` is -log p of the sampled tokens, `entropy` that of the sampling distribution; `post_*` is the configured
+    `surprisal` is -log p of the sampled tokens, `entropy` the sampling distribution's; `post_*` is the configured
     uncertainty after pooling. A field is absent when there is no such token.
     """
     logprobs_A = _joined(c.logprobs_T[c.action_T] for c in completions)

@@ -1,18 +1,112 @@
-"""Checks on what enters and leaves the parts of credit: count, length, finite numbers; every fault names its part."""
+"""Checks on the parts that plugins give credit: their form, and the numbers that enter and leave them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from retrain.kernel.errors import CreditError, Problem, RetrainError, raised_at
+from retrain.credit.specs import AdvantageSpec, AlgorithmSpec, TransformSpec, UncertaintySpec
+from retrain.kernel.errors import CreditError, PluginError, Problem, RetrainError, raised_at
+from retrain.kernel.plugins.resolve import Found
 from retrain.kernel.types import Floats
+
+COMPUTE = ("compute", "compute_step", "compute_tokens")
+
+
+def as_advantage(found: Found) -> AdvantageSpec:
+    """Convert a spec, a factory of one, or `f(rewards)`, `f(rewards, params)`, `f(ctx)`, `f(step)`."""
+    target = spec_or_callable(found, AdvantageSpec)
+    if isinstance(target, AdvantageSpec):
+        given = [name for name in COMPUTE if getattr(target, name) is not None]
+        if len(given) != 1:
+            has = f"has both {' and '.join(given[:2])}" if given else f"lacks all of {', '.join(COMPUTE)}"
+            raise wrong_shape(found, AdvantageSpec, has, "an AdvantageSpec with one of them")
+        if not target.needs_verdict and target.compute_tokens is None:
+            what = "has needs_verdict=False without compute_tokens"
+            raise wrong_shape(found, AdvantageSpec, what, "one that takes scores, or gives numbers by token")
+        return target
+    names = _positional(target)
+    if names == ["step"]:
+        return AdvantageSpec(name=found.name, compute_step=target)
+    if names[:1] in (["ctx"], ["context"]):
+        return AdvantageSpec(name=found.name, compute=target)
+    if len(names) == 1:
+        return AdvantageSpec(name=found.name, compute=lambda ctx: target(ctx.rewards_G))
+    if len(names) == 2:
+        return AdvantageSpec(name=found.name, compute=lambda ctx: target(ctx.rewards_G, ctx.params))
+    what = f"takes {len(names)} arguments"
+    raise wrong_shape(found, AdvantageSpec, what, "(rewards), (rewards, params), (ctx) or (step)")
+
+
+def as_transform(found: Found) -> TransformSpec:
+    """Convert a spec, a factory of one, or `f(ctx) -> TransformOutput`.
+
+    A bare function gets planning masks and lambda, since it may use both.
+    """
+    target = spec_or_callable(found, TransformSpec, "f(ctx) -> TransformOutput")
+    if isinstance(target, TransformSpec):
+        return target
+    return TransformSpec(name=found.name, compute_context=target, needs_planning=True, uses_sepa_controller=True)
+
+
+def as_uncertainty(found: Found) -> UncertaintySpec:
+    target = spec_or_callable(found, UncertaintySpec, "f(ctx) -> one number per token")
+    return target if isinstance(target, UncertaintySpec) else UncertaintySpec(name=found.name, compute=target)
+
+
+def as_algorithm(found: Found) -> AlgorithmSpec:
+    target = spec_or_callable(found, AlgorithmSpec, "f(ctx) -> TransformOutput")
+    if isinstance(target, AlgorithmSpec):
+        return target
+    return AlgorithmSpec(name=found.name, compute_context=target, needs_planning=True, uses_sepa_controller=True)
+
+
+def spec_or_callable(found: Found, spec: type, of_context: str = "") -> Any:
+    """A part as its spec or as a function; PluginError for anything else.
+
+    `of_context` is the only signature that its kind of function may have: one context.
+    """
+    target = found.target
+    if not isinstance(target, spec) and callable(target) and not _positional(target):
+        target = _made(found, spec)
+    if isinstance(target, spec):
+        return target
+    if not callable(target):
+        raise wrong_shape(found, spec, f"is {type(target).__name__}", f"a {spec.__name__} or a function")
+    if of_context and len(_positional(target)) != 1:
+        raise wrong_shape(found, spec, "is not a function of one context", of_context)
+    return target
+
+
+def wrong_shape(found: Found, spec: type, what: str, wanted: str) -> PluginError:
+    return PluginError(Problem(what=f"{_kind(spec)} {found.name!r} of {found.owner} {what}", fix=f"make it {wanted}"))
+
+
+def _made(found: Found, spec: type) -> Any:
+    try:
+        return found.target()
+    except RetrainError:
+        raise
+    except Exception as error:
+        what = f"{_kind(spec)} {found.name!r} of {found.owner} raised {type(error).__name__}: {error}{raised_at(error)}"
+        raise PluginError(Problem(what=what, fix="correct that line")) from error
+
+
+def _kind(spec: type) -> str:
+    return spec.__name__.removesuffix("Spec").lower()
+
+
+def _positional(target: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(target).parameters.values()
+    return [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
 
 
 def refusal(what: str) -> CreditError:
-    """The error for a wrong input or output of a part of credit."""
     return CreditError(Problem(what=what, fix="correct the plugin or the data that this came from"))
 
 
@@ -38,14 +132,12 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
 
 
 def check_count(values: Sequence[Any], count: int, *, what: str, each: str = "completion") -> None:
-    """CreditError unless there is one entry per completion, or per group."""
     got = f"has {len(values)} entries" if hasattr(values, "__len__") else f"is {type(values).__name__}"
     if not hasattr(values, "__len__") or len(values) != count:
         raise refusal(f"{what} {got}, expected {count}, one per {each}")
 
 
 def as_arrays(values: Any, lengths: Sequence[int], *, what: str) -> list[Floats]:
-    """One checked array per completion, of these lengths."""
     check_count(values, len(lengths), what=f"{what} output")
     pairs = zip(values, lengths, strict=True)
     return [as_numbers(each, length, what=f"{what} completion {i}") for i, (each, length) in enumerate(pairs)]
@@ -62,5 +154,4 @@ def call_part(what: str, function: Any, *arguments: Any) -> Any:
 
 
 def numbers_from(what: str, length: int, function: Any, *arguments: Any) -> Floats:
-    """The `length` finite numbers that a plugin's function returns."""
     return as_numbers(call_part(what, function, *arguments), length, what=what)

@@ -6,14 +6,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from retrain.credit.forms import spec_or_callable, wrong_shape
+from retrain.credit.checks import spec_or_callable, wrong_shape
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.contracts.losses import AGGREGATIONS, LossSpec, LossTraits
-from retrain.kernel.declared import Capabilities, Kind
+from retrain.kernel.declared import Capabilities, Kind, PluginSpec
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugin_spec import PluginSpec
-from retrain.kernel.plugins.build import validated_params
-from retrain.kernel.plugins.resolve import Found, problem_with, resolve
+from retrain.kernel.plugins.resolve import Found, problem_with, resolve, validated_params
 from retrain.kernel.registry import Plugins
 
 KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
@@ -25,7 +23,6 @@ IS_KEYS = {"algorithm.is_level": "token", "algorithm.is_mode": "truncate"}
 
 
 def as_loss(found: Found) -> LossSpec:
-    """A `LossSpec`, from a spec, a factory of one, or `f(ctx) -> one term per token`."""
     target = spec_or_callable(found, LossSpec, "f(ctx) -> one term per token")
     if not isinstance(target, LossSpec):
         return LossSpec(name=found.name, compute=target)
@@ -65,7 +62,7 @@ def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
 
 
 def check_clips(config: Config, plugins: Plugins) -> list[Problem]:
-    """Problems with a clip that has no effect, since the loss does not clip: the default one, or one that says so.
+    """Problems with a clip that has no effect: the loss is the default, or declares that it does not clip.
 
     The resolved configuration of the public package writes every key out, and with it a default that is not 0.
     """
@@ -80,7 +77,7 @@ def check_clips(config: Config, plugins: Plugins) -> list[Problem]:
         given = [] if spec is None or _traits(spec).clips or is_written_out else list(values)
         which = f"the loss {name!r}"
     what = f"has no effect: {which} does not clip"
-    fix = 'write loss = "ppo" (or "cispo") beside it, or remove it'
+    fix = 'write loss = "ppo" (or "cispo") as well, or remove it'
     return [Problem(where=config.place(path), what=what, fix=fix) for path in given]
 
 
@@ -114,7 +111,6 @@ def _capabilities(plugins: Plugins, backend: str) -> Capabilities | None:
 
 
 def _unheeded(config: Config, plugins: Plugins) -> Iterable[Problem]:
-    """Keys about the loss that the backend does not apply."""
     capabilities = _capabilities(plugins, config.backend.backend)
     if capabilities is None:
         return
@@ -130,13 +126,12 @@ def _unheeded(config: Config, plugins: Plugins) -> Iterable[Problem]:
 
 
 def _is_own(config: Config, plugins: Plugins) -> bool:
-    """True if the backend applies the loss by itself."""
     capabilities = _capabilities(plugins, config.backend.backend)
     return capabilities is not None and config.algorithm.loss in capabilities.losses
 
 
 def _inapplicable(config: Config, plugins: Plugins, spec: PluginSpec | None) -> Problem | None:
-    """Why the backend cannot apply a loss that exists; a dotted path is for any backend that takes plugins' losses."""
+    """The reason why the backend cannot apply an existing loss; a dotted path fits any backend with plugins' losses."""
     backend, name = config.backend.backend, config.algorithm.loss
     if not plugins.find(Kind.BACKEND, backend):
         return None  # reported as such
@@ -170,7 +165,10 @@ def _weight_problems(config: Config) -> Iterable[Problem]:
     """Problems with the importance weight: `is_level` and `is_mode` need `is_bounds`, and `tis_cap` excludes it."""
     bounds, cap = config.algorithm.is_bounds, config.algorithm.tis_cap
     if bounds and cap > 0.0:
-        what, why = "stands beside tis_cap", "both weigh the mismatch of sampler and trainer, which would count twice"
+        what, why = (
+            "is set together with tis_cap",
+            "both weigh the mismatch of sampler and trainer: it would count twice",
+        )
         fix = f"remove one: tis_cap = {cap:g} is is_bounds = [0.0, {cap:g}]"
         yield Problem(where=config.place("algorithm.is_bounds"), what=what, why=why, fix=fix)
     for path, default in IS_KEYS.items():

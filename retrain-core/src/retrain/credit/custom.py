@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from retrain.credit.checks import as_numbers, call_part, check_count, refusal
-from retrain.kernel.contracts.algorithm import Algorithm, Credit, WrappedAlgorithm
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import PluginError, Problem
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Group, Kind
 
 CONDITION = "condition"
 UNUSED_LABELS = ("advantage_mode", "transform_mode", "uncertainty_kind")  # labels of the default algorithm
+
+
+class WrappedAlgorithm:
+    """An `Algorithm` around another one; subclasses override some of its methods."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+
+    @property
+    def needs(self) -> Needs:
+        return self.algorithm.needs
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.algorithm.labels
+
+    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
+        return self.algorithm.assign(step, groups)
+
+    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        self.algorithm.observe(step, groups, credit)
+
+    def state(self) -> Mapping[str, Any]:
+        return self.algorithm.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.algorithm.restore(state)
 
 
 class CustomAlgorithm(WrappedAlgorithm):
@@ -25,12 +53,11 @@ class CustomAlgorithm(WrappedAlgorithm):
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The plugin's labels; those of the default algorithm's parts are empty unless the plugin sets them."""
+        """The plugin's labels; labels of the default algorithm's parts are empty unless the plugin sets them."""
         labels = {"algorithm_mode": self.name, **dict.fromkeys(UNUSED_LABELS, ""), **self.algorithm.labels}
         return labels | self._condition
 
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
-        """The plugin's credit, checked."""
         what = f"step {step}: algorithm {self.name!r}"
         credit = call_part(what, self.algorithm.assign, step, groups)
         if not isinstance(credit, Credit):
@@ -39,12 +66,11 @@ class CustomAlgorithm(WrappedAlgorithm):
         return credit
 
     def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
-        """Let the plugin learn from the step."""
         call_part(f"step {step}: algorithm {self.name!r}", self.algorithm.observe, step, groups, credit)
 
 
 def build_custom(name: str, context: PluginContext, condition: str = "") -> CustomAlgorithm:
-    """The algorithm that `[algorithm] algorithm_mode` names; PluginError unless its labels name the condition.
+    """Build the algorithm that `[algorithm] algorithm_mode` names; PluginError unless its labels name the condition.
 
     `condition`, the label of a recipe, replaces that one.
     """
@@ -52,7 +78,7 @@ def build_custom(name: str, context: PluginContext, condition: str = "") -> Cust
     algorithm = build_part(Kind.ALGORITHM, name, "algorithm.algorithm_mode", context, params, "algorithm.params")
     labels = getattr(algorithm, "labels", None)
     if not isinstance(labels, Mapping) or not isinstance(labels.get(CONDITION), str):
-        what = f"algorithm {name!r} has no label {CONDITION!r}, which names the run in its records"
+        what = f"algorithm {name!r} has no label {CONDITION!r}, the name of the run in its records"
         where, fix = context.config.place("algorithm.algorithm_mode"), f"set labels = {{{CONDITION!r}: {name!r}}}"
         raise PluginError(Problem(where=where, what=what, fix=fix))
     return CustomAlgorithm(name, algorithm, condition)

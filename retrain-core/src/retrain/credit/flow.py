@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from retrain.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty
+from retrain.credit.checks import as_advantage, as_algorithm, as_transform, as_uncertainty
 from retrain.credit.specs import (
     AdvantageSpec,
     AlgorithmSpec,
@@ -20,8 +20,7 @@ from retrain.credit.specs import (
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Needs
 from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
-from retrain.kernel.plugins.build import validated_params
-from retrain.kernel.plugins.resolve import Found, problem_with, resolve
+from retrain.kernel.plugins.resolve import Found, problem_with, resolve, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 
@@ -36,9 +35,9 @@ class CreditFlow:
     """Everything that turns scores and log-probabilities into token advantages, except the data.
 
     `stages` holds the functions of the installed stages, by name. `gtpo_beta` and `hicra_alpha` are None when no
-    installed distribution provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: of the
-    flow only `condition` and `needs_entropy` are used then. `reward_weights` are those of `[reward.weights]`; `recipe`
-    is the label of a run with a recipe.
+    installed distribution provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: then
+    only `condition` and `needs_entropy` of the flow are used. `reward_weights` is `[reward.weights]`; `recipe` is the
+    label of a run with a recipe.
     """
 
     advantage: AdvantageSpec
@@ -60,12 +59,11 @@ class CreditFlow:
 
     @property
     def condition(self) -> str:
-        """Label of the run in records and on the console: `advantage+transform`, or that of algorithm or recipe."""
+        """Label of the run in records and on the console: recipe, algorithm, or `advantage+transform`."""
         return self.recipe or self.name
 
     @property
     def name(self) -> str:
-        """`advantage+transform`, or the algorithm's name."""
         return self.algorithm.name if self.algorithm else f"{self.advantage.name}+{self.transform.name}"
 
     @property
@@ -75,29 +73,25 @@ class CreditFlow:
 
     @property
     def needs_planning(self) -> bool:
-        """Whether planning masks must be made."""
         return self.transform.needs_planning or bool(self.algorithm and self.algorithm.needs_planning)
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether the sampler must return entropies."""
         return self.uncertainty.needs_entropy or bool(self.algorithm and self.algorithm.needs_entropy)
 
     @property
     def needs_text(self) -> bool:
-        """Whether tokens and their texts must be given."""
         return self.transform.needs_text or bool(self.algorithm and self.algorithm.needs_text)
 
     @property
     def needs_token_rewards(self) -> bool:
-        """Whether rewards of single tokens must be given."""
         if self.algorithm and self.whole:
             return self.algorithm.needs_token_rewards
         return self.transform.needs_token_rewards or self.advantage.needs_token_rewards
 
     @property
     def needs_verdict(self) -> bool:
-        """Whether only completions with a verdict are trained."""
+        """True if only completions with a verdict are trained."""
         return self.advantage.needs_verdict or self.whole is not None
 
     @property
@@ -192,7 +186,7 @@ def _build(config: Config, plugins: Plugins) -> CreditFlow:
 
 
 def _transform(found: Found | None, problems: list[Problem]) -> TransformSpec | None:
-    """The transform's spec; a fault of it is reported together with the other problems, if there are any."""
+    """The transform's spec; its fault is reported together with the other problems, if there are any."""
     try:
         return as_transform(found) if found else None
     except RetrainError as error:
@@ -203,7 +197,7 @@ def _transform(found: Found | None, problems: list[Problem]) -> TransformSpec | 
 
 
 def _by_token_problems(found: Found, transform: TransformSpec, where: str) -> list[Problem]:
-    """A transform whose function is given one advantage per completion, under an advantage that gives one per token."""
+    """A whole-group transform takes one advantage per completion, so it cannot follow one per token."""
     if as_advantage(found).compute_tokens is None:
         return []
     what = f"transform {transform.name!r} takes one advantage per completion, and {found.name!r} gives one per token"
@@ -214,7 +208,7 @@ def _stages(
     config: Config, plugins: Plugins, transform: TransformSpec | None, problems: list[Problem], *, is_whole: bool
 ) -> dict[str, CreditStage]:
     """The stages that are switched on, and the other installed ones: a whole function may read their strength."""
-    wanted: dict[str, tuple[str, str]] = {}  # stage -> key that switched it on, and what needs it
+    wanted: dict[str, tuple[str, str]] = {}  # stage -> key that switched it on, and its user
     if transform is not None and transform.compute_context is None and not is_whole:
         user = f"transform {transform.name!r}"
         wanted |= {GTPO: ("algorithm.transform_mode", user)} if transform.use_gtpo else {}
@@ -232,7 +226,7 @@ def _stages(
 
 
 def find_stage(plugins: Plugins, name: str, *, where: str, needed_by: str) -> CreditStage:
-    """The stage `name`; PluginError says which distribution provides it when it is missing.
+    """The stage `name`; PluginError names the distribution that provides it when it is missing.
 
     `where` is the place of the setting that switches it on, `needed_by` the part that uses it: for the message.
     """

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from retrain.kernel.types import Floats, Mask, Sample, SampleRequest, SamplingParams, Tokens
-
-
-class LogprobRow(NamedTuple):
-    """Tokens whose log-probabilities are requested where `action_T` is True: the minimal `ActionRow`."""
-
-    tokens_T: Tokens
-    action_T: Mask
-
-    @classmethod
-    def of(cls, prompt_T: Tokens, tokens_T: Tokens) -> LogprobRow:
-        """Prompt and completion; the completion's log-probabilities are requested."""
-        row_T = np.concatenate([prompt_T, tokens_T])
-        return cls(row_T, np.arange(len(row_T)) >= len(prompt_T))
+from retrain.kernel.types import Floats, LogprobRow, Sample, SampleRequest, SamplingParams, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +22,7 @@ class LogprobGap:
 
     @classmethod
     def of(cls, differences: Sequence[Floats]) -> LogprobGap:
-        """The gap over all entries of log p_trainer - log p_sampler, of which there must be at least one."""
+        """The gap over all entries of log p_trainer - log p_sampler, at least one."""
         sizes_N = np.abs(np.concatenate(differences))
         if not np.isfinite(sizes_N).all():
             return cls(mean=np.nan, p99=np.nan, max=np.nan, num_tokens=len(sizes_N))
@@ -48,7 +35,7 @@ class LogprobGap:
 
 
 def sampler_logprobs(sample: Sample) -> Floats:
-    """What the sampler itself reported, even where the sample carries recomputed log-probabilities."""
+    """The sampler's own log-probabilities, even where the sample carries recomputed ones."""
     return sample.logprobs_T if sample.engine_logprobs_T is None else sample.engine_logprobs_T
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from retrain.kernel.contracts.algorithm import Credit, TokenCredit, WrappedAlgorithm
+from retrain.credit.custom import WrappedAlgorithm
+from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.types import Completion, Group, Outcome, Score, StopReason
 
 
@@ -22,7 +23,7 @@ class SoftPunishment:
         self._zone = zone
 
     def shape(self, step: int, groups: tuple[Group, ...]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
-        """The groups with punished rewards; the mean punishment of judged completions, and how many were punished."""
+        """Punish rewards; return also the mean punishment of judged completions, and how many were punished."""
         shaped, amounts = [], list[float]()
         for group in groups:
             scores = []
@@ -41,7 +42,7 @@ class SoftPunishment:
 
 
 def soft_punishment(length: int, *, limit: int, zone: int) -> float:
-    """What a completion of `length` tokens loses, in [-1, 0] (DAPO, arXiv:2503.14476).
+    """Punishment of a completion of `length` tokens, in [-1, 0] (DAPO, arXiv:2503.14476).
 
     0 up to `limit - zone`, then (limit - zone - length) / zone, and -1 above `limit`.
     """
@@ -62,13 +63,9 @@ def _runs(completion: Completion) -> Iterable[np.ndarray]:
 
 
 class MaskedOverlong(WrappedAlgorithm):
-    """An algorithm whose truncated completions are left out of the loss; their rewards stay in the baseline.
-
-    `TrainRow.is_truncated`, which `train_rows` sets, says which rows are truncated.
-    """
+    """An algorithm whose truncated completions are left out of the loss; their rewards stay in the baseline."""
 
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
-        """The algorithm's credit without truncated rows; `overlong_masked_count` completions lost theirs."""
         credit = self.algorithm.assign(step, groups)
         tokens_PG = tuple(
             tuple(map(_masked, group.completions, group.scores, tokens_G)) if credit.trains(number) else tokens_G

@@ -34,9 +34,9 @@ class CreditGroup:
     """One group as credit sees it: ragged arrays over action tokens only.
 
     `named_rewards` holds the rewards behind `rewards_G` by name, where there are several and every completion has them;
-    `shaping_G` is what shapers added to `rewards_G`, None for nothing.
-    `tokens_G`, `texts_G` and `token_rewards_G` are there when the flow asks for them. A reward is NaN where there is
-    no verdict, which only an advantage that needs none is shown.
+    `shaping_G` is the part of `rewards_G` that shapers added, None for nothing. `tokens_G`, `texts_G` and
+    `token_rewards_G` are only there if the flow needs them. A reward is NaN without a verdict; only an advantage that
+    needs none sees that.
     """
 
     rewards_G: Floats
@@ -52,7 +52,6 @@ class CreditGroup:
 
 
 def named_rewards(parts_G: Sequence[Mapping[str, float]]) -> dict[str, Floats]:
-    """One array per name, of the names that every completion has."""
     shared = [name for name in (parts_G[0] if parts_G else ()) if all(name in parts for parts in parts_G)]
     return {name: np.array([parts[name] for parts in parts_G], dtype=np.float64) for name in shared}
 
@@ -80,11 +79,10 @@ def assign_credit(
 ) -> CreditResult:
     """Token advantages for the groups of a step.
 
-    Uncertainty is measured and pooled for every group; advantages are spread over the `trained` ones (all by
-    default), and over those to which an advantage that sees the whole step gives any; they are zero elsewhere. The
-    top-rho threshold is taken over all action tokens of the trained groups.
-    CreditError for numbers that are not finite, and for plugin outputs of the wrong count or length; it names plugin,
-    group, completion and position.
+    Uncertainty is measured and pooled for every group; advantages are spread over the `trained` ones (all by default),
+    and over those to which an advantage that sees the whole step gives any; they are zero in the others. The top-rho
+    threshold is taken over all action tokens of the trained groups. CreditError for numbers that are not finite, and
+    for plugin outputs of the wrong count or length; it names plugin, group, completion and position.
     """
     if flow.is_custom:
         what = f"algorithm {flow.name!r} assigns credit itself: it has no stages to compute"
@@ -129,7 +127,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
     check_count(group.planning_G, count, what=f"{group.name}: planning masks")
     entropies_G: Sequence[Floats | None] = group.entropies_G or [None] * count
     if flow.needs_entropy and group.entropies_G is None:
-        raise refusal(f"{group.name}: uncertainty {flow.uncertainty.name!r} needs entropies; there are none")
+        raise refusal(f"{group.name}: uncertainty {flow.uncertainty.name!r} needs entropies, and there are not any")
     measured = []
     for i, (logprobs, planning, entropies) in enumerate(
         zip(group.logprobs_G, group.planning_G, entropies_G, strict=True)
@@ -159,7 +157,7 @@ def step_advantages(
 ) -> Sequence[Floats | Sequence[Floats]]:
     """One checked array of advantages per group, or one per completion of each where the advantage is by token.
 
-    An advantage of groups is asked about the `trained` ones; the others get zeros. One of steps is asked about all.
+    An advantage that sees one group is called for the `trained` ones; the others get zeros. One of steps sees all.
     """
     if flow.advantage.compute_tokens is not None:
         by_token_PG = [
@@ -198,7 +196,6 @@ def normalised(values_PG: Sequence[Floats]) -> list[Floats]:
 
 
 def _limited(advantages: list[Floats], flow: CreditFlow) -> list[Floats]:
-    """The arrays after `batch_norm` and `advantage_clip`."""
     if flow.batch_norm:
         advantages = normalised(advantages)
     if flow.advantage_clip > 0.0:
@@ -207,7 +204,6 @@ def _limited(advantages: list[Floats], flow: CreditFlow) -> list[Floats]:
 
 
 def _by_token(group: CreditGroup, flow: CreditFlow) -> list[Floats]:
-    """One array per completion, with a number per action token, checked."""
     lengths, what = [len(logprobs) for logprobs in group.logprobs_G], f"{group.name}: advantage {flow.advantage.name!r}"
     context = TokenAdvantageContext(
         token_rewards_G=group.token_rewards_G or [np.zeros(length) for length in lengths],
@@ -246,7 +242,7 @@ def _credit_group(
     flow: CreditFlow,
     sepa_lambda: float,
 ) -> tuple[Arrays, Mapping[str, float]]:
-    """Token advantages and extra metrics of one group; `episode_G` has a number, or an array, per completion."""
+    """Token advantages and metrics of one group; `episode_G` has a number, or an array, per completion."""
     compute = flow.whole or flow.transform.compute_context
     if compute is not None:
         advantages_G = as_numbers(episode_G, len(group.rewards_G), what=f"{group.name}: reward")
@@ -282,7 +278,6 @@ def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda
 
 
 def _spread(advantage: float | Floats, uncertainty_T: Floats, planning_T: Mask, flow: CreditFlow, place: str) -> Floats:
-    """One completion's advantage, one number or one per token, as its tokens get it."""
     transform, length, stages = flow.transform, len(uncertainty_T), flow.stages
     advs_T: Floats = np.full(length, advantage)
     if transform.use_gtpo:

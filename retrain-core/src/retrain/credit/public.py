@@ -54,7 +54,7 @@ def compute_composable_advantages(
 ) -> ComposableAdvantages:
     """Token advantages of one group under any installed advantage and transform; the group is the whole step.
 
-    `rewards_G` [G]; `logprobs_G`, `planning_masks_G`, `entropies_G` and `texts_G` (for a transform that asks for text)
+    `rewards_G` [G]; `logprobs_G`, `planning_masks_G`, `entropies_G` and `texts_G` (for a transform with `needs_text`)
     hold one sequence of action tokens per completion, `named_rewards` [G] under each name the rewards behind
     `rewards_G`. PluginError for an unknown name, CreditError for wrong lengths or non-finite numbers.
     """
@@ -110,15 +110,14 @@ def top_rho_threshold(uncertainties: Sequence[Floats], rho: float) -> float:
 
 
 def public_stage(name: str, *, needed_by: str) -> CreditStage:
-    """The stage `name` for a call outside a run."""
     return find_stage(installed_plugins(), name, where="retrain.advantages", needed_by=needed_by)
 
 
 def installed_plugins() -> Plugins:
     """Everything that is plugged in, discovered again only when the answer could have changed.
 
-    It can after a change of `RETRAIN_PLUGINS`, `RETRAIN_BLOCK` or `sys.path`, and of a folder on that path, which
-    installing a distribution changes. The result is shared: read it only. A run calls `load_plugins` itself.
+    It can after a change of `RETRAIN_PLUGINS`, `RETRAIN_BLOCK` or `sys.path`, and of a folder on that path, since
+    installing a distribution changes one. The result is shared: read it only. A run calls `load_plugins` itself.
     """
     settings = os.environ.get("RETRAIN_PLUGINS"), os.environ.get("RETRAIN_BLOCK")
     return _discovered(settings, tuple((folder, _changed_at(folder)) for folder in sys.path))

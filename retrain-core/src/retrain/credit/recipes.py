@@ -34,7 +34,7 @@ Values = Mapping[str, Mapping[str, Any]]  # by table and key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a name under `[algorithm] recipe` stands for: values by `table.key`, and the plugin that offers it."""
+    """A recipe: values by `table.key`, and the plugin that offers it."""
 
     name: str
     owner: str
@@ -42,11 +42,10 @@ class Recipe:
 
     @property
     def place(self) -> str:
-        """Its name in messages and origins."""
         return f"recipe {self.name}"
 
     def is_replaced_by(self, algorithm_mode: Any) -> bool:
-        """Whether this `algorithm_mode` stands for another algorithm than the recipe."""
+        """True if this `algorithm_mode` means another algorithm than the recipe."""
         return bool(algorithm_mode) and algorithm_mode != self.values.get("algorithm.algorithm_mode")
 
     def values_beside(self, given: Values) -> dict[str, Any]:
@@ -107,7 +106,6 @@ def _where(recipe: Recipe, path: str) -> str:
 
 
 def _problems_of(recipe: Recipe, tables: Mapping[str, TableEntry]) -> list[Problem]:
-    """A problem for every key that a recipe cannot set."""
     keys, problems = {key.path: key for key in all_keys(tables)}, []
     for path in recipe.values:
         key = keys.get(path)
@@ -116,7 +114,7 @@ def _problems_of(recipe: Recipe, tables: Mapping[str, TableEntry]) -> list[Probl
         elif path == KEY:
             what, fix = "a recipe cannot name another one", "write its values here"
         elif key.free_on_resume or tables[key.table].traits.starts_runs:
-            what, fix = "says how a run is carried out, not what it learns: no recipe sets it", "remove it"
+            what, fix = "is about carrying out a run, not about learning: no recipe sets it", "remove it"
         else:
             continue
         problems.append(Problem(where=_where(recipe, path), what=what, fix=fix))
@@ -124,7 +122,6 @@ def _problems_of(recipe: Recipe, tables: Mapping[str, TableEntry]) -> list[Probl
 
 
 def told(recipe: Recipe) -> str:
-    """Where a recipe comes from, for messages about its values."""
     return f"recipe {recipe.name!r} comes from {recipe.owner}"
 
 
@@ -154,7 +151,6 @@ def with_owner(problems: Iterable[Problem], config: Config, plugins: Plugins) ->
 
 
 def mode_problems(config: Config, plugins: Plugins) -> list[Problem]:
-    """An `algorithm_mode` beside a recipe that does not name it."""
     recipe, mode = configured_recipe(config, plugins), config.algorithm.algorithm_mode
     if recipe is None or not recipe.is_replaced_by(mode):
         return []
@@ -165,7 +161,7 @@ def mode_problems(config: Config, plugins: Plugins) -> list[Problem]:
 def departures(config: Config, recipe: Recipe, plugins: Plugins) -> dict[str, Any]:
     """The values in which a run departs from its recipe, by flat name: `loss`, `kl_coef`, `advantage_params.scale`.
 
-    Of the keys that the recipe sets, and of all others in `[algorithm]`, which the recipe leaves at their defaults.
+    Compared are the keys that the recipe sets, and all others in `[algorithm]`, left at their defaults by the recipe.
     """
     tables = config.as_dict()
     expected: dict[str, Any] = {f"algorithm.{name}": value for name, value in _defaults(config.algorithm).items()}

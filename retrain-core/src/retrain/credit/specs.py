@@ -1,4 +1,4 @@
-"""What credit asks of plugins: specs and contexts of `retrain.advantages`; planning detectors and controllers."""
+"""Specs and contexts of `retrain.advantages`; planning detectors and controllers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class AdvantageContext:
 class StepAdvantageContext:
     """Input of an advantage that sees the whole step: every judged completion, group by group, and its own parameters.
 
-    `rewards_PG[p]` are the rewards of group p; groups of one and those whose rewards are all equal are included, and a
+    `rewards_PG[p]` are the rewards of group p; groups of one and groups whose rewards are all equal are included, and a
     group without a verdict is an empty array. `lengths_PG[p]` are the sampled tokens of each completion.
     `named_rewards_PG[p]` holds, by name, the unweighted rewards or measurements that every completion of the group has
-    (`Score.parts`). `reward_weights` are those of `[reward.weights]`. `shaping_PG` is what a `Shaper` added to each
-    reward (a punishment of long answers, of KL): part of `rewards_PG`, and of no named reward.
+    (`Score.parts`). `reward_weights` is `[reward.weights]`. `shaping_PG` is the share of each reward that a `Shaper`
+    added (a punishment of long answers, of KL): part of `rewards_PG`, and of no named reward.
     """
 
     rewards_PG: Sequence[Floats]
@@ -44,7 +44,7 @@ class StepAdvantageContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenAdvantageContext:
-    """Input of an advantage that gives each token a number of its own: one group, one array per completion.
+    """Input of an advantage that gives each token a separate number: one group, one array per completion.
 
     `token_rewards_G` are the rewards of single tokens (`Completion.rewards_T`), 0 for tokens that got none;
     `logprobs_G` the behaviour log-probabilities. `rewards_G` are the scores, None for an advantage with
@@ -63,12 +63,13 @@ class AdvantageSpec:
 
     `compute(ctx)` sees one group and returns one finite number per completion; it is called for informative groups.
     `compute_step(step)` sees the whole step (`StepAdvantageContext`) and returns one such array per group; a group
-    without information of its own (all rewards equal) is trained, too, where its numbers are not all 0.
-    `compute_tokens(ctx)` sees one group (`TokenAdvantageContext`) and returns one array per completion, with a number
-    per action token; transforms then weigh each token's own number.
-    With `needs_group`, which says that it compares the completions of a group, a run with `group_size = 1` is refused
-    before anything loads. With `needs_token_rewards` it gets the rewards of single tokens. With `needs_verdict=False`,
-    for `compute_tokens` only, every completion is trained, whatever its score or status; none needs a verdict.
+    without information (all rewards equal) is trained, too, where its numbers are not all 0. `compute_tokens(ctx)` sees
+    one group (`TokenAdvantageContext`) and returns one array per completion, with a number per action token; transforms
+    then weigh each token's own number.
+
+    `needs_group`: it compares the completions of a group, so a run with `group_size = 1` is refused before anything
+    loads. `needs_token_rewards`: it gets the rewards of single tokens. `needs_verdict=False`, for `compute_tokens`
+    only: every completion is trained, whatever its score or status.
     """
 
     name: str
@@ -107,8 +108,8 @@ class TransformContext:
     """Input of a whole-transform function `f(ctx)`: one group, one array per completion.
 
     `advantages_G` are the episode advantages, `uncertainties_G` the configured uncertainty before any pooling.
-    `tokens_G` and `texts_G` (one text per sampled token; they join to that of the completion) are there with
-    `needs_text`, `token_rewards_G` with `needs_token_rewards`: 0 for tokens that got no reward of their own.
+    `tokens_G` and `texts_G` (one text per sampled token, joining to the completion's) are there with `needs_text`,
+    `token_rewards_G` with `needs_token_rewards`: 0 for tokens without a reward.
     """
 
     advantages_G: Floats
@@ -140,7 +141,7 @@ class CreditStage:
 
     `apply` depends on the stage: `gtpo` is `f(uncertainty_T, strength) -> weights_T`; `hicra` is `f(advantages_T,
     planning_T, strength) -> advantages_T`; `top_rho` is `f(uncertainties, strength) -> threshold`, over one array per
-    completion of the step. `strength(config)` reads the owner's table, or returns its default when there is none.
+    completion of the step. `strength(config)` reads the owner's table, or returns its default without one.
     """
 
     apply: Callable[..., Any]
@@ -153,12 +154,11 @@ class TransformSpec:
 
     `entropy_transform(uncertainty_T, planning_T, sepa_lambda)` returns new uncertainties; `post_process(advs_T,
     planning_T, params)` returns new advantages, after HICRA if `apply_hicra`. `compute_context(ctx)` replaces all
-    stages by one function of the group. `use_gtpo` and `apply_hicra` switch on the stages `gtpo` and `hicra`, which
-    retrain-sepa provides. `needs_planning` asks for planning masks (all False otherwise); `uses_sepa_controller` asks
-    the controller named `controller` for lambda (0 otherwise). `needs_text` gives `compute_context` ids and text of the
-    tokens, which are decoded for this alone; `needs_token_rewards` the rewards of single tokens. `params` is passed to
-    `post_process` and `compute_context`. `stages` are those that this transform's distribution provides to every
-    transform, by name.
+    stages by one function of the group. `use_gtpo` and `apply_hicra` switch on the stages `gtpo` and `hicra` of
+    retrain-sepa. `needs_planning`: it gets planning masks (all False otherwise); `uses_sepa_controller`: lambda of the
+    controller named `controller` (0 otherwise); `needs_text`: ids and text of the tokens, for `compute_context`;
+    `needs_token_rewards`: the rewards of single tokens. `params` is passed to `post_process` and `compute_context`.
+    `stages` are the ones that this transform's distribution provides to every transform, by name.
     """
 
     name: str
@@ -179,7 +179,7 @@ class TransformSpec:
 class AlgorithmSpec:
     """A whole pipeline under one name: a fixed pair of modes, or `compute_context(ctx)` in place of everything.
 
-    With `compute_context`, `ctx.advantages_G` holds the raw rewards; the `needs_` fields are those of `TransformSpec`.
+    With `compute_context`, `ctx.advantages_G` holds the raw rewards; the `needs_` fields are as in `TransformSpec`.
     """
 
     name: str
@@ -202,7 +202,7 @@ class PlanningDetector(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerView:
-    """What a controller sees after a step: rates over all completions, pooled variance over execution tokens.
+    """View that a controller gets after a step: rates over all completions, pooled variance over execution tokens.
 
     `correct_rate` and `execution_variance` are None when there was nothing to measure.
     """
@@ -216,10 +216,9 @@ class Controller(Protocol):
     """A schedule with state: one number per step."""
 
     def value(self, step: int) -> float:
-        """The number for this step, in [0, 1], asked before the step's observation."""
+        """The number for this step, in [0, 1], read before the step's observation."""
 
-    def observe(self, view: ControllerView) -> None:
-        """Learn from a finished step."""
+    def observe(self, view: ControllerView) -> None: ...
 
     def metrics(self) -> Mapping[str, float | bool]:
         """Extra fields for the step's line in `metrics.jsonl`."""
@@ -227,5 +226,4 @@ class Controller(Protocol):
     def state(self) -> Mapping[str, Any]:
         """Everything that a resume needs, as JSON."""
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+    def restore(self, state: Mapping[str, Any]) -> None: ...

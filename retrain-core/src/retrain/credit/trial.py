@@ -18,7 +18,7 @@ PROBE_SEED = 0
 REWARDS = ((1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.0, 0.0))
 LENGTHS = ((6, 9, 4, 12), (5, 1, 8, 7))
 TEXTS = ("Wait", ",", " 2", "+", "3", " is", " 5", ".", "\n")
-LAMBDAS = (0.0, 1.0)  # the ends of what a controller may say
+LAMBDAS = (0.0, 1.0)  # the ends of a controller's range
 WHY = "it was tried on synthetic groups, before data and model load"
 FIX = "correct it; `retrain trace` tries the same without a run"
 
@@ -49,9 +49,9 @@ def synthetic_groups(size: int = 4) -> list[CreditGroup]:
 def try_flow(config: Config, flow: CreditFlow, *, provides_entropy: bool = True) -> list[Problem]:
     """The first fault of the flow on synthetic groups of the run's size, with the key that names the faulty part.
 
-    A part may be made for one range of rewards, so it has to work with one of: 0 and 1, -1 and 1, fractions. It must
-    do so for every lambda that its controller may give. The parts may change their state and draw random numbers, so a
-    run tries them in a copy of its process.
+    A part may be made for one range of rewards, so it has to work with one of: 0 and 1, -1 and 1, fractions. It must do
+    so for every lambda that its controller may give. The parts may change their state and draw random numbers, so a run
+    tries them in a copy of its process.
     """
     groups = [
         _as_sampled(group, flow, provides_entropy=provides_entropy)
@@ -69,7 +69,6 @@ def try_flow(config: Config, flow: CreditFlow, *, provides_entropy: bool = True)
 
 
 def _fault(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup], sepa_lambda: float) -> Problem | None:
-    """The first error, with the place of the part that it comes from."""
     try:
         assign_credit(groups, flow, sepa_lambda=sepa_lambda)
     except RetrainError as error:
@@ -78,7 +77,7 @@ def _fault(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup], sepa
 
 
 def _place(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup]) -> str:
-    """The key of the first part that fails alone, in their order; that of the transform if none does."""
+    """The key of the first part that fails when tried by itself, in their order; the transform's if none does."""
     algorithm = "algorithm.algorithm_mode" if config.algorithm.algorithm_mode else ""
     place = uncertainty_name(config)[1]
     try:

@@ -1,7 +1,7 @@
 """Servers that sample for a run: vLLM, SGLang, MLX, MAX, any OpenAI-compatible one, and fleets of them.
 
-Begin with `engine.py` (what a backend calls); `handshake.py` and `policy_check.py` check that a server computes what
-the policy does, `keeper.py` its health. Imports nothing of campaigns; engine `pytorch` lives in retrain-local.
+Begin with `engine.py`, which a backend calls; `handshake.py` and `policy_check.py` compare a server with the policy,
+`keeper.py` watches its health. Imports nothing of campaigns; engine `pytorch` lives in retrain-local.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from retrain.kernel.declared import EngineTraits, TableTraits
+from retrain.kernel.declared import EngineTraits, MetricSpec, PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -46,7 +45,6 @@ METRICS = (
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table of the inference engine."""
     traits = TableTraits(flag_prefix="inference_")
     factory = "retrain.kernel.config.plugin_tables:InferenceTable"
     register(PluginSpec(name="inference", summary="Which engine samples completions.", factory=factory, traits=traits))
@@ -54,7 +52,6 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -> None:
-    """One engine per kind of server. Batching on a server changes rounding, so seeds repeat nothing."""
     for name, summary in ENGINES.items():
         factory = f"retrain.engines.{name}:create_engine"
         teacher = f"retrain.engines.{name}:open_teacher" if name in TEACHERS else None
@@ -64,15 +61,13 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
 
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
-    """Keys of `[inference]` that the engine does not support, and a teacher on the server that samples."""
     if config.teacher.engine not in ENGINES and not config.inference.model_dump(exclude_defaults=True):
         return []
-    from retrain.engines.check import teacher_problems, unsupported_keys
+    from retrain.engines.table import teacher_problems, unsupported_keys
 
     return [*unsupported_keys(config, plugins, ENGINES), *teacher_problems(config)]
 
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """The metrics that server engines add to each step."""
     return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in METRICS]

@@ -33,10 +33,10 @@ SLOWER_S = 1.0  # than the first server, and at least as long as it took: what `
 
 
 class Adapters:
-    """The versions on the servers, the newest last: `keep_versions` of them, and those that `using` holds.
+    """The versions on the servers, the newest last: `keep_versions` of them, and those in `using`.
 
     A version is published once one server was compared with the trainer. The others are compared with that server,
-    which needs no trainer, so they may follow while the next completions are sampled and the trainer works.
+    without the trainer, so they may follow while the next completions are sampled and the trainer works.
     """
 
     def __init__(self, comparison: Comparison, *, folder: Path, keep_versions: int, retry_s: float) -> None:
@@ -58,7 +58,7 @@ class Adapters:
 
     @classmethod
     def folder_for(cls, adapter_dir: str) -> Path:
-        """A new folder for this engine alone; BackendError when none can be made."""
+        """Make a new folder for one engine; BackendError when that fails."""
         try:
             if adapter_dir:
                 Path(adapter_dir).expanduser().mkdir(parents=True, exist_ok=True)
@@ -78,17 +78,17 @@ class Adapters:
 
     @property
     def num_serving(self) -> int:
-        """Number of servers that can be asked for the current version."""
+        """The number of servers that hold the current version."""
         return len(self.comparison.caller.client.pool.serving(self.current.key)) if self.versions else 0
 
     @property
     def num_reloads(self) -> int:
-        """How often a server was given back what it had lost."""
+        """The number of times that a server got back a lost version."""
         return sum(keeper.reloads for keeper in self.keepers.values())
 
     @contextmanager
     def using(self) -> Iterator[PolicyVersion]:
-        """The current version, kept on the servers for the duration of the block."""
+        """Keep the current version on the servers for the duration of the block."""
         with self._lock:
             version = self.current
             self._uses[version.key] += 1
@@ -100,7 +100,7 @@ class Adapters:
             self._retire()
 
     def start(self, measure: Callable[[PolicyVersion], LogprobGap | None]) -> None:
-        """Give the policy to the servers that are there; `measure` compares all of them with the trainer, or raises."""
+        """Give the policy to the present servers; `measure` compares all of them with the trainer, or raises."""
         version, servers, call = self._written(), self.comparison.caller.present, self.comparison.caller.client.call
         self.versions = (version,)
         call(self._load_on(servers, version))
@@ -112,7 +112,7 @@ class Adapters:
 
     @contextmanager
     def loaded(self, version: PolicyVersion) -> Iterator[None]:
-        """Have a version on the servers that are there for the duration of the block, before `start` has ended."""
+        """Keep a version on the present servers for the duration of the block, before `start` has ended."""
         servers, call = self.comparison.caller.present, self.comparison.caller.client.call
         try:
             call(self._load_on(servers, version))
@@ -130,7 +130,7 @@ class Adapters:
         self._introduce(PolicyVersion(version=version, key=self._new_key(version), folder=folder, is_foreign=True))
 
     def publish_weights(self, folder: Path, version: int) -> None:
-        """As `publish`, for all weights, of which a server has one version at a time; nothing may be sampled then."""
+        """As `publish`, for all weights: a server has one version at a time, so nothing may be sampled meanwhile."""
         if any(self._uses.values()):
             what = f"the weights of version {version} cannot replace those that completions are being sampled from"
             raise BackendError(Problem(where="sampling", what=what, fix="publish after sample has returned"))
@@ -150,7 +150,7 @@ class Adapters:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _written(self) -> PolicyVersion:
-        """The policy as an adapter in a new folder, or the base model where that is the policy."""
+        """Write the policy as an adapter into a new folder, unless it equals the base model."""
         version = self.comparison.policy.version
         key = self._new_key(version)
         folder = self.folder / key
@@ -185,7 +185,7 @@ class Adapters:
             time.sleep(POLL_S)
 
     def _await_first(self, version: PolicyVersion, deadline: float) -> None:
-        """Wait until a server was compared with the trainer; BackendError when all are wrong, or none is there."""
+        """Wait until a server matches the trainer; BackendError when all are wrong, or none answers."""
         compared = dict[Server, tuple[int, str]]()  # what is as it was need not be compared again
         while True:
             for server, keeper in self.keepers.items():
@@ -206,7 +206,7 @@ class Adapters:
             time.sleep(POLL_S)
 
     def _is_right(self, version: PolicyVersion, keeper: Keeper) -> bool:
-        """Compare a server with the trainer, and take what it shows; BackendError when that cannot be done."""
+        """Compare a server with the trainer, and keep its answers; BackendError when that cannot be done."""
         server, client = keeper.server, self.comparison.caller.client
         try:
             self.last_gap = self.comparison.require_trainers(server, version)
@@ -230,7 +230,7 @@ class Adapters:
         return BackendError(Problem(where="[inference] url", what=what, why=why, fix=fix))
 
     def _retire(self) -> None:
-        """Give up the versions that are neither among the newest nor in use; the keepers unload them."""
+        """Drop the versions that are neither among the newest nor in use; the keepers unload them."""
         with self._lock:
             kept = self.versions[-self._keep_versions :]
             retired = [v for v in self.versions if v not in kept and not self._uses[v.key]]
@@ -276,6 +276,6 @@ class Adapters:
 
 
 def _needs_no_wait(keeper: Keeper) -> bool:
-    """Whether nothing is to be expected of the server in the next moments."""
+    """True if the server will not change in the next moments."""
     server = keeper.server
     return keeper.is_up_to_date() or server.is_dead or server.is_rejected or server.failing_since < math.inf

@@ -1,7 +1,7 @@
-"""Sends requests to the servers of an engine, many at a time, and retries what fails for a transient reason.
+"""Sends requests to the servers of an engine, many at a time, and retries transient failures.
 
 An event loop in its own thread does the I/O. The caller's thread polls it, so a signal or a request to stop takes
-effect at once: requests in flight are cancelled and their connections closed, which tells the servers to drop them.
+effect at once: requests in flight are cancelled and their connections closed, and the servers drop them.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class BadAnswerError(Exception):
 
 
 class OtherModelError(BadAnswerError):
-    """The answer is of another model or adapter than the one that was asked for."""
+    """Another model or adapter answered than the requested one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
     """One request. `read` turns the parsed answer into the result, or raises `BadAnswerError`.
 
-    `server` pins it to one server. `key` names the policy version that it needs: only servers that hold it are asked,
-    and `addressed` makes the request for one of them, which may know the version under a name of its own. `label` names
-    the request in messages. `is_done(message)` says whether a refusal means that the work is done already, its answer
-    having been lost. `once`: no retry, and `timeout_s` for all of it. `ignores_answer`: the body need not be JSON.
-    `fallback_path`: a 404 is transient and the next attempt goes there; files that the server is to read may still be
-    on their way. `urls`: where it goes instead of to the server itself, which is a router; all must accept it.
+    `server` pins it to one server. `key` is the policy version that it needs: it goes only to servers that hold it, and
+    `addressed` makes the request for one of them, under that server's name for the version. `label` names the request
+    in messages. `is_done(message)` is True if a refusal means that the work is done already, its answer having been
+    lost. `once`: no retry, and `timeout_s` in all. `ignores_answer`: the body need not be JSON. `fallback_path`: a 404
+    is transient and the next attempt goes there, since files for the server may arrive late. `urls`: the servers behind
+    a router, all of which must accept it.
     """
 
     path: str
@@ -69,7 +69,7 @@ class Call(Generic[T]):
 
 
 class RefusedError(BackendError):
-    """A server answered 4xx, so retrying would not help. `status` is the code."""
+    """A server answered 4xx with this `status`, so retrying would not help."""
 
     def __init__(self, problem: Problem, status: int) -> None:
         super().__init__(problem)
@@ -123,12 +123,11 @@ class Client:
             self.call(_cancelled(task))
 
     def results(self, calls: Sequence[Call[T]]) -> list[T]:
-        """All results, in order."""
         found = dict(pair for batch in self.run(calls) for pair in batch)
         return [found[index] for index in range(len(calls))]
 
     def outcomes(self, calls: Sequence[Call[T]]) -> list[T | BackendError]:
-        """The result of each call, or why there is none."""
+        """Return each call's result or its error."""
 
         async def outcome(call: Call[T]) -> T | BackendError:
             try:
@@ -142,7 +141,7 @@ class Client:
         return self.call(gathered())
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop of the client, and return what it returns."""
+        """Run a coroutine in the loop of the client, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def do(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -154,7 +153,6 @@ class Client:
         self.call(run())
 
     def close(self) -> None:
-        """Close the connections and end the thread; safe to call twice."""
         if not self._thread.is_alive():
             return
         with suppress(Exception):  # nothing depends on a connection that cannot be closed
@@ -165,7 +163,7 @@ class Client:
             self._loop.close()
 
     async def send(self, call: Call[T]) -> T:
-        """One call, retried for as long as the settings allow; for coroutines of this client's own loop."""
+        """Send one call, retried for as long as the settings allow; only in this client's own loop."""
         loop = asyncio.get_running_loop()
         retry_s = 0.0 if call.once else self._table.retry_s
         timeout_s = call.timeout_s if call.once else self._table.timeout_s
@@ -205,7 +203,7 @@ class Client:
             await asyncio.sleep(pause_s)
 
     def _without_cause(self, call: Call[T], server: Server, refused: RefusedError) -> Call[T]:
-        """The call as it can be sent again after a refusal, which is raised where that would not help."""
+        """Return the call to send again after a refusal; raise the refusal where that would not help."""
         if refused.status != NOT_FOUND or not (call.fallback_path or call.key):
             raise refused
         if not call.fallback_path:
@@ -232,7 +230,7 @@ class Client:
         return BackendError(Problem(where=server.name, what=what, why=why, fix=fix))
 
     async def _exchange(self, call: Call[Any], server: Server) -> httpx.Response:
-        """The response; of several, the first one that refuses and does not say that the work is done."""
+        """Return the response; of several, the first refusal that does not mean that the work is done."""
         urls = call.urls or (server.url,)
         responses = [await self._connections.exchange(url, call.path, call.body) for url in urls]
         is_done = call.is_done or (lambda message: False)
@@ -320,7 +318,7 @@ class _TransientError(Exception):
 
 @contextmanager
 def _listed(limit: asyncio.Timeout, server: Server, *, is_moving: bool) -> Iterator[None]:
-    """A request that another server could answer ends at once when this one is found dead."""
+    """End a request that another server could answer as soon as this one is found dead."""
     if is_moving:
         server.limits.add(limit)
     try:
@@ -330,7 +328,7 @@ def _listed(limit: asyncio.Timeout, server: Server, *, is_moving: bool) -> Itera
 
 
 def _drain(done: queue.SimpleQueue[tuple[int, T | BaseException]]) -> list[tuple[int, T | BaseException]]:
-    """All that has finished; waits up to one poll for the first."""
+    """Return all that has finished; waits up to one poll for the first."""
     batch = []
     with suppress(queue.Empty):
         batch.append(done.get(timeout=POLL_S))
@@ -355,7 +353,7 @@ def _parsed(response: httpx.Response) -> Any:
 
 
 def _message(response: httpx.Response) -> str:
-    """The server's own message, in one short line."""
+    """Return the server's own message, in one short line."""
     text = response.text
     with suppress(ValueError, AttributeError, TypeError):
         found = json.loads(text)
@@ -389,7 +387,7 @@ class Connections:
         self._free: dict[str, list[httpx.AsyncHTTPTransport]] = defaultdict(list)
 
     async def exchange(self, url: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
-        """GET, or POST of a JSON body; the whole response is read. httpx.HTTPError when the connection fails."""
+        """GET, or POST a JSON body, and read the whole response. httpx.HTTPError when the connection fails."""
         request = httpx.Request(
             "GET" if body is None else "POST",
             url + path,
@@ -412,7 +410,6 @@ class Connections:
         return response
 
     async def close(self) -> None:
-        """Close all idle connections."""
         for free in self._free.values():
             while free:
                 with suppress(httpx.HTTPError):

@@ -1,16 +1,20 @@
-"""What differs from one kind of server to the next: paths, and the fields of requests and answers."""
+"""The differences between kinds of servers: paths, and the fields of requests and answers."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from retrain.engines.client import BadAnswerError, OtherModelError
+from retrain.engines.client import BadAnswerError, Call, Client, OtherModelError
+from retrain.engines.policy import Policy
+from retrain.engines.pool import Server
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats, StopReason, Tokens
 
@@ -28,7 +32,7 @@ HttpRequest = tuple[str, Mapping[str, Any] | None]  # path and JSON body; a body
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model as its server names it; `root` is where it was loaded from, None where the server does not say."""
+    """A model as its server names it; `root` is where it was loaded from, None where unknown."""
 
     name: str
     root: str | None = None
@@ -38,8 +42,7 @@ class ServedModel:
 class Dialect(Protocol):
     """One kind of server. Everything else, from retries to the check of each answer, is common to all.
 
-    `start_hint` is the option that makes the server return log-probabilities after temperature, `adapter_hint` what it
-    must be started with to accept adapters.
+    `start_hint` is the option for log-probabilities after temperature, `adapter_hint` the option for adapters.
     """
 
     name: str
@@ -76,11 +79,10 @@ class CommonRoutes:
     adapter_routes = ""
 
     def models(self) -> HttpRequest:
-        """See `Dialect.models`."""
         return "/v1/models", None
 
     def parse_models(self, answer: Any) -> list[ServedModel]:
-        """See `Dialect.parse_models`; in OpenAI's form, where an adapter is an entry with a parent."""
+        """Read OpenAI's form, where an adapter is an entry with a parent."""
         try:
             return [
                 ServedModel(name=str(entry["id"]), root=entry.get("root"), context_limit=entry.get("max_model_len"))
@@ -91,15 +93,13 @@ class CommonRoutes:
             raise BadAnswerError("the list of models cannot be read") from None
 
     def load_adapter(self, name: str, folder: Path) -> HttpRequest:
-        """See `Dialect.load_adapter`; never `load_inplace`, which changes weights in the middle of a completion."""
+        """Never with `load_inplace`: it changes weights in the middle of a completion."""
         return f"{self.adapter_routes}/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}
 
     def unload_adapter(self, name: str) -> HttpRequest:
-        """See `Dialect.unload_adapter`."""
         return f"{self.adapter_routes}/unload_lora_adapter", {"lora_name": name}
 
     def load_weights(self, folder: Path) -> list[HttpRequest]:
-        """See `Dialect.load_weights`."""
         what, fix = f"{self.product} server cannot take full weights", 'use engine = "vllm", or train an adapter'
         raise ConfigError(Problem(where="[inference] engine", what=what, fix=fix))
 
@@ -111,10 +111,10 @@ STOP_REASONS = frozenset({"stop", "eos", "stop_token"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """One completion to sample; `prompt_T` holds plain integers, as they are sent.
+    """One completion to sample; `prompt_T` holds plain integers, as JSON needs them.
 
     `model` is the server's name for the base model, `adapter` the name of the adapter on it, empty for none.
-    `max_tokens` fits the context, so a shorter cut is an error. `top` asks for that many of the likeliest alternatives
+    `max_tokens` fits the context, so a shorter cut is an error. `top` is the number of likeliest alternatives to report
     at each position. Requests with different `cache_salt` share no cached keys and values.
     """
 
@@ -132,10 +132,10 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawCompletion:
-    """A server's answer, unchecked; None stands for what it does not report.
+    """A server's answer, unchecked; None where it reports nothing.
 
-    `tops` are the log-probabilities of the likeliest first tokens, by `token_id:N` where the server says the id, else
-    by text.
+    `tops` are the log-probabilities of the likeliest first tokens, by `token_id:N` where the server gives the id,
+    otherwise by text.
     """
 
     tokens: Sequence[Any] | None
@@ -157,7 +157,7 @@ class Completion:
 
 
 def checked(raw: RawCompletion, request: CompletionRequest) -> Completion:
-    """The completion; BadAnswerError unless every part of it matches the request."""
+    """Return the completion; BadAnswerError unless every part of it matches the request."""
     expected = request.adapter or request.model
     if raw.model is not None and raw.model != expected:
         raise OtherModelError(f"asked {expected!r}, and {raw.model!r} answered")
@@ -210,3 +210,97 @@ def _stop_reason(reason: str | None, tokens_T: Tokens, request: CompletionReques
     elif reason in STOP_REASONS:
         raise BadAnswerError(f"stopped at token {int(tokens_T[-1])}, which does not end a sequence of this model")
     raise BadAnswerError(f"finish reason {reason!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Caller:
+    """Client, dialect and model.
+
+    `served` maps a server's URL to its name of the model. `context_limit` is the smallest known one.
+    """
+
+    client: Client
+    dialect: Dialect
+    served: dict[str, ServedModel]
+    stop_ids: frozenset[int]
+    vocabulary: int
+    context_limit: int | None
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        return self.client.pool.servers
+
+    @property
+    def present(self) -> tuple[Server, ...]:
+        """The servers that have answered so far."""
+        return tuple(server for server in self.servers if server.url in self.served)
+
+    def completion(
+        self,
+        prompt_T: Tokens,
+        *,
+        seed: int,
+        max_tokens: int,
+        temperature: float,
+        key: str = "",
+        adapter: str = "",
+        server: Server | None = None,
+        top: int = 0,
+        cache_salt: str = "",
+        label: str = "a completion",
+    ) -> Call[Completion]:
+        """Return the call for one completion of at most `max_tokens`, fewer where the context has no room.
+
+        Either from the policy version `key`, by any server that holds it, or from an `adapter` of one `server`, empty
+        for the base model.
+        """
+        room = max_tokens if self.context_limit is None else min(max_tokens, self.context_limit - len(prompt_T))
+        prompt = prompt_T.tolist()
+
+        def addressed(server: Server) -> Call[Completion]:
+            request = CompletionRequest(
+                prompt_T=prompt,
+                seed=seed,
+                max_tokens=room,
+                temperature=temperature,
+                model=self.served[server.url].name,
+                adapter=server.names[key] if key else adapter,
+                stop_ids=self.stop_ids,
+                vocabulary=self.vocabulary,
+                top=top,
+                cache_salt=cache_salt,
+            )
+            path, body = self.dialect.completion(request)
+
+            def read(answer: Any) -> Completion:
+                return checked(self.dialect.parse_completion(answer, request), request)
+
+            return Call(path=path, body=body, read=read, server=server, label=label)
+
+        if server is not None:
+            return addressed(server)
+        return Call(path="", read=_unread, key=key, addressed=addressed, label=label)
+
+    def admin_call(self, request: HttpRequest, server: Server, label: str) -> Call[None]:
+        """Return an administrative request to one server, or to all behind it; its answer is ignored."""
+        path, body = request
+        call: Call[None] = Call(path=path, body=body, read=lambda answer: None, server=server, label=label)
+        return replace(call, ignores_answer=True, urls=self.client.admin_urls)
+
+
+def _unread(answer: Any) -> Completion:
+    raise AssertionError("the call was sent without a server")
+
+
+def vocabulary_of(policy: Policy, tokenizer: Any) -> int:
+    """Return the number of the model's token ids, padding rows included; the tokenizer's where unknown."""
+    path = Path(policy.model_path)
+    known = len(tokenizer)
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        if not path.is_dir():
+            from transformers.utils import cached_file  # heavy: only for a model from the hub
+
+            path = Path(cached_file(policy.model_path, "config.json", local_files_only=True)).parent
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        known = max(known, int((config.get("text_config") or config).get("vocab_size") or 0))
+    return known

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.credit.logprob_gap import LogprobGap, LogprobRow
+from retrain.credit.logprob_gap import LogprobGap
 from retrain.engines import handshake
 from retrain.engines.adapters import Adapters
-from retrain.engines.caller import Caller, vocabulary_of
 from retrain.engines.client import Call, Client
-from retrain.engines.dialect import Completion, Dialect
+from retrain.engines.dialect import Caller, Completion, Dialect, vocabulary_of
 from retrain.engines.handshake import probe_prompts, write_probe_adapter
 from retrain.engines.policy import Policy
 from retrain.engines.policy_check import Comparison, PolicyVersion
@@ -25,7 +24,7 @@ from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.contracts.backend import Deliver
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
-from retrain.kernel.types import Floats, Sample, SampleRequest, SamplingParams, Tokens
+from retrain.kernel.types import Floats, LogprobRow, Sample, SampleRequest, SamplingParams, Tokens
 
 LOG = logging.getLogger("retrain")
 
@@ -85,10 +84,10 @@ def _connected(
 
 
 class ServerEngine:
-    """Samples each completion with its own request, so each has its own seed and is delivered as soon as it finishes.
+    """Samples each completion with its own request and seed, and delivers it as soon as it finishes.
 
-    A request goes only to servers that hold the version that is current when `sample` begins, which is on them until
-    `sample` ends; `publish` may bring the next one meanwhile, from another thread.
+    A request goes only to servers that hold the version that is current when `sample` begins; it stays there until
+    `sample` ends, and another thread may `publish` the next one meanwhile.
     """
 
     delivers_early = True
@@ -107,7 +106,6 @@ class ServerEngine:
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """One list per request, one sample per seed; BackendError when a server fails despite retries."""
         self._require_current()
         slots = [(group, index) for group, request in enumerate(requests) for index in range(len(request.seeds_G))]
         samples: dict[tuple[int, int], Sample] = {}
@@ -134,21 +132,17 @@ class ServerEngine:
         self._adapters.publish()
 
     def load_adapter(self, folder: Path, version: int) -> None:
-        """Load an adapter that the trainer wrote on every server, and sample from it as `version`."""
         self._adapters.publish_foreign(folder, version)
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Replace all weights of every server by those in a folder, and sample from them as `version`."""
         self._adapters.publish_weights(folder, version)
 
     def addresses(self) -> Sequence[tuple[str, str]]:
-        """See `retrain.api.ServedElsewhere`; the name is that of the published adapter, where there is one."""
         key, served = self._require_current().key, self._caller.served
         holders = self._caller.client.pool.serving(key)
         return [(f"{server.url}/v1", server.names[key] or served[server.url].name) for server in holders]
 
     def metrics(self) -> Mapping[str, float]:
-        """The gap of the last probe, that of recomputed log-probabilities, and how the servers fared."""
         counts = self._counts()
         fields = {name: float(counts[name] - before) for name, before in self._reported.items()}
         self._reported = counts
@@ -159,12 +153,12 @@ class ServerEngine:
         return fields
 
     def close(self) -> None:
-        """Unload all adapters and close the connections; safe to call twice."""
+        """Unload all adapters and close the connections; idempotent."""
         self._adapters.close()
         self._caller.client.close()
 
     def start(self, *, is_same: bool) -> None:
-        """Give the servers the policy for the first time, check that they sample from it, and log what they are."""
+        """Give the servers the policy for the first time, check that they sample from it, and log a line for each."""
         caller, adapters = self._caller, self._adapters
 
         def measure(version: PolicyVersion) -> LogprobGap | None:
@@ -198,7 +192,7 @@ class ServerEngine:
         return f"{model}, context {limit or 'unknown'}, log-probabilities {kind}, {compared}"
 
     def _require_adapters(self, folder: Path, version: int) -> None:
-        """Load an adapter that cannot be missed, and see whether it is."""
+        """Load an adapter with large weights, and check that it changes the answers."""
         adapters, caller = self._adapters, self._caller
         probe = PolicyVersion(version=version, key=f"retrain-probe-{adapters.folder.name}", folder=folder)
         with adapters.loaded(probe):
@@ -218,7 +212,7 @@ class ServerEngine:
         return current
 
     def _counts(self) -> dict[str, int]:
-        """What has happened since the start, by the name of the metric."""
+        """Return the counts since the start, by the name of the metric."""
         client = self._caller.client
         return {
             "inference_retries": client.retries,
@@ -269,8 +263,8 @@ class Behaviour:
     """Turns completions into samples.
 
     With `recomputes` the training model computes the behaviour log-probabilities at the sampling temperature. The
-    engine's own are kept beside them for the truncated importance weight when both describe the same distribution;
-    when not (a server that reports them before temperature), the two are compared at T = 1 on a few rows.
+    engine's own are kept as well, for the truncated importance weight, if both describe the same distribution;
+    otherwise (a server that reports them before temperature) the two are compared at T = 1 on a few rows.
     """
 
     policy: Policy
@@ -281,7 +275,7 @@ class Behaviour:
     def samples(
         self, completions: Sequence[tuple[Tokens, Completion]], temperature: float, version: int
     ) -> list[Sample]:
-        """One sample for each (prompt_T, completion)."""
+        """Return one sample for each (prompt_T, completion)."""
         if not self.recomputes:
             return [_sample(completion, completion.logprobs_T, None, version) for _, completion in completions]
         rows = [LogprobRow.of(prompt_T, completion.tokens_T) for prompt_T, completion in completions]
@@ -296,7 +290,9 @@ class Behaviour:
         ]
 
     def metrics(self) -> Mapping[str, float]:
-        """`engine_gap_*`: |log p_trainer - log p_engine| over the tokens recomputed since the last call, in nats."""
+        """Return `engine_gap_*`: |log p_trainer - log p_engine| over the tokens recomputed since the last call, in
+        nats.
+        """
         if not self._differences:
             return {}
         gap = LogprobGap.of(self._differences)

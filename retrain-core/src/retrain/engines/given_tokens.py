@@ -25,7 +25,7 @@ PROBE_TOKENS = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenToken:
-    """What a server says of a token, unchecked; `text` None where it does not say which."""
+    """A server's unchecked entry for a given token; `text` None where it names no text."""
 
     logprob: Any
     text: str | None = None
@@ -38,11 +38,11 @@ class TeachingDialect(Dialect, Protocol):
         """The request for the log-probability of each of two tokens or more after those before it."""
 
     def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
-        """One entry per token but the first; BadAnswerError when the answer does not match what was asked."""
+        """One entry per token but the first; BadAnswerError when the answer does not match the request."""
 
 
 def open_server(dialect: TeachingDialect, context: PluginContext) -> ServerTeacher:
-    """Connect to the servers of `[teacher]`, and check that they have the model and know the same tokens."""
+    """Connect to the servers of `[teacher]`, and check that they have the model and the same tokenizer."""
     client = Client(Settings.of(_as_inference(context.config), dialect.default_url))
     try:
         teacher = ServerTeacher(dialect, client, _models(dialect, client, context.config), context.check_stop)
@@ -54,7 +54,7 @@ def open_server(dialect: TeachingDialect, context: PluginContext) -> ServerTeach
 
 
 class ServerTeacher:
-    """Log-probabilities of a server's model; see `retrain.api.Teacher`. Rows go to the servers one request each."""
+    """Log-probabilities of a server's model, a `retrain.api.Teacher`. Each row is one request."""
 
     def __init__(
         self, dialect: TeachingDialect, client: Client, model: str, check_stop: Callable[[], None] | None = None
@@ -62,7 +62,6 @@ class ServerTeacher:
         self._dialect, self._client, self._model, self._check_stop = dialect, client, model, check_stop
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """Of the rows' action tokens, 0 elsewhere; BackendError when a server fails despite retries."""
         if temperature != 1.0:
             what, fix = f"a server gives no log-probabilities at temperature {temperature:g}", "set temperature = 1.0"
             raise BackendError(Problem(where="[teacher] engine", what=what, fix=fix))
@@ -76,18 +75,16 @@ class ServerTeacher:
         return [_logprobs(found[number], row) for number, row in enumerate(rows)]
 
     def state(self) -> Mapping[str, Any]:
-        """Nothing: a server rounds as it likes."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Nothing to restore."""
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def require_tokens(self, context: PluginContext) -> None:
-        """ConfigError unless a text has the same tokens under the same ids on every server."""
+        """Raise ConfigError unless a text has the same tokens under the same ids on every server."""
         ids = list(context.tokenizer(PROBE_TEXT, add_special_tokens=False)["input_ids"])[:PROBE_TOKENS]
         calls = [self._call(ids, "the first probe", server) for server in self._client.pool.servers]
         pairs = [pair for given in self._client.results(calls) for pair in zip(ids[1:], given, strict=True)]
@@ -117,14 +114,14 @@ def _logprobs(given: Sequence[GivenToken], row: ActionRow) -> Floats:
 
 
 def _is_same(tokenizer: Any, number: int, text: str | None) -> bool:
-    """Whether a server's text of a token can be ours; half a character, or no text at all, tells nothing."""
+    """True if a server's text of a token can be ours; half a character, or no text, decides nothing."""
     if not text or "\ufffd" in text:
         return True
     return text in (tokenizer.decode([number]), tokenizer.convert_ids_to_tokens(number))
 
 
 def _models(dialect: TeachingDialect, client: Client, config: Config) -> str:
-    """The server's name of the teacher: `[teacher] model`, or the one model that every server has."""
+    """Return the server's name of the teacher: `[teacher] model`, or the one model that every server has."""
     if wanted := config.teacher.model:
         return wanted
     calls = [models_call(dialect, server) for server in client.pool.servers]
@@ -137,7 +134,7 @@ def _models(dialect: TeachingDialect, client: Client, config: Config) -> str:
 
 
 def _as_inference(config: Config) -> Config:
-    """`[inference]` with the server of `[teacher]`: limits and time-outs are those of `[inference]`."""
+    """Return the configuration with the server of `[teacher]`, and the limits and time-outs of `[inference]`."""
     own = {"url": config.teacher.url, "api_key_env": config.teacher.api_key_env}
     table = config.inference.model_copy(update=own)
     origins = {**config.origins, "inference.api_key_env": config.origin("teacher.api_key_env")}
@@ -145,5 +142,4 @@ def _as_inference(config: Config) -> Config:
 
 
 def _of_teacher(problem: Problem) -> Problem:
-    """The problem with the keys of `[teacher]` in its fix."""
     return replace(problem, fix=problem.fix.replace("[inference]", "[teacher]"))

@@ -1,4 +1,4 @@
-"""What a server must show before a run: the right model, a usable distribution, and that it applies adapters."""
+"""Checks of a server before a run: the right model, a usable distribution, and adapters that take effect."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from retrain.engines.caller import Caller
 from retrain.engines.client import Call, Client, RefusedError
-from retrain.engines.dialect import Completion, Dialect, ServedModel
+from retrain.engines.dialect import Caller, Completion, Dialect, ServedModel
 from retrain.engines.policy import Policy
 from retrain.engines.pool import Server
 from retrain.kernel.errors import BackendError, ConfigError, Problem
@@ -29,9 +28,9 @@ BAD_REQUEST, UNPROCESSABLE = 400, 422  # from a server that does not know the fi
 
 
 def find_models(client: Client, dialect: Dialect, policy: Policy) -> dict[str, ServedModel]:
-    """The base model of every server that answers, by URL; ConfigError where there is none of the policy's name.
+    """Return the base model of every server that answers, by URL; ConfigError if it is not the policy's.
 
-    BackendError when no server answers; one that does not is used once it does.
+    BackendError when no server answers; a silent one is used once it does.
     """
     servers = client.pool.servers
     outcomes = client.outcomes([models_call(dialect, server) for server in servers])
@@ -46,13 +45,13 @@ def find_models(client: Client, dialect: Dialect, policy: Policy) -> dict[str, S
 
 
 def models_call(dialect: Dialect, server: Server) -> Call[list[ServedModel]]:
-    """The call for the list of models, which also shows whether the server is there."""
+    """Return the call for the list of models; it also shows whether the server is there."""
     path, body = dialect.models()
     return Call(path=path, body=body, read=dialect.parse_models, server=server, label="the list of models", once=True)
 
 
 def pick_model(server: Server, models: list[ServedModel], policy: Policy, dialect: Dialect) -> ServedModel:
-    """The policy's base model among those of a server; ConfigError where there is none."""
+    """Choose the policy's base model from a server's list; ConfigError if it is not in it."""
     expected = policy.model_path
     named = [model for model in models if expected in (model.name, model.root)]
     similar = [model for model in models if Path(model.root or model.name).name == Path(expected).name]
@@ -63,15 +62,15 @@ def pick_model(server: Server, models: list[ServedModel], policy: Policy, dialec
 
 
 def is_named(model: ServedModel, policy: Policy) -> bool:
-    """Whether the server's name or folder for the model matches the policy's base model."""
+    """True if the server's name or folder for the model matches the policy's base model."""
     return Path(policy.model_path).name in (Path(model.name).name, Path(model.root or "").name)
 
 
 def reports_after_temperature(caller: Caller, prompt_T: Tokens) -> bool | None:
-    """Whether the servers report log-probabilities after temperature; None when they return too few to tell.
+    """True if the servers report log-probabilities after temperature; None when they return too few to decide.
 
-    Samples a few tokens from each at two temperatures. ConfigError when an answer lacks what training needs, or the
-    servers disagree.
+    Samples a few tokens from each at two temperatures. ConfigError when an answer lacks data that training needs, or
+    the servers disagree.
     """
     answers: list[bool | None] = []
     for server in caller.present:
@@ -108,7 +107,7 @@ def _sample(caller: Caller, server: Server, prompt_T: Tokens, temperature: float
 
 
 def _after_temperature(raw: Mapping[str, float], warm: Mapping[str, float]) -> bool | None:
-    """Compares log p at T = 1 with log p at T = 0.7 over the tokens in both lists.
+    """Compare log p at T = 1 with log p at T = 0.7 over the tokens in both lists.
 
     Before temperature the two are equal. After it, differences between tokens are 1 / 0.7 times as large.
     """
@@ -125,7 +124,7 @@ def _after_temperature(raw: Mapping[str, float], warm: Mapping[str, float]) -> b
 
 
 def require_adapters(caller: Caller, server: Server, prompt_T: Tokens, adapter: str) -> None:
-    """ConfigError when an adapter with large random weights does not change the server's answer."""
+    """Raise ConfigError when an adapter with large random weights does not change the server's answer."""
     plain, adapted = (_sample(caller, server, prompt_T, 1.0, name).tops for name in ("", adapter))
     common = sorted(plain.keys() & adapted.keys())
     if common and max(abs(plain[key] - adapted[key]) for key in common) < SAME:
@@ -137,9 +136,9 @@ def require_adapters(caller: Caller, server: Server, prompt_T: Tokens, adapter: 
 def require_distribution(
     dialect: Dialect, after_temperature: bool | None, *, temperature: float, logprobs: str, weighed_by: str
 ) -> None:
-    """ConfigError when the reported log-probabilities cannot be used with these keys of the configuration.
+    """Raise ConfigError when the reported log-probabilities cannot be used with this configuration.
 
-    `weighed_by` is the key of `[algorithm]` that asks for an importance weight; empty = none does.
+    `weighed_by` is the key of `[algorithm]` that sets an importance weight, empty without one.
     """
     if temperature == 1.0 or after_temperature:
         return
@@ -170,7 +169,7 @@ PROBE_STD = 0.3  # standard deviation of the probe adapter's weights
 
 
 def probe_prompts(tokenizer: Any, context_limit: int | None) -> list[Tokens]:
-    """Eight prompts of 8 to 420 tokens, shorter where the context is; each leaves room for a few tokens."""
+    """Return eight prompts of 8 to 420 tokens, shorter where the context is; each leaves room for a few tokens."""
     longest = LONGEST if context_limit is None else max(1, min(LONGEST, context_limit - PROBE_TOKENS))
     ids: list[int] = list(tokenizer(PROBE_TEXT, add_special_tokens=False)["input_ids"])
     ids *= 1 + longest // len(ids)

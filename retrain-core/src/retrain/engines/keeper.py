@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from retrain.engines.caller import Caller
 from retrain.engines.client import MAX_BAD_ANSWERS, NOT_FOUND, RefusedError, UnusableAnswerError
+from retrain.engines.dialect import Caller
 from retrain.engines.handshake import models_call, pick_model
 from retrain.engines.policy_check import Comparison, OtherPolicyError, PolicyVersion
 from retrain.engines.pool import FIRST_PAUSE_S, LONGEST_PAUSE_S, Server, jittered
@@ -27,9 +27,9 @@ LOOK_EVERY_S = 2.0  # at a server that has not answered anything for as long
 class Keeper:
     """Loads every version of `wanted()` on one server, newest first, and unloads all others.
 
-    A version is compared with what a server shows that has it before it counts as held. A load that turned out wrong is
+    A version counts as held once it matches the answers of a server that has it. A load that turned out wrong is
     repeated under another name, because a name keeps its weights, or keys and values of them. `error` is why the server
-    is rejected; `reloads` counts how often it was given back what it had lost.
+    is rejected; `reloads` counts how often it got back lost versions.
     """
 
     server: Server
@@ -44,27 +44,24 @@ class Keeper:
 
     @property
     def caller(self) -> Caller:
-        """What sends the requests."""
         return self.comparison.caller
 
     async def start(self) -> None:
-        """Begin; in the loop of the client."""
         self._task = asyncio.create_task(self._keep())
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """End."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def is_up_to_date(self) -> bool:
-        """Whether the server holds all that is wanted and nothing else."""
+        """True if the server holds all that is wanted and nothing else."""
         wanted = {version.key for version in self.wanted()}
         return self.server.held == wanted and self.server.names.keys() == wanted
 
     def expect(self) -> None:
-        """The server is not there at the start of the run, but was named."""
+        """Count the server as lost: it was named, but is not there at the start of the run."""
         self._losses -= 1
 
     async def load(self, version: PolicyVersion) -> None:
@@ -81,7 +78,7 @@ class Keeper:
             server.names[version.key] = name
 
     def accept(self, version: PolicyVersion) -> None:
-        """The server was shown to sample from a version that it has."""
+        """Record that the server was shown to sample from a version that it has."""
         server = self.server
         if version.key not in server.names:
             return  # lost while it was compared
@@ -94,7 +91,7 @@ class Keeper:
         self.caller.client.pool.notify()
 
     def reject(self, version: PolicyVersion | None, error: RetrainError) -> None:
-        """The server answers, but not as it should, with this version or with any."""
+        """Record that the server answers wrongly, with this version or with any."""
         server, problem = self.server, error.problems[0]
         if not server.is_rejected:
             LOG.warning("%s gets no requests: %s.", server.name, problem.what)
@@ -120,7 +117,7 @@ class Keeper:
                 pauses += 1
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A fault of ours must not pass for a server that is merely slow."""
+        """Reject the server on a fault of this program, so that it does not pass for a slow one."""
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("The keeper of %s has failed.", self.server.name, exc_info=error)
             what, fix = f"{type(error).__name__}: {error}", "report the traceback in the log"
@@ -143,7 +140,7 @@ class Keeper:
             await self.unload(key)
 
     async def _require_model(self) -> None:
-        """ConfigError unless the server has the model that it had, or one that will do if it was never seen."""
+        """Raise ConfigError unless the server has its earlier model, or a suitable one if it was never seen."""
         caller, server = self.caller, self.server
         models = await caller.client.send(models_call(caller.dialect, server))
         known = caller.served.get(server.url)
@@ -207,7 +204,6 @@ class Keeper:
             await caller.client.send(resuming)  # the server must not stay paused after a failure
 
     async def unload(self, key: str) -> None:
-        """Unload a version, if the server still has it."""
         server, caller = self.server, self.caller
         server.held.discard(key)
         if name := server.names.get(key, ""):

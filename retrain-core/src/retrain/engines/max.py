@@ -1,4 +1,4 @@
-"""Engine `max`: `max serve` of Modular's MAX, which takes token ids and returns only texts."""
+"""Engine `max`: `max serve` of Modular's MAX takes token ids and returns only texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VLLM_ONLY = ("return_token_ids",)  # MAX answers 400 to a field that it does not
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
-    """The engine for this policy; ConfigError without a URL: in-process MAX returns no log-probabilities."""
+    """Make the engine; ConfigError without a URL: in-process MAX returns no log-probabilities."""
     if not context.config.inference.url:
         what = "MAX cannot sample in this process: its in-process API returns texts without log-probabilities"
         fix = 'start "max serve" and set [inference] url to it (http://127.0.0.1:8000 by default)'
@@ -44,17 +44,15 @@ class MAX(VLLM):
         self._text_ids = text_ids
 
     def parse_models(self, answer: Any) -> list[ServedModel]:
-        """See `Dialect.parse_models`; the model comes first in the list, its adapters after it."""
+        """Take the first entry: the model comes first in the list, its adapters after it."""
         return super().parse_models(answer)[:1]
 
     def completion(self, request: CompletionRequest) -> HttpRequest:
-        """See `Dialect.completion`."""
         path, body = super().completion(request)
         kept = {name: value for name, value in (body or {}).items() if name not in VLLM_ONLY}
         return path, kept | {"logprobs": max(1, request.top)}
 
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
-        """See `Dialect.parse_completion`."""
         try:
             choice = answer["choices"][0]
             logprobs = choice.get("logprobs") or {}
@@ -84,7 +82,7 @@ class MAX(VLLM):
 
 
 def _sampled_text(value: float, top: dict[str, float]) -> str:
-    """The text of the sampled token: the one with its log-probability."""
+    """Return the text of the sampled token: the one with its log-probability."""
     found = [text for text, other in top.items() if other == value]
     if len(found) != 1:
         raise BadAnswerError(f"{len(found)} tokens have the log-probability of the sampled one")

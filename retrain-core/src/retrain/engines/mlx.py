@@ -32,7 +32,6 @@ MAX_CONCURRENT = 8  # per server: each request opens a connection, and beyond fi
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
-    """The engine for this policy, its servers checked and given the policy; ConfigError for unsupported keys."""
     table = context.config.inference
     if not table.prefix_caching:
         what = "MLX-LM always caches the keys and values of prompts"
@@ -64,17 +63,16 @@ class MLX(CommonRoutes):
         self._adapters: dict[str, Path] = {}
 
     def models(self) -> HttpRequest:
-        """See `Dialect.models`; /v1/models lists the hub's cache, not the served model, and fails without a cache."""
+        """Request /health: /v1/models lists the hub's cache, not the served model, and fails without a cache."""
         return "/health", None
 
     def parse_models(self, answer: Any) -> list[ServedModel]:
-        """See `Dialect.parse_models`."""
         if not isinstance(answer, dict) or answer.get("status") != "ok":
             raise BadAnswerError("this is not the server of MLX-LM")
         return [ServedModel(name=self._model_path)]
 
     def completion(self, request: CompletionRequest) -> HttpRequest:
-        """See `Dialect.completion`; BackendError for a prompt that no text encodes to."""
+        """Raises BackendError for a prompt that no text encodes to."""
         body: dict[str, Any] = self._model(request.adapter) | {
             "prompt": self._text(request.prompt_T),
             "max_tokens": request.max_tokens,
@@ -96,7 +94,6 @@ class MLX(CommonRoutes):
         return "/v1/completions", body
 
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
-        """See `Dialect.parse_completion`."""
         try:
             choice, num_read = answer["choices"][0], answer["usage"]["prompt_tokens"]
             content = (choice.get("logprobs") or {}).get("content")
@@ -130,7 +127,7 @@ class MLX(CommonRoutes):
         )
 
     def load_adapter(self, name: str, folder: Path) -> HttpRequest:
-        """See `Dialect.load_adapter`: a request for one token, which makes the server read the adapter."""
+        """Request one token; that makes the server read the adapter."""
         converted = folder / CONVERTED
         if not converted.exists():
             convert(folder, converted)
@@ -138,19 +135,19 @@ class MLX(CommonRoutes):
         return "/v1/completions", self._model(name) | {"prompt": "0", "max_tokens": 1}
 
     def unload_adapter(self, name: str) -> HttpRequest:
-        """See `Dialect.unload_adapter`; the server drops an adapter when it reads the next one."""
+        """Remove the files; the server drops an adapter when it reads the next one."""
         converted = self._adapters.pop(name, None)
         if converted is not None:
             shutil.rmtree(converted, ignore_errors=True)
         return self.models()
 
     def _model(self, adapter: str) -> dict[str, Any]:
-        """The fields that name the model; no draft model, because with one the server stops batching."""
+        """Return the fields that name the model; no draft model, because with one the server stops batching."""
         path = str(self._adapters[adapter]) if adapter else None
         return {"model": self._model_path, "adapters": path, "draft_model": None}
 
     def _text(self, prompt_T: list[int]) -> str:
-        """The text that the tokenizer encodes to exactly this prompt, including the special tokens it adds itself."""
+        """Return the text that the tokenizer encodes to exactly this prompt, with the special tokens it adds itself."""
         for ids in (prompt_T, prompt_T[1:]):  # the second without the token that the tokenizer prepends
             text = str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
             if text and self._tokenizer(text)["input_ids"] == prompt_T:
@@ -208,7 +205,7 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The module and the side, A or B, of a tensor's name."""
+    """Return the module and the side, A or B, of a tensor's name."""
     found = NAME.fullmatch(name.removeprefix(PREFIX))
     if found is None:
         raise ValueError(f"it holds {name!r}, which MLX-LM does not support")
@@ -233,7 +230,7 @@ def _config(config: dict[str, Any], modules: list[str]) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
-    """All tensors; bfloat16, which numpy lacks, as float32."""
+    """Return all tensors, bfloat16 ones as float32 because numpy lacks the type."""
     tensors = {}
     deserialize: Any = safetensors.deserialize  # untyped
     for name, info in deserialize(file.read_bytes()):

@@ -23,7 +23,6 @@ VLLM_ONLY = ("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_i
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
-    """The engine for this policy, its servers checked and given the policy."""
     if not context.config.inference.prefix_caching:
         where, what = context.config.place("inference.prefix_caching"), "OpenAI's requests cannot turn it off"
         raise ConfigError(Problem(where=where, what=what, fix="turn it off in the server's own options"))
@@ -41,13 +40,11 @@ class OpenAI(VLLM):
         self._text_ids = text_ids
 
     def completion(self, request: CompletionRequest) -> HttpRequest:
-        """See `Dialect.completion`."""
         path, body = super().completion(request)
         kept = {name: value for name, value in (body or {}).items() if name not in VLLM_ONLY}
         return path, kept | {"return_tokens_as_token_ids": True, "logprobs": max(1, request.top)}
 
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
-        """See `Dialect.parse_completion`."""
         raw = super().parse_completion(answer, replace(request, top=max(1, request.top)))
         if raw.tokens is not None:
             return raw
@@ -64,14 +61,14 @@ class TextIds:
     """The tokens of a tokenizer by the text that a server shows for them.
 
     In a byte-level vocabulary several tokens share one text (fragments of a character all show as the replacement
-    character). Such a text identifies no token and is refused, because re-encoding the completion would only guess.
+    character). Such a text identifies no token and is refused: re-encoding the completion would only guess.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def ids(self, texts: Sequence[Any]) -> list[int]:
-        """The id of each text; BadAnswerError at the first that matches no token or several."""
+        """Return the id of each text; BadAnswerError at the first that matches no token or several."""
         return [self._id(text) for text in texts]
 
     def _id(self, text: Any) -> int:

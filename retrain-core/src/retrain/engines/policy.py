@@ -1,4 +1,4 @@
-"""The contract between a backend and the engine that samples for it: what a policy exposes, and whole weights.
+"""The contract between a backend and the engine that samples for it: the policy, and whole weights.
 
 The factory of an engine is `f(context, policy) -> Engine`. A backend that owns the weights calls it once, calls the
 engine's `publish` (if it has one) after each change of `policy.version`, and forwards `sample` to it.

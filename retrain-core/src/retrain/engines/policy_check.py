@@ -1,4 +1,4 @@
-"""What shows that a server samples from a policy version: the trainer's numbers, or those of a server that has it."""
+"""Checks that a server samples from a policy version, against the trainer or another server that has it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.credit.logprob_gap import LogprobGap, LogprobRow
-from retrain.engines.caller import Caller
+from retrain.credit.logprob_gap import LogprobGap
 from retrain.engines.client import Call
-from retrain.engines.dialect import Completion
+from retrain.engines.dialect import Caller, Completion
 from retrain.engines.handshake import PROBE_TOKENS, TOP
 from retrain.engines.policy import Policy
 from retrain.engines.pool import Server
 from retrain.kernel.errors import BackendError, Problem
-from retrain.kernel.types import Floats, Tokens
+from retrain.kernel.types import Floats, LogprobRow, Tokens
 
 FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0  # how much worse than the handshake a probe may be, up to max_gap
 TOKEN_ID = re.compile(r"token_id:(\d+)")  # other names are texts
@@ -36,11 +35,10 @@ class OtherPolicyError(BackendError):
 class PolicyVersion:
     """One version of the policy, as servers are given it.
 
-    `key` is new each time, and is also the name of the adapter; with `is_base` there is none, and the base model is the
-    policy. With `is_whole` the folder holds all weights, which replace those of the server. A trainer elsewhere may
-    still be writing the folder (`is_foreign`). `cache_salt` separates the cached keys and values of different weights
-    under the same name. `shown` is what a server that has this version answers to the probes: None until one was
-    compared with the trainer.
+    `key` is new each time, and also the name of the adapter. With `is_base` the policy is the base model, without an
+    adapter. With `is_whole` the folder holds all weights, to replace the server's. Another process may still be writing
+    the folder (`is_foreign`). `cache_salt` separates the cached keys and values of different weights under the same
+    name. `shown` are a server's answers to the probes, None until one was compared with the trainer.
     """
 
     version: int
@@ -78,9 +76,9 @@ class Comparison:
     def with_trainer(
         self, servers: Sequence[Server], version: PolicyVersion, prompts: Sequence[Tokens], *, once: bool = False
     ) -> dict[Server, LogprobGap]:
-        """The gap of each server on completions of these prompts; empty when the trainer is not in this process.
+        """Return the gap of each server on completions of these prompts; empty without a trainer in this process.
 
-        With `once` a request that fails is not sent again.
+        With `once` a failed request is not sent again.
         """
         pairs = [(server, prompt_T, seed) for server in servers for seed, prompt_T in enumerate(prompts)]
         calls = [self._probe(*pair, version, max_tokens=PROBE_TOKENS, once=once) for pair in pairs]
@@ -95,7 +93,7 @@ class Comparison:
         return {server: LogprobGap.of(found) for server, found in differences.items()}
 
     def require_trainers(self, server: Server, version: PolicyVersion) -> LogprobGap | None:
-        """The server's gap to the trainer, None where that is elsewhere; BackendError when it is too large."""
+        """Return the server's gap to the trainer, None without one here; BackendError when it is too large."""
         gap = self.with_trainer([server], version, self.probes, once=True).get(server)
         if gap is not None and not gap.mean <= self.limit:  # NaN too
             numbers = f"{gap.mean:.2g} nats from the trainer's (mean of {gap.num_tokens} tokens, max {gap.max:.2g})"
@@ -103,10 +101,10 @@ class Comparison:
         return gap
 
     def require_trainers_tops(self, server: Server, version: PolicyVersion, shown: Shown) -> None:
-        """BackendError unless the trainer gives the likeliest first tokens what the server shows of them.
+        """Raise BackendError unless trainer and server agree on the likeliest first tokens.
 
-        What was sampled is not enough: once a policy is nearly certain, its samples have a log-probability of almost 0
-        in every version. Servers that name tokens by their texts cannot be compared so.
+        The sampled tokens are not enough: once a policy is nearly certain, its samples have a log-probability of almost
+        0 in every version. Servers that name tokens by their texts cannot be compared this way.
         """
         named = [
             (prompt_T, int(found[1]), logprob)
@@ -124,12 +122,12 @@ class Comparison:
             raise self._other_policy(server, version, numbers)
 
     async def shown(self, server: Server, version: PolicyVersion, *, once: bool = False) -> Shown:
-        """What a server shows of a version, in the loop of the client."""
+        """Return a server's answers to the probes, in the loop of the client."""
         calls = [self._probe(server, each, 1, version, max_tokens=2, top=TOP, once=once) for each in self.probes]
         return [found.tops for found in await asyncio.gather(*map(self.caller.client.send, calls))]
 
     async def require_shown(self, server: Server, version: PolicyVersion) -> None:
-        """BackendError unless a server shows what another one shows, or it did itself, that has this version."""
+        """Raise BackendError unless a server answers as one that was shown to have this version."""
         assert version.shown is not None
         found = await self.shown(server, version, once=True)
         differences = [

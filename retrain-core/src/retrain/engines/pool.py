@@ -1,8 +1,8 @@
-"""The servers of an engine: which of them gets the next request, and what is known of each.
+"""The servers of an engine: their state, and which one gets the next request.
 
-The one that can be expected to answer first is next. One that fails is left alone for a while, one that has not
-answered for `DEAD_AFTER_S` is dead until it answers again, and a request for a policy version goes only to servers that
-have been shown to hold it.
+The server that will probably answer first is next. A failing one gets a pause, one that has not answered for
+`DEAD_AFTER_S` is dead until it answers again, and a request for a policy version goes only to servers that have been
+shown to hold it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class NoServerError(Exception):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Server:
-    """One server. `name` is its URL without a login, fit for messages. Times are those of the event loop.
+    """One server. `name` is its URL without a login, fit for messages. Times are the event loop's.
 
-    `room` is how many requests it accepts at a time, learnt from its refusals: each one halves it, and every `room`
-    answers add one. `names` are the policy versions that were loaded on it, under the names they have there; `held`
-    are those of them that it was shown to sample from. `losses` counts how often it lost them.
+    `room` is the number of requests it accepts at a time: each refusal halves it, and every `room` answers add one.
+    `names` are the policy versions loaded on it, under the names they have there; `held` are the ones that it was shown
+    to sample from. `losses` counts how often it lost them.
     """
 
     url: str
@@ -56,19 +56,18 @@ class Server:
 
     @classmethod
     def at(cls, url: str) -> Server:
-        """The server at a URL."""
         parts = urlsplit(url)
         return cls(url=url, name=parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
     def serves(self, key: str) -> bool:
-        """Whether it can be asked for a policy version; an empty key stands for requests that need none."""
+        """True if it can answer for a policy version; an empty key stands for none in particular."""
         return not self.is_dead and (not key or key in self.held)
 
 
 class Pool:
     """The servers of an engine, used from one event loop; `max_concurrent` requests in flight over all of them.
 
-    `moved` counts the requests that were asked again on another server.
+    `moved` counts the requests that were repeated on another server.
     """
 
     def __init__(self, urls: Sequence[str], *, max_concurrent: int, retry_s: float = math.inf) -> None:
@@ -82,10 +81,10 @@ class Pool:
 
     @asynccontextmanager
     async def slot(self, pinned: Server | None = None, key: str = "") -> AsyncIterator[Server]:
-        """A slot for the duration of the block: on `pinned`, or on the server that will probably answer first.
+        """Hold a slot for the duration of the block: on `pinned`, or on the server that will probably answer first.
 
-        NoServerError when no server could be asked for `retry_s`. Pinned requests find out whether servers work, so
-        they do not queue behind those that wait for one.
+        NoServerError when no server was available for `retry_s`. Pinned requests find out whether servers work, so they
+        do not queue behind those that wait for one.
         """
         async with nullcontext() if pinned else self._slots:
             server = pinned or await self._choose(key)
@@ -97,7 +96,7 @@ class Pool:
                 self.notify()
 
     def notify(self) -> None:
-        """Let the requests that wait for a server look again."""
+        """Let the waiting requests look for a server again."""
         self._freed.set()
 
     def back_off(self, server: Server, *, at_least_s: float = 0.0) -> None:
@@ -114,12 +113,11 @@ class Pool:
         server.backoff_until = max(server.backoff_until, now + max(pause_s, at_least_s))
 
     def reduce_room(self, server: Server) -> None:
-        """The server refused a request because it is busy."""
         if asyncio.get_running_loop().time() >= server.backoff_until:
             server.room = max(1.0, min(server.room, server.load) / 2)
 
     def answered(self, server: Server, *, took_s: float | None = None, has_sampled: bool = True) -> None:
-        """The server answered a request, with `has_sampled=False` one that says nothing about sampling."""
+        """Record an answer; with `has_sampled=False` it proves nothing about sampling."""
         now = asyncio.get_running_loop().time()
         server.answered_at, server.failing_since = now, math.inf
         server.is_dead = False
@@ -132,9 +130,9 @@ class Pool:
             server.answer_s += share * (took_s - server.answer_s)
 
     def failed(self, server: Server, text: str) -> None:
-        """The server could not be reached, or answered that it does not work: dead, after `DEAD_AFTER_S` of it.
+        """Record that the server could not be reached, or does not work; after `DEAD_AFTER_S` of it, it is dead.
 
-        Requests in flight on a dead server end, so that others can be asked, if there are others.
+        Requests in flight on a dead server end, so that they can move to other servers, if there are any.
         """
         now = asyncio.get_running_loop().time()
         server.failure, server.failing_since = text, min(server.failing_since, now)
@@ -152,7 +150,7 @@ class Pool:
         self.notify()
 
     def lose(self, server: Server, why: str) -> None:
-        """The server no longer has the versions that it had; its keeper brings them back."""
+        """Record that the server lost its versions; its keeper brings them back."""
         if not server.names:
             return  # known
         server.names.clear()
@@ -162,11 +160,9 @@ class Pool:
         server.changed.set()
 
     def serving(self, key: str) -> list[Server]:
-        """The servers that can be asked for a version."""
         return [server for server in self.servers if server.serves(key)]
 
     def failures(self) -> str:
-        """The last failure of each server."""
         return "; ".join(f"{server.name}: {server.failure or 'no failure so far'}" for server in self.servers)
 
     async def _choose(self, key: str) -> Server:
@@ -188,11 +184,11 @@ class Pool:
                     await self._freed.wait()
 
     def _fastest(self, ready: Sequence[Server]) -> Server:
-        """The server that will probably answer first: its answers take longer the more it has to do."""
+        """Return the server that will probably answer first: answers take longer the more it has to do."""
         unknown_s = min((server.answer_s for server in ready if server.answer_s), default=1.0)
         return min(ready, key=lambda server: (server.load + 1) * (server.answer_s or unknown_s))
 
 
 def jittered(pause_s: float) -> float:
-    """Up to a quarter longer, so that requests that failed together do not return together."""
+    """Return a pause up to a quarter longer, so that requests that failed together do not return together."""
     return pause_s * (1.0 + secrets.randbelow(1000) / 4000)  # not from a run's streams: it changes timing only

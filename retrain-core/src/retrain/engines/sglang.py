@@ -1,4 +1,4 @@
-"""Engine `sglang`: SGLang's own `/generate`, which returns log-probabilities after temperature."""
+"""Engine `sglang`: SGLang's own `/generate` returns log-probabilities after temperature."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from retrain.kernel.contracts.context import PluginContext
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
-    """The engine for this policy, its servers checked and given the policy."""
     return create(SGLang(), context, policy)
 
 
 def open_teacher(context: PluginContext) -> ServerTeacher:
-    """The server of `[teacher]`."""
     return open_server(SGLang(), context)
 
 
@@ -33,7 +31,6 @@ class SGLang(CommonRoutes):
     adapter_hint = "--enable-lora --max-lora-rank RANK --lora-target-modules all"
 
     def completion(self, request: CompletionRequest) -> HttpRequest:
-        """See `Dialect.completion`."""
         params = {
             "max_new_tokens": request.max_tokens,
             "temperature": request.temperature,
@@ -47,7 +44,7 @@ class SGLang(CommonRoutes):
         return "/generate", body | ({"lora_path": request.adapter} if request.adapter else {})
 
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
-        """See `Dialect.parse_completion`; the ids are reported twice and must agree."""
+        """The server reports the ids twice, and they must agree."""
         try:
             meta = answer["meta_info"]
             triples = meta.get("output_token_logprobs")
@@ -66,13 +63,13 @@ class SGLang(CommonRoutes):
             raise BadAnswerError("the answer holds no completion") from None
 
     def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
-        """See `TeachingDialect`; the server has one model, whatever its name."""
+        """The server has one model, whatever its name."""
         params = {"max_new_tokens": 0, "temperature": 1.0}
         body = {"input_ids": tokens, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
         return "/generate", body | {"return_text_in_logprobs": True}
 
     def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
-        """See `TeachingDialect`; triples of log-probability, id and text, the first without a log-probability."""
+        """The answer has triples of log-probability, id and text, the first without a log-probability."""
         try:
             triples = answer["meta_info"]["input_token_logprobs"]
             if [triple[1] for triple in triples] != tokens:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import urllib.parse
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.registry import Plugins
+from retrain.text.secrets import hide_text
 
 # Where a server listens unless [inference] url, or [teacher] url, says otherwise.
 DEFAULT_URLS = {
@@ -22,8 +27,8 @@ DEFAULT_URLS = {
 class Settings:
     """`[inference]` for an engine that is a server.
 
-    `urls` and `admin_urls` end without a slash and without `/v1`; weights go to the latter, or to `urls` if there are
-    none. `headers` are the only place that holds the key.
+    `urls` and `admin_urls` end without a slash and without `/v1`; weights go to the latter, or to `urls` if it is
+    empty. Only `headers` hold the key.
     """
 
     urls: tuple[str, ...]
@@ -33,7 +38,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config, default_url: str) -> Settings:
-        """The settings; ConfigError when the environment variable that should hold the key is empty."""
+        """Read the settings; ConfigError when the environment variable of the key is empty."""
         table, headers = config.inference, {}
         if table.api_key_env:
             value = os.environ.get(table.api_key_env, "").strip()
@@ -51,6 +56,70 @@ class Settings:
 
 
 def listed(urls: str) -> tuple[str, ...]:
-    """Several URLs as the settings hold them, each once."""
     stripped = [url.strip() for url in urls.split(",") if url.strip()]
     return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in stripped))
+
+
+KEYS = ("logprobs", "attention_kernel", "dtype", "kv_cache_dtype")
+FLAGS = {
+    "attention_kernel": "--attention-backend",
+    "dtype": "--dtype or --quantization",
+    "kv_cache_dtype": "--kv-cache-dtype",
+}
+OWN_FLAGS = {"vllm": FLAGS, "sglang": FLAGS, "max": {"dtype": "--quantization-encoding"}}  # the known ones
+
+
+def unsupported_keys(config: Config, plugins: Plugins, servers: Collection[str]) -> list[Problem]:
+    """Report each key that is not at its default and not among the traits of the engine.
+
+    `servers` are the engines with separate options for some keys. A backend without an engine checks its own.
+    """
+    table, default = config.inference, InferenceTable()
+    entries = plugins.find(Kind.INFERENCE_ENGINE, table.engine)
+    traits = entries[0].spec.traits if len(entries) == 1 else None
+    if not isinstance(traits, EngineTraits):
+        return []
+    problems = []
+    for name in KEYS:
+        value = getattr(table, name)
+        if value == getattr(default, name) or name in traits.honours:
+            continue
+        why, fix = f"engine {table.engine!r} does not support it", "remove it"
+        if table.engine in servers:
+            why = f"the server of engine {table.engine!r} sets it when it starts"
+            flag = OWN_FLAGS.get(table.engine, {}).get(name, "its own option for it")
+            fix = f"remove it, and start the server with {flag}"
+        what = f"{name} = {value!r} would have no effect: {why}"
+        problems.append(Problem(where=config.place(f"inference.{name}"), what=what, fix=fix))
+    return problems
+
+
+THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
+PORTS = {"http": 80, "https": 443}
+
+
+def teacher_problems(config: Config) -> list[Problem]:
+    """Report a server of `[teacher]` that is also one of `[inference]`, however its address is written."""
+    sampling = config.inference
+    engine, url = config.teacher.engine, config.teacher.url
+    if engine not in DEFAULT_URLS or sampling.engine not in DEFAULT_URLS.keys() | {"max"}:
+        return []
+    sampled = _addresses(sampling.url or DEFAULT_URLS.get(sampling.engine, "")) | _addresses(sampling.admin_url)
+    shared = [given for address, given in _addresses(url or DEFAULT_URLS[engine]).items() if address in sampled]
+    if not shared:
+        return []
+    where = config.place("teacher.url" if url else "teacher.engine")
+    what = f"the teacher's server {hide_text(shared[0])} is the one that samples"
+    why = "the run changes its weights, and a vLLM that takes adapters cannot teach"
+    fix = "start a second server for the teacher, and name it in [teacher] url"
+    return [Problem(where=where, what=what, why=why, fix=fix)]
+
+
+def _addresses(urls: str) -> dict[tuple[str, int, str], str]:
+    """Return the given URLs by host, port and path."""
+    found: dict[tuple[str, int, str], str] = {}
+    for url in listed(urls):
+        parts = urllib.parse.urlsplit(url)
+        host = parts.hostname or ""
+        found["localhost" if host in THIS_MACHINE else host, parts.port or PORTS[parts.scheme], parts.path] = url
+    return found

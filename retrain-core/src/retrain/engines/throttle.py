@@ -19,11 +19,9 @@ TICKET = "ticket_{:012d}.lock"
 class Throttle:
     """At most `max_concurrent` blocks `with throttle.slot():` at a time, over all processes that share a folder.
 
-    Slots are granted in the order of the requests. Each claim is an operating-system lock on a file (`slot_0.lock`,
-    ...), so it ends with its process, however that dies. Without a folder nothing is limited and no file is touched.
-    Threads count like processes; do not request a slot inside a slot.
-
-    BackendError when the folder cannot be used.
+    Slots are granted in the order of the requests. Each claim is an operating-system lock on a file, so it ends with
+    its process, however that dies. Without a folder nothing is limited. Threads count like processes; do not request a
+    slot inside a slot. BackendError when the folder cannot be used.
     """
 
     def __init__(self, folder: str | Path, max_concurrent: int) -> None:
@@ -32,7 +30,7 @@ class Throttle:
 
     @classmethod
     def from_config(cls, config: Config) -> Throttle:
-        """The throttle of `[backend] throttle_dir` and `max_concurrent`."""
+        """Return the throttle of `[backend] throttle_dir` and `max_concurrent`."""
         return cls(config.backend.throttle_dir, config.backend.max_concurrent)
 
     @contextmanager
@@ -66,7 +64,7 @@ class Throttle:
             _release(ticket)
 
     def _take_slot(self, folder: Path) -> BinaryIO:
-        """The first free slot; only the head of the queue searches for one."""
+        """Lock the first free slot; only the head of the queue searches for one."""
         pause_s, longest_s = PAUSES_S
         while True:
             for index in range(self._count):
@@ -79,7 +77,7 @@ class Throttle:
 
 
 def _draw_ticket(folder: Path) -> tuple[int, BinaryIO]:
-    """A number above all waiting ones, and the lock that claims it."""
+    """Return a number above all waiting ones, and the lock that claims it."""
     with _exclusively(folder):
         number = max(_numbers(folder), default=0) + 1
         stream = (folder / TICKET.format(number)).open("ab")
@@ -88,7 +86,7 @@ def _draw_ticket(folder: Path) -> tuple[int, BinaryIO]:
 
 
 def _ticket_before(folder: Path, number: int) -> BinaryIO | None:
-    """The nearest earlier ticket whose owner still waits; tickets of dead processes are removed."""
+    """Return the nearest earlier ticket whose owner still waits; tickets of dead processes are removed."""
     with _exclusively(folder):
         for other in sorted((n for n in _numbers(folder) if n < number), reverse=True):
             file = folder / TICKET.format(other)
@@ -109,7 +107,7 @@ def _numbers(folder: Path) -> list[int]:
 
 @contextmanager
 def _exclusively(folder: Path) -> Iterator[None]:
-    """Only one process at a time draws or inspects tickets."""
+    """Let only one process at a time draw or inspect tickets."""
     with (folder / "queue.lock").open("ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -19,12 +19,10 @@ from retrain.kernel.contracts.context import PluginContext
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
-    """The engine for this policy, its servers checked and given the policy."""
     return create(VLLM(), context, policy)
 
 
 def open_teacher(context: PluginContext) -> ServerTeacher:
-    """The server of `[teacher]`."""
     return open_server(VLLM(), context)
 
 
@@ -38,7 +36,7 @@ class VLLM(CommonRoutes):
     adapter_hint = "--enable-lora --max-lora-rank RANK and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 
     def completion(self, request: CompletionRequest) -> HttpRequest:
-        """See `Dialect.completion`. Only our own stop ids end a sequence, so the server's are ignored."""
+        """Only our own stop ids end a sequence, so the server's are ignored."""
         body: dict[str, Any] = {
             "model": request.adapter or request.model,
             "prompt": request.prompt_T,
@@ -54,7 +52,6 @@ class VLLM(CommonRoutes):
         return "/v1/completions", body | ({"cache_salt": request.cache_salt} if request.cache_salt else {})
 
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
-        """See `Dialect.parse_completion`."""
         try:
             choice = answer["choices"][0]
             logprobs = choice.get("logprobs") or {}
@@ -71,12 +68,12 @@ class VLLM(CommonRoutes):
             raise BadAnswerError("the answer holds no completion") from None
 
     def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
-        """See `TeachingDialect`: one token is sampled, because the server wants to, and ignored."""
+        """The server insists on sampling one token; it is ignored."""
         body = {"model": model, "prompt": tokens, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         return "/v1/completions", body
 
     def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
-        """See `TeachingDialect`; one object per position, from the id as text to its numbers, none for the first."""
+        """The answer has an object per position, from the id as text to its numbers; None for the first."""
         try:
             found = answer["choices"][0]["prompt_logprobs"]
             if found is None or len(found) != len(tokens):
@@ -87,7 +84,7 @@ class VLLM(CommonRoutes):
             raise BadAnswerError("the answer holds no log-probabilities of the given tokens") from None
 
     def load_weights(self, folder: Path) -> list[HttpRequest]:
-        """See `Dialect.load_weights`; the routes are those of PRIME-RL's server around vLLM."""
+        """Use the routes of PRIME-RL's server around vLLM."""
         return [
             ("/pause?mode=keep&clear_cache=false", {}),
             ("/update_weights", {"weight_dir": str(folder)}),

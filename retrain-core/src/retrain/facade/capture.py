@@ -1,7 +1,7 @@
-"""Writes a plain function as a module that other processes can import: its source, and what its source refers to.
+"""Writes a plain function as a module that other processes can import, with everything that its source refers to.
 
-A function of a module that can be imported is only named. One of a notebook or a script is copied with the imports,
-constants and functions that it uses; whatever else it refers to cannot be captured, and is refused by name.
+A function of an importable module is only named. One of a notebook or a script is copied with the imports, constants
+and functions that it uses; any other reference cannot be captured, and is refused by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INSIDE = f"pass what it needs as text, or {ELSEWHERE}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """A function by the module that has it; `source` is that module's text, empty when it exists already."""
+    """A function by its module; `source` is the text of a new module, empty for an existing one."""
 
     module: str
     name: str
@@ -39,15 +39,14 @@ class Captured:
 
     @property
     def path(self) -> str:
-        """The dotted path that a configuration names it by."""
         return f"{self.module}.{self.name}"
 
 
 def capture(function: Callable[..., Any], argument: str, *, beside: str = "") -> Captured:
-    """The module that has `function`, by its name; ConfigError says what of it cannot be captured.
+    """Return the module of `function`; ConfigError names a reference that cannot be captured.
 
-    `argument` is the one that it was passed as, for messages. A function named `beside` that is defined in the same
-    place comes with it. The name of a copied module ends in a hash of its text, so that two versions never meet.
+    `argument` names it in messages. A function called `companion` in the same place comes with it. The name of a copied
+    module ends in a hash of its text, so that two versions never meet.
     """
     if not isinstance(inspect.unwrap(function), FunctionType):
         what = f"a {type(function).__name__} is no plain function"
@@ -80,7 +79,7 @@ class _Text:
     future: bool = False
 
     def add_function(self, name: str, function: Callable[..., Any]) -> None:
-        """A function after everything that its source, with its decorators, refers to."""
+        """Add a function after everything that its source, with its decorators, refers to."""
         self.values[name] = function
         plain: FunctionType = inspect.unwrap(function)
         source, code = self._source_of(name, plain, is_decorated=plain is not function)
@@ -100,7 +99,6 @@ class _Text:
         self.functions[name] = source
 
     def module(self, title: str) -> str:
-        """The text of the module."""
         head = [f'"""{title}."""', *(["from __future__ import annotations"] if self.future else [])]
         parts = ["\n".join(head), "\n".join(sorted(self.imports.values())), "\n".join(self.constants.values())]
         return "\n\n".join(filter(None, parts)) + "".join(f"\n\n\n{text}" for text in self.functions.values()) + "\n"
@@ -128,7 +126,7 @@ class _Text:
             raise _refused(self.argument, what, INSIDE)
 
     def _source_of(self, name: str, function: FunctionType, *, is_decorated: bool) -> tuple[str, CodeType]:
-        """The text of a function's `def`, and the code of a module that has nothing else."""
+        """Return the text of a function's `def`, and the code of a module that contains only this `def`."""
         if function.__name__ == "<lambda>":
             raise _refused(self.argument, "a lambda has no name to import it by", "write it as a function with `def`")
         try:
@@ -170,7 +168,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _global_names(code: CodeType) -> tuple[set[str], list[str]]:
-    """The names that a module with this code alone would have to define, and the globals that a function assigns."""
+    """Return the names that a module with only this code would have to define, and the globals it assigns."""
     steps = [(each, step.opname, step.argval) for each in _codes(code) for step in dis.get_instructions(each)]
     loaded = {name for each, op, name in steps if op == "LOAD_NAME" and not _defines(each, name)}
     loaded |= {name for _, op, name in steps if op == "LOAD_GLOBAL"}
@@ -178,14 +176,14 @@ def _global_names(code: CodeType) -> tuple[set[str], list[str]]:
 
 
 def _defines(code: CodeType, name: str) -> bool:
-    """Whether the body of a class assigns this name itself."""
+    """True if the body of a class assigns this name itself."""
     return name in ("__name__", "__module__", "__qualname__") or any(
         step.opname == "STORE_NAME" and step.argval == name for step in dis.get_instructions(code)
     )
 
 
 def _words(code: CodeType) -> list[tuple[Any, ...]]:
-    """Names and constants of what runs; not its instructions, for which the imports of a module matter too."""
+    """Return names and constants of the code; the instructions also depend on the imports of a module."""
     return [
         (each.co_names, each.co_varnames, [repr(const) for const in each.co_consts if not isinstance(const, CodeType)])
         for each in _codes(code)
@@ -193,14 +191,14 @@ def _words(code: CodeType) -> list[tuple[Any, ...]]:
 
 
 def _importable(value: Any, name: str) -> str:
-    """The module from which any process can import this value by `name`; empty when there is none."""
+    """Return the module from which any process can import this value by `name`, empty if there is no such one."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     found = module is not None and vars(module).get(name) is value and name.isidentifier()
     return module.__name__ if found and module is not None and _is_on_path(module) else ""
 
 
 def _is_on_path(module: ModuleType) -> bool:
-    """Whether a process with the same import path finds this module by its name."""
+    """True if a process with the same import path finds this module by its name."""
     parts, folders, spec = module.__name__.split("."), None, None
     if module.__name__ == "__main__" or not all(part.isidentifier() for part in parts):
         return False
@@ -215,13 +213,13 @@ def _is_on_path(module: ModuleType) -> bool:
 
 
 def _found(name: str, folders: Any) -> ModuleSpec | None:
-    """As `importlib.util.find_spec`, but blind to what only this process has imported."""
+    """As `importlib.util.find_spec`, but blind to modules that only this process has imported."""
     specs = (finder.find_spec(name, folders) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     return next(filter(None, specs), None)
 
 
 def _literal(value: Any) -> str | None:
-    """A constant as Python source; None for anything else."""
+    """Return a constant as Python source; None for anything else."""
     if value is None or type(value) in (bool, int, str, bytes):
         return repr(value)
     if type(value) is float:
@@ -241,7 +239,10 @@ def _literal(value: Any) -> str | None:
 
 
 def settings_of(given: Mapping[str, Callable[..., Any] | None]) -> tuple[dict[str, Any], list[Captured]]:
-    """The keys that name these functions, by `table.key`, and the functions; `given` maps arguments to functions."""
+    """Return the keys that name these functions, by `table.key`, and the functions.
+
+    `given` maps arguments to functions.
+    """
     values: dict[str, Any] = {}
     captured = []
     for argument, function in given.items():

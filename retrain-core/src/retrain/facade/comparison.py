@@ -26,7 +26,7 @@ class Comparison:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Everything, as `retrain compare --json` writes it."""
+        """All results, as `retrain compare --json` writes them."""
         plain: dict[str, Any] = json.loads(json.dumps(study_data(self._study)))
         return plain
 
@@ -68,8 +68,8 @@ def compare(
 ) -> Comparison:
     """Compare the conditions of a campaign's folder, or of several runs, over their seeds, as `retrain compare` does.
 
-    `metric` is a field of the metrics with `:final`, `:best` or `:auc`; `align` is `steps`, `tokens` or what else
-    `--align` takes; the other options are those of the command. ConfigError when nothing can be compared.
+    `metric` is a field of the metrics with `:final`, `:best` or `:auc`; `align` and the other options are the
+    command's. ConfigError when nothing can be compared.
 
     >>> retrain.compare(["logs/tiny"], metric="correct_rate:final").verdicts
     []

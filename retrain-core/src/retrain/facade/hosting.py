@@ -1,31 +1,35 @@
-"""What a call from Python needs besides a command line: values as flags, and a process that stays as it was."""
+"""Helpers of a call from Python: values as flags, and a process that is left unchanged."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from retrain.kernel.config.toml_file import toml_text
-from retrain.kernel.errors import RetrainError
+from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
 
 
 def arguments_of(overrides: Mapping[str, Any]) -> list[str]:
-    """Keywords as flags: `lr=1e-4` is `--lr=0.0001`."""
+    """Return keywords as flags: `lr=1e-4` is `--lr=0.0001`."""
     given = {name.replace("_", "-"): plain(value) for name, value in overrides.items()}
     return [f"--{name}={each if isinstance(each, str) else toml_text(each)}" for name, each in given.items()]
 
 
 def plain(value: Any) -> Any:
-    """A value as TOML has it: paths become texts, tuples lists, NumPy's numbers numbers."""
+    """Return a value as TOML has it: paths become texts, tuples lists, NumPy's numbers numbers."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -37,9 +41,9 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def briefly_told() -> Iterator[None]:
-    """Let a notebook show the text of our errors, as a terminal does, and not the stack of calls that led to them.
+    """Let a notebook show only the text of our errors, as a terminal does, without the stack of calls.
 
-    A notebook keeps its last error: the frames of the run, with the model in them, must not live as long as that.
+    A notebook keeps its last error: the frames of the run, with the model in them, must not live as long.
     """
     try:
         yield
@@ -56,7 +60,7 @@ def briefly_told() -> Iterator[None]:
 
 @contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Let an interrupt wait until the end of the block: half an imported library would break the process for good."""
+    """Delay an interrupt to the end of the block: half an imported library would break the process for good."""
     if threading.current_thread() is not threading.main_thread():
         yield  # where no signal arrives
         return
@@ -72,7 +76,7 @@ def held_interrupts() -> Iterator[None]:
 
 @contextmanager
 def restored_imports() -> Iterator[None]:
-    """Take back what a run adds to the import path, and forget the modules that were copied for it."""
+    """Restore the import path after a run, and forget the modules that were copied for it."""
     path, modules = list(sys.path), set(sys.modules)
     try:
         yield
@@ -83,3 +87,71 @@ def restored_imports() -> Iterator[None]:
             file = getattr(sys.modules[name], "__file__", None) or ""
             if os.path.dirname(file) in added:
                 del sys.modules[name]
+
+
+ROWS = "a list of dicts, a pandas or polars DataFrame, a datasets.Dataset, or a path"
+MISSING = ("NAType", "NaTType")  # of pandas
+
+
+def data_file(data: Any, folder: Path, argument: str) -> str:
+    """Return the path `data`, or write its rows to `<folder>/<hash>/data.jsonl` and return that.
+
+    `argument` names it in messages. ConfigError for data without rows, or of another form.
+    """
+    if isinstance(data, str | os.PathLike):
+        return str(os.fspath(data))
+    lines = [json.dumps(row, ensure_ascii=True) for row in rows_of(data, argument)]
+    if not lines:
+        raise _refused(argument, "has no rows", "give one task per row")
+    text = "\n".join(lines) + "\n"
+    file = folder.absolute() / blake2b(text.encode(), digest_size=8).hexdigest() / "data.jsonl"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
+    return str(file)
+
+
+def rows_of(data: Any, argument: str) -> list[dict[str, Any]]:
+    """Return the rows as plain JSON values: missing ones None, integers without `.0`, arrays lists, dates texts."""
+    return [_row(row, f"{argument}[{number}]") for number, row in enumerate(_rows(data, argument))]
+
+
+def _rows(data: Any, argument: str) -> Iterable[Any]:
+    if isinstance(data, Mapping):
+        what = f"a {type(data).__name__} of {', '.join(map(str, list(data)[:8])) or 'nothing'} is no list of rows"
+        raise _refused(argument, what, f'choose one of its splits, data["train"], or give {ROWS}')
+    if hasattr(data, "collect_schema") and hasattr(data, "collect"):  # a polars LazyFrame
+        data = data.collect()
+    if hasattr(data, "to_dicts"):  # polars
+        return list(data.to_dicts())
+    if hasattr(data, "convert_dtypes") and hasattr(data, "columns"):  # pandas
+        if not data.columns.is_unique:
+            raise _refused(argument, "has two columns of one name", "rename one")
+        return list(data.convert_dtypes().to_dict("records"))  # with a missing value, integers would be floats
+    if isinstance(data, bytes) or not isinstance(data, Iterable):
+        raise _refused(argument, f"a {type(data).__name__} holds no rows", f"give {ROWS}")
+    return data
+
+
+def _row(row: Any, where: str) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise _refused(where, f"must be a dict, not {type(row).__name__}", 'write {"prompt": ..., "answer": ...}')
+    return {str(name): _plain(value) for name, value in row.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if hasattr(value, "tolist"):  # NumPy
+        return _plain(value.tolist())
+    if type(value).__name__ in MISSING or (isinstance(value, float) and math.isnan(value)):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _refused(where: str, what: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(where=where, what=what, fix=fix))

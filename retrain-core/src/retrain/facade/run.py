@@ -1,4 +1,4 @@
-"""A run folder as an object: what it was configured with, what it recorded, what it trained, and how to go on."""
+"""A run folder as an object: configuration, records, trained weights, and resumption."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import retrain.records.run as records
-from retrain.facade.data import data_file, rows_of
-from retrain.facade.hosting import arguments_of, briefly_told, held_interrupts, restored_imports
+from retrain.facade.hosting import arguments_of, briefly_told, data_file, held_interrupts, restored_imports, rows_of
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.plugins.discover import load_plugins
@@ -27,15 +26,14 @@ from retrain.run.opened import opened, subject_config
 from retrain.run.subject import find_subject
 from retrain.text.process import prepare_process
 from retrain.use.evaluate.subjects import Request, evaluate_subject
-from retrain.use.prompts import Prompt, prompts_of, read_prompts
-from retrain.use.sample_command import Wanted, sample_file
+from retrain.use.sample_command import Prompt, Wanted, prompts_of, read_prompts, sample_file
 
 LOG = logging.getLogger("retrain")
 OnStep = Callable[[Mapping[str, Any]], object]
 
 
 class Run:
-    """A run by its `folder`, finished or not; its files are read when they are asked for.
+    """A run by its `folder`, finished or not; its files are read on demand.
 
     It is a path, too: `open(run / "metrics.jsonl")`, `retrain.compare([run_a, run_b])`.
     """
@@ -63,13 +61,13 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`, one per step; that of the evaluation before training has `step` -1."""
+        """The lines of `metrics.jsonl`, one per step; the evaluation before training has `step` -1."""
         self._is_looked_at()
         return [dict(record) for _, record in self._records.steps()]
 
     @property
     def metrics(self) -> Any:
-        """`rows` as a pandas DataFrame, one column per field; where pandas is not installed, `rows` as they are."""
+        """`rows` as a pandas DataFrame, one column per field; without pandas, `rows` itself."""
         if find_spec("pandas") is None:
             return self.rows
         import pandas  # takes a second, and only this needs it
@@ -87,7 +85,7 @@ class Run:
 
     @property
     def adapter(self) -> Path:
-        """The folder of the newest checkpoint, which PEFT can load; ConfigError while there is none."""
+        """The folder of the newest checkpoint, loadable by PEFT; ConfigError before the first one."""
         folder = find_subject(self.folder).folder
         assert folder is not None  # of a run it is a checkpoint, or an error
         return folder
@@ -99,10 +97,10 @@ class Run:
         quiet: bool = False,
         **overrides: Any,
     ) -> Run:
-        """Go on from the newest checkpoint as `retrain --resume`, in the same folder: bit by bit the same run.
+        """Continue from the newest checkpoint as `retrain --resume`, in the same folder: bit by bit the same run.
 
         `overrides` as in `retrain.train`: `run.resume(max_steps=200)`. ResumeError when code, data or keys have
-        changed; `resume_anyway=True` accepts that. A run that is complete is left as it is.
+        changed; `resume_anyway=True` accepts that. A complete run is left unchanged.
         """
         return train(self.folder / CONFIG_FILE, resume=self.folder, on_step=on_step, quiet=quiet, **overrides)
 
@@ -189,8 +187,8 @@ class Run:
         return records.Run(self.folder)
 
     def _is_looked_at(self) -> None:
-        """Of a campaign that goes on, a look at results is recorded, as the commands do it."""
-        from retrain.verdicts.ledger.interim import InterimLooks
+        """Record a look at the results of an unfinished campaign, as the commands do."""
+        from retrain.verdicts.ledger.looks import InterimLooks
 
         InterimLooks("retrain.load", LOG.warning).at([self.folder])
 
@@ -258,9 +256,9 @@ def train(
 
 
 class RunStopped(KeyboardInterrupt):
-    """Ctrl-C, the interrupt button or SIGTERM stopped `retrain.train`; a checkpoint is saved: `run` goes on from it.
+    """Ctrl-C, the interrupt button or SIGTERM stopped `retrain.train`; `run` can be resumed from a checkpoint.
 
-    A KeyboardInterrupt, so that the rest of a script or notebook does not go on with half a run.
+    A KeyboardInterrupt, so that the rest of a script or notebook does not continue with half a run.
     """
 
     def __init__(self, run: Run, reason: str) -> None:
@@ -269,17 +267,16 @@ class RunStopped(KeyboardInterrupt):
         self.run = run
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in the place of a traceback."""
         return [f"retrain: {self}"]
 
 
 def load(folder: str | os.PathLike[str]) -> Run:
-    """The run in a folder, finished or not; ConfigError when there is none. Nothing is trained or changed."""
+    """Return the run in a folder, finished or not; ConfigError if the folder has no run."""
     return Run(folder)
 
 
 def _prompts(given: Any, config: Config, plugins: Plugins) -> list[Prompt]:
-    """Texts and chats as they are given; those of a file or of rows, from their column."""
+    """Return texts and chats unchanged, and the prompts of a file or of rows from their column."""
     if isinstance(given, str | os.PathLike):
         return read_prompts(os.fspath(given), config, plugins)
     argument = "run.sample(prompts)"
@@ -290,7 +287,7 @@ def _prompts(given: Any, config: Config, plugins: Plugins) -> list[Prompt]:
 
 
 def _ready_plugins(run: Path) -> Plugins:
-    """The plugins, with the libraries of the run's backend imported, which no interrupt may tear."""
+    """Load the plugins and the libraries of the run's backend, whose import no interrupt may break."""
     with held_interrupts():
         prepare_process()
         plugins = load_plugins()

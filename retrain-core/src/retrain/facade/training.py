@@ -1,4 +1,4 @@
-"""`retrain.train`: what the command `retrain CONFIG` does, in this process and from Python."""
+"""`retrain.train`: the command `retrain CONFIG`, in this process and from Python."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.facade.capture import Captured, settings_of
-from retrain.facade.data import data_file
-from retrain.facade.hosting import arguments_of, briefly_told, held_interrupts, plain, restored_imports
+from retrain.facade.hosting import arguments_of, briefly_told, data_file, held_interrupts, plain, restored_imports
 from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain.kernel.errors import ConfigError, HookError, Problem, StopRequested, raised_at
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Owner, Plugins
 from retrain.run.configure import Checked, claim_of, load_file, split_arguments
 from retrain.run.interrupts import Interrupts
 from retrain.text.process import prepare_process
@@ -33,7 +31,7 @@ OnStep = Callable[[Mapping[str, Any]], object]
 
 
 class Tables(dict[str, Any]):
-    """The tables of a configuration as a program gives them, in plain TOML values; messages call them `config`."""
+    """The tables of a configuration given by a program, in plain TOML values; messages call them `config`."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__({str(name): plain(value) for name, value in given.items()})
@@ -43,7 +41,7 @@ class Tables(dict[str, Any]):
 
 
 class Watcher:
-    """Learns where the run's folder is, and calls `on_step` after every line of metrics."""
+    """Records the run's folder, and calls `on_step` after every line of metrics."""
 
     def __init__(self, on_step: OnStep | None, interrupts: Interrupts) -> None:
         self._on_step = on_step
@@ -52,12 +50,11 @@ class Watcher:
 
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
-        """The folder exists."""
         self.folder = run.folder
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
-        """Call the user's function; KeyboardInterrupt in it stops the run as one from outside does."""
+        """Call the user's function; KeyboardInterrupt in it stops the run like one from outside."""
         if self._on_step is None:
             return
         try:
@@ -80,7 +77,7 @@ def run_training(
     data: Any = None,
     is_quiet: bool,
 ) -> tuple[Path, str]:
-    """Train as `retrain.train` says: the folder of the run, and by what it was stopped, empty when it has ended."""
+    """Train as `retrain.train`; returns the run's folder, and the reason of a stop, empty at the end."""
     with ExitStack() as undo:
         undo.enter_context(briefly_told())
         undo.enter_context(restored_imports())
@@ -117,7 +114,7 @@ def _checked(
     settings: list[Setting],
     plugins: Plugins,
 ) -> Checked:
-    """The configuration without problems; ConfigError also for one that is for another command."""
+    """Return the checked configuration; ConfigError also for one that is for another command."""
     if isinstance(config, Mapping):
         return load_file(Tables(config), arguments, plugins, starts_run=True, settings=settings)
     words = [os.fspath(config), *arguments]
@@ -129,7 +126,7 @@ def _checked(
 
 @contextmanager
 def _staged(captured: list[Captured]) -> Iterator[None]:
-    """Modules of captured functions can be imported in the block; the run keeps copies with those of all its code."""
+    """Make the modules of captured functions importable in the block; the run keeps copies with its other code."""
     with tempfile.TemporaryDirectory(prefix="retrain-functions-") as folder:
         for one in captured:
             if one.source:

@@ -26,9 +26,8 @@ from retrain.records.run import Run, StoredCompletion, StoredStep
 from retrain.report.heat import ShadedCompletion, ShadedStep, render, show
 from retrain.run.configure import Checked, load_checked
 from retrain.text.command_options import html_option, json_option, run_argument, set_option
-from retrain.text.token_text import token_texts
-from retrain.text.tokenizer import load_tokenizer
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.text.tokenizer import load_tokenizer, token_texts
+from retrain.verdicts.ledger.looks import InterimLooks
 
 MOST = 4
 EPILOG = """\b
@@ -93,9 +92,9 @@ def shade(
     sepa_lambda: float | None,
     overrides: Sequence[str],
 ) -> ShadedStep:
-    """A step's completions (the last one's for None) under each transform, ready to be shown.
+    """Return a step's completions (by default the last step's) under each transform, ready to be shown.
 
-    Without transforms, or a lambda, those of the run; `overrides` as on a command line.
+    Transforms and lambda are the run's by default; `overrides` as on a command line.
     """
     stored = Run(run).step(step)
     if sepa_lambda is None:
@@ -142,7 +141,6 @@ def _detector(checked: Checked, tokenizer: Any, plugins: Plugins) -> PlanningDet
 
 
 def as_data(step: ShadedStep) -> dict[str, Any]:
-    """The shaded step as plain data."""
     return {
         "run": step.run,
         "step": step.step,
@@ -181,10 +179,10 @@ def replay(
     sepa_lambda: float,
     tokenizer: Any = None,
 ) -> tuple[list[list[StoredCompletion]], tuple[tuple[Mask, ...], ...], CreditResult]:
-    """Credit of the step's judged completions under `flow`: completions, planning masks and result, group by group.
+    """Assign credit to the step's judged completions: completions, planning masks and result, group by group.
 
     Uninformative groups are included, to show the credit that they would have got. `tokenizer` decodes the tokens for a
-    transform that asks for their text. ConfigError when one asks for rewards of single tokens, which are not stored.
+    transform that needs their text. ConfigError for rewards of single tokens, which are not stored.
     """
     if flow.needs_token_rewards:
         what = f"{flow.condition} takes rewards of single tokens, which a run does not store"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from retrain.records.identity.changes import changes_between, source_diff
-from retrain.records.reading import TIMED, Record, number, table_of
+from retrain.records.reading import TIMED, Record, flattened, number, table_of
 from retrain.records.run import Run, accepted_changes
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataDiff:
-    """How many examples each run saw, the first few that only one saw, and the first differing batch.
+    """The number of examples each run saw, the first few that only one saw, and the first differing batch.
 
     `differing_part` is `examples` (other prompts), `completions` (the same prompts, other texts), `tokens` (the same
     texts from other tokens) or `missing` (one run has no completions of the step); None without such a batch.
@@ -43,7 +43,7 @@ class DataDiff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsDiff:
-    """Where two runs diverge: the first common step at which a common field differs, and those fields.
+    """The first common step at which a common field differs, and those fields.
 
     `only_a` and `only_b` are fields that the other run never has; timing (`*_time_s`) and settings are left out.
     """
@@ -83,9 +83,9 @@ class RunDiff:
     """Run A against run B; labels are the folders as given.
 
     `identical`: the same steps with the same batches and results; settings and packages may differ. `config` and
-    `packages` are differing values by name, without that of a side that lacks one. `inputs` are the differing files of
-    code, data, model and plugins, None when a run recorded none. `accepted_a` and `accepted_b` are changes that the
-    runs were resumed with by `--resume-anyway`.
+    `packages` are differing values by name, without the side that lacks one. `inputs` are the differing files of code,
+    data, model and plugins, None when a run recorded none. `accepted_a` and `accepted_b` are changes that a resume
+    accepted with `--resume-anyway`.
     """
 
     label_a: str
@@ -111,7 +111,6 @@ class RunDiff:
     metrics: MetricsDiff
 
     def as_data(self) -> dict[str, Any]:
-        """The documented JSON form."""
         return asdict(self)
 
 
@@ -228,7 +227,7 @@ def _results(metrics: Record) -> dict[str, Any]:
 
 
 def _data(run_a: Run, run_b: Run, last_a: int, last_b: int) -> DataDiff:
-    """The batches of all steps that both runs finished, in lockstep; memory grows with the examples, not the steps."""
+    """Compare the batches of all steps that both runs finished; memory grows with the examples, not the steps."""
     seen_a, seen_b = set[str](), set[str]()
     differing_step, differing_part = None, None
     batches = side_by_side(_batches(run_a, last_a, seen_a), _batches(run_b, last_b, seen_b))
@@ -251,9 +250,9 @@ Batch = tuple[bytes, bytes]  # digests in sampling order: of the examples, and o
 
 
 def _batches(run: Run, last_step: int, seen: set[str]) -> Iterator[tuple[int, Batch]]:
-    """Step and batch; the ids of the examples are added to `seen`.
+    """Yield step and batch; the ids of the examples are added to `seen`.
 
-    What a killed run wrote after its last metrics line is not a complete step.
+    Records that a killed run wrote after its last metrics line are not a complete step.
     """
     for step, lines in groupby(run.completions(required=True), key=lambda line: line[0]):
         if step > last_step:
@@ -282,7 +281,7 @@ def _differing_part(a: Batch | None, b: Batch | None) -> str | None:
 
 
 def _differing_tokens(run_a: Run, run_b: Run, step: int) -> str | None:
-    """`tokens` if the token ids of the step differ; None if they do not, or a run has none."""
+    """Return `tokens` if the token ids of the step differ; None if they do not, or a run has none."""
     found = [run.token_arrays(step, ("lengths", "tokens")) for run in (run_a, run_b)]
     a, b = ({name: values.tobytes() for name, values in (arrays or {}).items()} for arrays in found)
     return "tokens" if a and b and a != b else None
@@ -292,8 +291,8 @@ def _differing_tokens(run_a: Run, run_b: Run, step: int) -> str | None:
 
 
 def _config(run_a: Run, run_b: Run) -> dict[str, dict[str, Any]]:
-    """Differing settings with their origins, without the paths of records."""
-    sides = {"a": (run_a, _flat(run_a.settings)), "b": (run_b, _flat(run_b.settings))}
+    """Return differing settings with their origins, without the paths of records."""
+    sides = {"a": (run_a, flattened(run_a.settings)), "b": (run_b, flattened(run_b.settings))}
     found = {}
     for path in sorted({*sides["a"][1], *sides["b"][1]} - PLACES):
         a, b = (settings.get(path, _ABSENT) for _, settings in sides.values())
@@ -306,7 +305,7 @@ def _config(run_a: Run, run_b: Run) -> dict[str, dict[str, Any]]:
 
 
 def _origin(run: Run, path: str) -> str:
-    """Where a setting came from: a line of a file, a flag, or `default`."""
+    """Return where a setting came from: a line of a file, a flag, or `default`."""
     origins = table_of(run.manifest, "origins")
     while path:
         if path in origins:
@@ -316,7 +315,6 @@ def _origin(run: Run, path: str) -> str:
 
 
 def _packages(manifest: Record) -> dict[str, str]:
-    """Version of Python, of every distribution that registered something, and of every relevant library."""
     found = {"python": str(manifest.get("python", ""))}
     for name in ("libraries", "distributions"):
         found |= {package: str(release) for package, release in table_of(manifest, name).items()}
@@ -349,14 +347,6 @@ def _inputs(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[InputDiff, ...]
         )
         for change in changes_between(a, b)
     )
-
-
-def _flat(tables: Record, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tables.items():
-        path = f"{prefix}{name}"
-        flat |= _flat(value, f"{path}.") if isinstance(value, dict) and value else {path: value}
-    return {path: value for path, value in flat.items() if value != {}}
 
 
 def _pair(a: Any, b: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.command_options import json_option
 from retrain.text.tables import rich_table, table_console
 from retrain.text.terminal_text import printable, sparkline
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.verdicts.ledger.looks import InterimLooks
 
 _FOLDER = click.Path(path_type=Path)
 EPILOG = """\b
@@ -60,7 +60,6 @@ PARTS = {
 
 
 def picture(diff: RunDiff) -> RenderableType:
-    """The verdict, the results of both runs, then each kind of difference."""
     parts: list[RenderableType] = [_heads(diff), Text(), Text(verdict(diff), style="bold"), Text(), _results(diff)]
     parts += [Text(), *_curves(diff)]
     for title, rows in (
@@ -77,7 +76,6 @@ def picture(diff: RunDiff) -> RenderableType:
 
 
 def verdict(diff: RunDiff) -> str:
-    """The verdict as one sentence."""
     metrics, data = diff.metrics, diff.data
     if not metrics.common_steps:
         return "Nothing to compare: the runs have no finished step in common."
@@ -125,7 +123,7 @@ def _curves(diff: RunDiff) -> Iterator[Text]:
 
 
 def mark(a: float | None, b: float | None, better: int) -> str:
-    """`< A`, `B >` or `=`; empty if neither is better or a number is missing."""
+    """Return `< A`, `B >` or `=`; empty if neither is better or a number is missing."""
     if a is None or b is None:
         return ""
     if a == b:
@@ -170,7 +168,6 @@ def _code(diff: RunDiff) -> str:
 
 
 def _inputs(diff: RunDiff) -> Iterator[RenderableType]:
-    """Differing files of code, data, model and plugins; accepted changes, which make one run two."""
     for name, accepted in (("A", diff.accepted_a), ("B", diff.accepted_b)):
         yield from (Text(f"  {name} was {printable(change)}", style="yellow") for change in accepted)
     if diff.inputs is None:

@@ -11,14 +11,13 @@ from retrain.kernel.errors import ResumeError
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Kind
 from retrain.records.checkpoints import Checkpoint, without_checksum
+from retrain.records.files import owner_of
 from retrain.records.identity.collect import Identity
-from retrain.records.lock import owner_of
 from retrain.records.run import accepted_changes
-from retrain.run.check import wanted_names
+from retrain.run.check import identity_of, wanted_names
 from retrain.run.configure import load_checked
 from retrain.run.restore import restore_obstacles
 from retrain.run.resume_plan import ResumePlan, plan_resume
-from retrain.run.selected import identity_of
 from retrain.run.tables import registered_tables
 
 MOST_NAMES = 5
@@ -50,16 +49,14 @@ class ResumeCheck:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `retrain --resume` would continue the run."""
         return not self.obstacles
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data for JSON."""
         return {"can_resume": self.can_resume, **asdict(self)}
 
 
 def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> ResumeCheck:
-    """Check a run folder against the configuration that would continue it, by default the run's own.
+    """Check a run folder against the configuration that would continue it, by default the run's.
 
     ConfigError if that configuration is invalid.
     """
@@ -143,7 +140,6 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, id
 
 
 def check_lines(check: ResumeCheck) -> list[str]:
-    """The check as `retrain status RUN --resume` prints it."""
     if check.obstacles:
         head = f"{check.run} cannot be resumed:"
     elif check.is_complete:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,16 +18,14 @@ from rich.text import Text
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED
 from retrain.kernel.registry import Plugins
 from retrain.records.reading import number
-from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, progress_text
+from retrain.records.runs.campaign_status import CampaignRun, CampaignStatus, Overview, progress_text, scan
 from retrain.records.runs.run_status import RunStatus
-from retrain.records.runs.scan import Overview, scan
 from retrain.text.amounts import ABSENT, decimal, duration, percent
 from retrain.text.command_options import json_option
-from retrain.text.process import can_redraw
 from retrain.text.progress import phase_text, share_of
 from retrain.text.tables import rich_table, table_console
-from retrain.text.terminal_text import printable
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.text.terminal_text import is_redrawable, printable
+from retrain.verdicts.ledger.looks import InterimLooks
 
 Look = Callable[[], Overview]
 FOLDER = Path("logs")
@@ -104,7 +103,7 @@ def command(
     if resume and root:
         ctx.exit(_print_resume(root.expanduser(), config_file, ctx.obj, as_json=as_json))
     if forecast and root:
-        from retrain.verdicts.forecast.run_forecast import print_forecast  # imports numpy, that `status` does not need
+        from retrain.verdicts.forecast import print_forecast  # imports numpy, that `status` does not need
 
         print_forecast(root, among, level or LEVEL, as_json=as_json)
         return
@@ -127,7 +126,6 @@ def command(
 
 
 def _print_resume(run: Path, config_file: Path | None, plugins: Plugins, *, as_json: bool) -> int:
-    """Print what a resume would restore; returns the exit code."""
     from retrain.inspect.resume_check import check_lines, check_resume  # imports the training loop
 
     check = check_resume(run, config_file, plugins)
@@ -146,7 +144,7 @@ def _print(overview: Overview) -> None:
 def _follow(look: Look, interval_s: float, *, as_json: bool) -> None:
     """Show `look()` repeatedly; Ctrl-C ends it and is not an error."""
     try:
-        if can_redraw() and not as_json:
+        if is_redrawable(sys.stdout) and not as_json:
             _follow_live(look, interval_s)
         while True:
             if as_json:
@@ -179,9 +177,9 @@ RATES = ("correct", "held-out")
 
 
 def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
-    """The banner, each campaign as a matrix of conditions and seeds, then the runs that belong to none.
+    """Return the banner, each campaign as a matrix of conditions and seeds, then the other runs.
 
-    On a terminal narrower than `NARROW` columns, beside an editor, a run has one row, and a live one a bar for its
+    On a terminal narrower than `NARROW` columns, next to an editor, a run has one row, and a live one a bar for its
     phase instead of a sentence.
     """
     is_narrow = columns < NARROW
@@ -204,7 +202,7 @@ def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
 
 
 def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
-    """What a live run is doing, what was found at its last step, and what it was resumed with anyway."""
+    """Return a live run's phase, the findings at its last step, and the changes that it was resumed with."""
     name = printable(str(_inside(run.path, root)))
     notes: list[RenderableType] = [
         Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted
@@ -242,12 +240,10 @@ def _phase_bar(name: str, run: RunStatus) -> Table:
 
 
 def _on_one_line(error: str) -> str:
-    """A message of several lines as one."""
     return "; ".join(filter(None, map(str.strip, error.split("\n"))))
 
 
 def state_text(state: str) -> Text:
-    """A state in its colour."""
     return Text(printable(state), style=COLOURS.get(state, ENDED_BADLY))
 
 
@@ -283,7 +279,7 @@ def _matrix(campaign: CampaignStatus) -> Table:
 
 
 def _cell(run: CampaignRun | None) -> Text:
-    """`42/100 37.5%`: the steps and the last held-out rate."""
+    """Return `42/100 37.5%`: the steps and the last held-out rate."""
     cell = _progress(run)
     rate = run.status.held_out_rate if run and run.status else None
     return cell if rate is None else cell.append(f" {percent(rate)}", style="default")
@@ -306,6 +302,6 @@ def _name(run: RunStatus, overview: Overview) -> str:
 
 
 def _inside(path: Path, root: Path) -> Path:
-    """The path below the root; the whole path of the root itself and of what is elsewhere."""
+    """Return the path below the root; the whole path of the root itself and of paths outside."""
     inside = path.relative_to(root) if path.is_relative_to(root) else path
     return path if str(inside) == "." else inside

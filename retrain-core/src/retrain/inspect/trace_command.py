@@ -14,7 +14,7 @@ from retrain.credit.pipeline import CreditResult, assign_credit
 from retrain.credit.trial import LAMBDAS, synthetic_groups
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import EXIT_FAILED, Problem, RetrainError
-from retrain.kernel.plugins.build import declared_capabilities
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, Kind
 from retrain.run.configure import load_with_problems
@@ -98,7 +98,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """The flow that was tried, and the backend that it is for."""
+    """The flow that was tried, and its backend."""
 
     condition_label: str
     backend: str
@@ -121,7 +121,6 @@ class Trace:
 
     @property
     def ok(self) -> bool:
-        """PASS or FAIL."""
         return not any(issue.severity == ERROR for issue in self.issues)
 
 

@@ -32,7 +32,6 @@ class Problem:
 
     @property
     def head(self) -> str:
-        """Place and fault."""
         return f"{self.where}: {self.what}" if self.where else self.what
 
 
@@ -110,7 +109,7 @@ class OutOfMemoryError(BackendError):
 
 
 class NonFiniteError(BackendError):
-    """A loss, gradient or log-probability was not finite; weights and optimizer are as they were before the step."""
+    """A loss, gradient or log-probability was not finite; weights and optimizer are unchanged."""
 
 
 class CheckpointError(RetrainError, RuntimeError):
@@ -135,7 +134,7 @@ class ResumeError(RetrainError, RuntimeError):
 class StopRequested(BaseException):
     """Raised in the run's thread to stop it; not an `Exception`, so that no plugin swallows it.
 
-    `failure` is the error that caused the stop, if any; `folder` is that of the run or campaign, once it exists.
+    `failure` is the error that caused the stop, if any; `folder` is the run's or campaign's, once it exists.
     """
 
     def __init__(self, reason: str, failure: RetrainError | None = None) -> None:
@@ -149,7 +148,7 @@ LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
 
 
 def raised_at(error: BaseException) -> str:
-    """` (my_transforms.py:4)`: the innermost line of a plugin that raised, or that called what raised; else empty.
+    """Return ` (my_transforms.py:4)`: the innermost line of a plugin that raised, or that called what raised, if any.
 
     A file that is installed as part of no library comes first, so that an error from within NumPy is shown where the
     user's own file called it.
@@ -160,7 +159,7 @@ def raised_at(error: BaseException) -> str:
     if not foreign:
         return ""
     file = Path(foreign[-1].filename)
-    with suppress(OSError, ValueError):  # OSError: the current folder is gone; ValueError: the file is elsewhere
+    with suppress(OSError, ValueError):  # OSError: the current folder is gone; ValueError: the file is outside it
         file = file.relative_to(Path.cwd())
     return f" ({file}:{foreign[-1].lineno})"
 

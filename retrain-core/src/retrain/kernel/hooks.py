@@ -1,4 +1,4 @@
-"""Every extension point of retrain, in life-cycle order: this file defines what can be plugged in.
+"""Every extension point of retrain, in life-cycle order.
 
 A plugin is a module or object found through the entry-point group `retrain`; it implements any of these hooks with
 `retrain.api.hookimpl`. Registration hooks receive a callable and call it with one `PluginSpec` per name they offer,
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.diagnosis import Diagnosis
     from retrain.kernel.contracts.report import ReportSection
-    from retrain.kernel.contracts.tasks import Evaluation
-    from retrain.kernel.contracts.verifier import LoadedTasks
+    from retrain.kernel.contracts.tasks import Evaluation, LoadedTasks
     from retrain.kernel.contracts.views import EvalView, GroupsView, RunView
+    from retrain.kernel.declared import ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.errors import Problem, RetrainError
-    from retrain.kernel.plugin_spec import ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.registry import Plugins
     from retrain.kernel.types import TrainReport
 
@@ -74,15 +73,15 @@ def retrain_register_environments(register: Register) -> None:
 
 @hookspec
 def retrain_register_rewards(register: Register) -> None:
-    """Offer a `[reward] type`: `factory(context) -> Reward`. `traits={"instruction": text}`: what a prompt asks for."""
+    """Offer a `[reward] type`: `factory(context) -> Reward`. `traits={"instruction": text}`: for the prompts."""
 
 
 @hookspec
 def retrain_register_backends(register: Register) -> None:
     """Offer a `[backend] backend`: `factory(context) -> Backend`; `traits` are its `Capabilities`.
 
-    `params` is the model of `[backend.options]`, `functions` are its `BackendFunctions`: what it does before it is
-    built, or without.
+    `params` is the model of `[backend.options]`, `functions` are its `BackendFunctions`, called without
+    building it.
     """
 
 
@@ -114,10 +113,10 @@ def retrain_register_uncertainties(register: Register) -> None:
 
 @hookspec
 def retrain_register_algorithms(register: Register) -> None:
-    """Offer an `algorithm_mode`, which replaces advantage and transform: an `AlgorithmSpec`, or `f(ctx)`.
+    """Offer an `algorithm_mode` in place of advantage and transform: an `AlgorithmSpec`, or `f(ctx)`.
 
-    With `traits=Needs(...)` it is a whole `Algorithm`: `factory(context) -> Algorithm`, which assigns credit to all
-    groups once per step and whose state checkpoints keep. `params` is then the model of `[algorithm.params]`.
+    With `traits=Needs(...)` it is a whole `Algorithm`: `factory(context) -> Algorithm`. It assigns credit to all
+    groups once per step, and checkpoints keep its state. `params` is then the model of `[algorithm.params]`.
     """
 
 
@@ -156,7 +155,7 @@ def retrain_register_health_monitors(register: Register) -> None:
 
 @hookspec
 def retrain_register_pacers(register: Register) -> None:
-    """Offer a `[backpressure] pacer`, which sets the batch size of each step: `factory(context) -> Pacer`."""
+    """Offer a `[backpressure] pacer`, to set the batch size of each step: `factory(context) -> Pacer`."""
 
 
 @hookspec
@@ -166,7 +165,7 @@ def retrain_register_launchers(register: Register) -> None:
 
 @hookspec
 def retrain_register_samplers(register: Register) -> None:
-    """Offer a `[data] sampler`, which chooses the prompts of each step: `factory(context, examples) -> Sampler`.
+    """Offer a `[data] sampler`, to choose the prompts of each step: `factory(context, examples) -> Sampler`.
 
     `params` is the model of `[data.sampler_params]`.
     """
@@ -198,7 +197,7 @@ def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
 def retrain_check_config(config: Config, plugins: Plugins, will_run: bool) -> Sequence[Problem] | None:
     """Further problems with a training run's configuration, reported together with all others; import nothing heavy.
 
-    For rules that span several tables, about what the plugin owns. Not `will_run`: estimates need nothing installed.
+    For rules that span several tables, on the plugin's own parts. Not `will_run`: estimates need nothing installed.
     """
 
 
@@ -209,9 +208,9 @@ def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any] | Non
 
 @hookspec
 def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagnosis] | None:
-    """Findings for `retrain doctor` about what this plugin needs from the machine: extras, devices, servers, keys.
+    """Findings for `retrain doctor` about this plugin's needs: extras, devices, servers, keys.
 
-    `config` is what the user wants to run; None means no configuration, and then nothing is `needed`. Libraries may be
+    `config` is the user's; None means no configuration, and then nothing is `needed`. Libraries may be
     imported, models may not be loaded, and no check may take longer than a few seconds. An exception becomes a failed
     finding with the plugin's name.
     """
@@ -224,7 +223,7 @@ def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagno
 def retrain_watch_run(context: PluginContext) -> object | None:
     """A watcher of this run: a `Watcher`, or an object with implementations of hooks; None = nothing to watch.
 
-    Called once per run, before data and model load: build here what the configuration names, so that faults surface
+    Called once per run, before data and model load: build the configured parts here, so that faults surface
     early. Its methods and hooks are called until the run ends.
     """
 
@@ -239,15 +238,15 @@ def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
 
 @hookspec(firstresult=True)
 def retrain_evaluation(context: PluginContext, tasks: LoadedTasks) -> Evaluation | None:
-    """What evaluates the policy of a run; None = nothing does. The tasks are loaded, the model is not."""
+    """The evaluation of a run's policy; None = not this plugin's. The tasks are loaded, the model is not."""
 
 
 @hookspec
 def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[Shaper] | None:
-    """What changes rewards between scoring and credit in this run; None = nothing. Once per run, all parts are built.
+    """Shapers, which change rewards between scoring and credit. Once per run, when all parts are built.
 
-    Shapers of several plugins work one after another; each sees what the previous one returned. A shaper with
-    hooks of its own is a watcher too (see `retrain_watch_run`): it may keep state and add fields.
+    Shapers of several plugins work one after another; each gets the previous one's result. A shaper with
+    hooks is a watcher too (see `retrain_watch_run`): it may keep state and add fields.
     """
 
 
@@ -308,7 +307,7 @@ def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str,
     """Sections for a report, `{"title": "text"}` or `{"title": ReportSection(...)}`. Once per condition of a report.
 
     `run` is a run of the condition, `campaign` the folder of the campaign that the report covers, or None for a report
-    on runs. Texts of all plugins are shown together; a `ReportSection` is a section of its own, with plots. The same
+    on runs. Texts of all plugins are shown together; a `ReportSection` is a separate section, with plots. The same
     answer for several conditions is shown once. Everything is escaped. Keys of the run's `config.toml` that this
     installation cannot read have their defaults.
     """

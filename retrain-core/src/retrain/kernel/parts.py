@@ -1,24 +1,110 @@
-"""What a run consists of: its parts, and the services that it needs from the process running it."""
+"""The parts of a run, the services that it needs from its process, and sampling and training in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Shaper
-from retrain.kernel.contracts.backend import Backend, WarmUp
-from retrain.kernel.contracts.pacing import Pacer
+from retrain.kernel.contracts.backend import Backend, Measuring, WarmUp
 from retrain.kernel.contracts.tasks import Evaluation, Prompt, Prompts, Rollouts
-from retrain.kernel.contracts.views import RunView, Watcher
-from retrain.kernel.overlap import Sample, Serial, Train
-from retrain.kernel.progress import Progress
+from retrain.kernel.contracts.views import Pacer, RunView, Watcher
+from retrain.kernel.errors import NonFiniteError
+from retrain.kernel.progress import Clock, Progress
 from retrain.kernel.registry import Plugins, call
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Group
+from retrain.kernel.types import Group, TrainBatch, TrainReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Prompts to sample for a step: `batch_size` from position `cursor` on, after `round` other rounds of them."""
+
+    step: int
+    cursor: int
+    batch_size: int
+    round: int = 0
+    is_announced: bool = True  # to hooks, with its phases; False in another thread than the run's
+
+    @property
+    def label(self) -> str:
+        """Name of the files about these prompts."""
+        return f"step_{self.step:06d}" + (f"_round_{self.round}" if self.round else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sampled:
+    """Prompts, a scored group for each, and the fields that sampling and scoring add to the step's line.
+
+    With `error` there is no group: the completions could not be sampled, and the step is rejected.
+    """
+
+    prompts: Sequence[Prompt]
+    groups: tuple[Group, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: NonFiniteError | None = None
+
+
+Sample = Callable[[Planned, Clock], Sampled]
+Train = Callable[[TrainBatch], TrainReport]
+Upcoming = Callable[[], Planned | None]  # the next step; None after the last one
+
+
+def measured(backend: Backend) -> Mapping[str, float]:
+    """Measurements of the backend since the previous call; empty when it takes none."""
+    return backend.metrics() if isinstance(backend, Measuring) else {}
+
+
+class Serial:
+    """Sampling and training take turns. `batch_size` is the number of prompts already sampled for the next step: 0."""
+
+    batch_size = 0
+
+    def __init__(self, backend: Backend, train: Train, sample: Sample) -> None:
+        self._backend, self._train, self._sample, self._version = backend, train, sample, 0
+
+    def collect(self, planned: Planned, clock: Clock) -> Sampled:
+        """Return the step's scored groups, sampled now."""
+        return self._sample(planned, clock)
+
+    def train(self, batch: TrainBatch, clock: Clock, upcoming: Upcoming) -> TrainReport:
+        """Train, then publish the trained policy."""
+        with clock.timed("train"):
+            report = self._train(batch)
+            self._version = self._backend.publish()
+        return report
+
+    def metrics(self) -> Mapping[str, float]:
+        return measured(self._backend)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[Mapping[str, float]]:
+        """Yield the step's measurements; those taken within the block belong to no step."""
+        yield self.metrics()
+        self.metrics()
+
+    def staleness(self, groups: tuple[Group, ...]) -> dict[str, float]:
+        """Fields on how far the completions lag behind the policy: none."""
+        return {}
+
+    def finish(self, clock: Clock, *, has_trained: bool) -> dict[str, float]:
+        """Note that the step is over, trained or not; return the timing fields of its line."""
+        return clock.fields()
+
+    def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool) -> None:
+        """Publish the policy of the checkpoint, if the run continues from one."""
+        if is_restored:
+            self._backend.publish()
+
+    def drop(self) -> None:
+        """Discard samples taken in advance: none."""
+
+    def close(self) -> None:
+        """Release threads: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,7 +174,7 @@ class Records(Protocol):
         """Write a step's completions with their credit, trained or not. Its line comes last and marks it complete."""
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Append a step's line to `metrics.jsonl`, or that of the evaluation before training, after its records."""
+        """Append to `metrics.jsonl`, after its records, a step's line or the one of the evaluation before training."""
 
     def save(self, name: str, metrics: Mapping[str, Any]) -> Path:
         """Save the complete state as checkpoint `name`, with the last line's metrics; return its folder."""
@@ -106,7 +192,6 @@ class Run:
     watchers: tuple[Watcher, ...] = ()
 
     def notify(self, hook: str, **arguments: Any) -> Any:
-        """Call a life-cycle hook about this run."""
         return self.parts.plugins.notify(hook, run=self.view, **arguments)
 
     def enter(self, step: int, phase: str) -> None:

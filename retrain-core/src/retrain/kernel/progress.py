@@ -1,14 +1,18 @@
-"""The counters that a run carries from step to step, and the clock of one step."""
+"""The counters that a run carries from step to step, the clock of a step, and the fields of its metrics line."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from retrain.kernel.types import Group, num_correct
+import numpy as np
+
+from retrain.kernel.errors import PluginError, Problem
+from retrain.kernel.types import Group, TrainReport, num_correct
 
 
 @dataclass(slots=True)
@@ -30,21 +34,18 @@ class Progress:
     versions: list[int] = field(default_factory=list)
 
     def count(self, groups: Sequence[Group]) -> None:
-        """Add a step's completions to the totals."""
         self.total_correct += sum(num_correct(group) for group in groups)
         self.total_completions += sum(len(group.completions) for group in groups)
 
     def rate_fields(self) -> dict[str, float]:
-        """The share of correct completions so far; absent where nothing is judged."""
+        """Share of correct completions so far; empty where nothing is judged."""
         return {"running_correct_rate": self.total_correct / self.total_completions} if self.total_completions else {}
 
     def as_state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Progress:
-        """The counters that `as_state` returned."""
         return cls(**state)
 
 
@@ -58,7 +59,6 @@ class Clock:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Add the time of the block to a phase."""
         started = time.perf_counter()
         try:
             yield
@@ -68,6 +68,52 @@ class Clock:
             self.spans.append((phase, started, ended))
 
     def fields(self) -> dict[str, float]:
-        """Timing fields of the metrics line."""
         phases = {f"{phase}_time_s": seconds for phase, seconds in self.phase_s.items()}
         return {"step_time_s": time.perf_counter() - self.started, **phases}
+
+
+Fields = dict[str, Any]
+
+
+def merge_fields(metrics: Fields, fields: Mapping[str, Any], *, source: str) -> Fields:
+    """Return `metrics` with `fields` added; PluginError if one exists already, or is not text, a boolean or finite."""
+    added = {}
+    for name, value in fields.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        if name in metrics:
+            raise PluginError(Problem(what=f"metric {name!r} of {source} exists already", fix="give it another name"))
+        if not isinstance(plain, bool | int | float | str):
+            what = f"metric {name!r} of {source} is {type(plain).__name__}, not text or a number"
+            raise PluginError(Problem(what=what, fix="return plain values"))
+        if isinstance(plain, float) and not math.isfinite(plain):
+            raise PluginError(Problem(what=f"metric {name!r} of {source} is {plain}", fix="leave it out instead"))
+        added[name] = plain
+    return metrics | added
+
+
+def train_fields(report: TrainReport | None) -> Fields:
+    """Fields of the optimizer step; a null loss and no ratios when nothing was trained."""
+    if report is None:
+        return {"loss": None, "reported_loss": None, "loss_is_placeholder": False, "trained_tokens": 0, "updates": 0}
+    measured = {
+        "grad_norm": report.grad_norm,
+        "ratio_mean": report.ratio_mean,
+        "ratio_max": report.ratio_max,
+        "logprob_gap_mean": report.gap_mean,
+        "logprob_gap_p99": report.gap_p99,
+        "logprob_gap_max": report.gap_max,
+        "k3": report.k3,
+        "ess_frac": report.ess_frac,
+        "clip_fraction": report.clip_fraction,
+        "clip_fraction_updates": list(report.clip_fractions) or None,
+        "lr": report.lr,
+        "rejected": report.rejected or None,
+    }
+    return {
+        "loss": report.loss,
+        "reported_loss": report.loss,
+        "loss_is_placeholder": report.loss_is_placeholder,
+        "trained_tokens": report.num_tokens,
+        "updates": report.updates,
+        **{name: value for name, value in measured.items() if value is not None},
+    }

@@ -1,4 +1,4 @@
-"""Everything plugged in: what each plugin registered, its hooks, and the errors of those that fail."""
+"""The registry of parts, the hooks of all plugins, and the errors of those that fail."""
 
 from __future__ import annotations
 
@@ -10,18 +10,66 @@ from typing import Any
 
 import pluggy
 
-from retrain.kernel.declared import Function, Kind
+from retrain.kernel.declared import Function, Kind, PluginSpec, TableTraits, load_target
 from retrain.kernel.errors import ConfigError, HookError, Problem, RetrainError
-from retrain.kernel.plugin_spec import LoadFailure, Owner, PluginSpec, Registered, Registry, load_target
 
 PLURALS = {Kind.UNCERTAINTY: "uncertainties", Kind.LOSS: "losses"}
 BUILTIN = "builtin:"  # prefix of models that a distribution ships
 HOOK_OF_KIND = {kind: f"retrain_register_{PLURALS.get(kind, f'{kind}s')}".replace(" ", "_") for kind in Kind}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The plugin that registered a part: distribution, version, and the entry point or file it came from."""
+
+    distribution: str
+    version: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}".strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    kind: Kind
+    spec: PluginSpec
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFailure:
+    owner: Owner
+    error: str
+
+
+@dataclass(slots=True)
+class Registry:
+    """All parts of one kind; a clash of two owners over one name is an error only when the name is used.
+
+    A config table that extends another is not a second owner of it; it is kept in `extensions`.
+    """
+
+    kind: Kind
+    entries: dict[str, list[Registered]] = field(default_factory=dict)
+    extensions: list[Registered] = field(default_factory=list)
+
+    def add(self, spec: PluginSpec, owner: Owner) -> None:
+        entry = Registered(kind=self.kind, spec=spec, owner=owner)
+        if isinstance(spec.traits, TableTraits) and spec.traits.extends:
+            self.extensions.append(entry)
+            return
+        for name in dict.fromkeys((spec.name, *spec.aliases)):
+            self.entries.setdefault(name, []).append(entry)
+
+    def primary(self) -> list[Registered]:
+        """Return every entry once, under its own name, sorted."""
+        return [entry for name in sorted(self.entries) for entry in self.entries[name] if entry.spec.name == name]
+
+
 @dataclass(slots=True)
 class Plugins:
-    """Everything plugged in: the hooks, one registry per kind, and the entry points that failed."""
+    """The hooks, one registry per kind, and the entry points that failed."""
 
     pluggy: pluggy.PluginManager
     registries: dict[Kind, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in Kind})
@@ -62,11 +110,10 @@ class Plugins:
         return None
 
     def registered(self, kind: Kind) -> list[Registered]:
-        """Every part of a kind, sorted by name."""
         return self.registries[kind].primary()
 
     def find(self, kind: Kind, name: str) -> list[Registered]:
-        """The registrations of a name or alias: none, one, or several when they clash."""
+        """Return the registrations of a name or alias: none, one, or several when they clash."""
         return self.registries[kind].entries.get(name, [])
 
     def add(self, plugin: object, owner: Owner) -> None:
@@ -104,7 +151,6 @@ def _failed(name: str, error: Exception) -> HookError:
 
 
 def has_hooks(plugin: object) -> bool:
-    """True if the object has a method or function that is named like a hook."""
     return any(name.startswith("retrain_") for name in dir(plugin))
 
 

@@ -9,9 +9,8 @@ from typing import Any
 from retrain.kernel.contracts.tasks import Evaluation
 from retrain.kernel.errors import BackendError, OutOfMemoryError, Problem, RetrainError, StopRequested
 from retrain.kernel.parts import Run
-from retrain.kernel.progress import Clock
+from retrain.kernel.progress import Clock, Fields
 from retrain.kernel.step import FAILURES, Step
-from retrain.kernel.step_fields import Fields
 
 BEFORE_TRAINING = -1
 FINAL = "final"  # name of the last checkpoint
@@ -101,20 +100,19 @@ class Trainer:
                 raise ending
 
     def _evaluate(self, evaluation: Evaluation, step: int) -> Fields:
-        """The fields of an evaluation of the current policy."""
         self.run.enter(step, "eval")
         with self.step.overlap.evaluation() as of_step:
             found = evaluation.measure(step, self.run.parts.backend, self.run.records.path / FAILURES)
         return {"step": step, **of_step, **found}
 
     def _rejected_too_often(self, line: Mapping[str, Any]) -> RetrainError | None:
-        """The error that ends the run after too many rejected steps in a row; None to continue."""
+        """Return the error that ends the run after too many rejected steps in a row; None to continue."""
         progress, limit = self.run.progress, self.run.parts.config.training.max_bad_steps
         progress.bad_steps_in_a_row = progress.bad_steps_in_a_row + 1 if "rejected" in line else 0
         if not limit or progress.bad_steps_in_a_row < limit:
             return None
         what = f"{limit} steps in a row were rejected; the last: {line['rejected']}"
-        fix = "lower [training] lr, or set [optimizer] grad_clip_norm; earlier checkpoints are as they were"
+        fix = "lower [training] lr, or set [optimizer] grad_clip_norm; earlier checkpoints are unchanged"
         return BackendError(Problem(where=f"step {line['step']}", what=what, fix=fix))
 
     def _save(self, name: str) -> None:
@@ -126,6 +124,5 @@ class Trainer:
             run.stops.may_resume()
 
     def _checkpoint(self) -> str:
-        """Name of a checkpoint of the current policy, by the number of optimizer steps in it."""
         progress = self.run.progress
         return f"checkpoint_step_{progress.step + (progress.unfinished is not None)}"

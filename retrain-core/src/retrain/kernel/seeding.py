@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from numpy.random import Generator, Philox
 
 Key = str | int
-SEED_BITS = 63  # fits a signed 64-bit integer, which is what torch and every inference server accept
+SEED_BITS = 63  # fits a signed 64-bit integer, as torch and every inference server require
 
 
 @dataclass(frozen=True, slots=True)

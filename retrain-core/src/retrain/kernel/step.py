@@ -5,14 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from retrain.kernel.contracts.algorithm import Credit
-from retrain.kernel.contracts.pacing import PaceView
 from retrain.kernel.contracts.tasks import Streams
-from retrain.kernel.contracts.views import GroupsView
+from retrain.kernel.contracts.views import GroupsView, PaceView
 from retrain.kernel.errors import NonFiniteError, PluginError, Problem
-from retrain.kernel.overlap import Planned, Sampled
-from retrain.kernel.parts import Run
-from retrain.kernel.progress import Clock
-from retrain.kernel.step_fields import Fields, merge_fields, train_fields
+from retrain.kernel.parts import Planned, Run, Sampled
+from retrain.kernel.progress import Clock, Fields, merge_fields, train_fields
 from retrain.kernel.types import Group, TrainBatch, TrainReport
 
 FAILURES = "failures"  # folder for the texts whose scoring failed
@@ -21,8 +18,8 @@ FAILURES = "failures"  # folder for the texts whose scoring failed
 class Step:
     """Advances a run by one optimizer step.
 
-    A stop is raised only during sampling, scoring or training. The policy is then that of `progress.step` or of its
-    unfinished step, so a checkpoint can be written at once.
+    A stop is raised only during sampling, scoring or training. The policy is then the one after
+    `progress.step` or its unfinished step, so a checkpoint can be written at once.
     """
 
     def __init__(self, run: Run) -> None:
@@ -64,7 +61,7 @@ class Step:
         return line
 
     def sample_and_score(self, planned: Planned, clock: Clock) -> Sampled:
-        """A scored group of completions for every prompt; scoring overlaps sampling where the backend allows it."""
+        """Sample and score a group of completions for every prompt; the two overlap where the backend allows it."""
         run, group_size = self.run, self.run.parts.config.training.group_size
         prompts = run.parts.prompts.draw(planned.cursor, planned.batch_size, planned.step)
         enter = run.enter if planned.is_announced else lambda step, phase: None
@@ -87,27 +84,26 @@ class Step:
         return Sampled(prompts=prompts, groups=groups, metrics=metrics)
 
     def upcoming(self, step: int, cursor: int) -> Planned | None:
-        """An upcoming step, whose prompts begin at position `cursor`; None past the last step."""
+        """Return the plan of a step whose prompts begin at position `cursor`; None past the last step."""
         if step >= self.run.parts.config.training.max_steps:
             return None
         return Planned(step=step, cursor=cursor, batch_size=self.batch_size(step))
 
     def batch_size(self, step: int) -> int:
-        """Prompts of a step: as many as are sampled already, else the pacer's choice; PluginError when that is < 1."""
+        """Prompts of a step: the number sampled already, otherwise the pacer's choice; PluginError when that is < 1."""
         size = self.overlap.batch_size or self.run.parts.pacer.batch_size(step)
         if size < 1:
             raise PluginError(Problem(what=f"the pacer wants {size} prompts at step {step}", fix="return at least 1"))
         return size
 
     def backs_off(self, step: int, batch_size: int) -> bool:
-        """Whether to retry, with fewer prompts, a step that ran out of memory and changed nothing."""
+        """True if a step that ran out of memory, and changed nothing, can be retried with fewer prompts."""
         pacer, group_size = self.run.parts.pacer, self.run.parts.config.training.group_size
         pacer.observe(PaceView(step=step, batch_size=batch_size, group_size=group_size, out_of_memory=True))
         self.overlap.drop()
         return self.batch_size(step) < batch_size
 
     def _batch(self, step: int, credit: Credit) -> TrainBatch | None:
-        """The rows to train; None without any."""
         if not credit.rows:
             return None
         return TrainBatch(
@@ -119,7 +115,7 @@ class Step:
         )
 
     def _train(self, batch: TrainBatch | None, clock: Clock, cursor: int) -> tuple[TrainReport | None, str]:
-        """The report and "", or None and why there is none; the prompts of the next step begin at `cursor`."""
+        """Return the report and "", or None and the reason; the prompts of the next step begin at `cursor`."""
         if batch is None:
             return None, ""
         self.run.enter(batch.step, "training")
@@ -130,7 +126,6 @@ class Step:
             return None, error.problems[0].what
 
     def _line(self, planned: Planned, sampled: Sampled, credit: Credit, report: TrainReport | None) -> Fields:
-        """The step's own fields, and those of credit, the backend, sampling and scoring."""
         parts, capabilities = self.run.parts, self.run.parts.backend.capabilities
         line: Fields = {
             "step": planned.step,
@@ -162,7 +157,7 @@ class Step:
         return merge_fields(line, pacer.metrics(), source="the pacer")
 
     def _reject(self, planned: Planned, sampled: Sampled, clock: Clock, error: NonFiniteError) -> Fields:
-        """Skip the prompts of a step whose completions could not be sampled; its line says why."""
+        """Skip the prompts of a step whose completions could not be sampled; its line gives the reason."""
         run = self.run
         with run.stops.shield():
             run.progress.example_idx += len(sampled.prompts)

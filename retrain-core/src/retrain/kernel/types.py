@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How completions are sampled; the log-probabilities returned belong to exactly this distribution.
+    """Settings of sampling; the log-probabilities returned belong to exactly this distribution.
 
     `max_tokens` limits the new tokens; `temperature` > 0 divides the logits. `entropy` requests the entropy of the
     sampling distribution at each position. `greedy` takes the likeliest token each time, and seeds have no effect.
@@ -68,7 +68,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleRequest:
-    """One prompt and a derived seed for each requested completion, which depends on its prompt and that seed only."""
+    """One prompt and a derived seed per completion; a completion depends on its prompt and seed only."""
 
     prompt_T: Tokens
     seeds_G: tuple[int, ...]
@@ -76,11 +76,11 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """What an engine returns for one completion: sampled tokens only, the end-of-sequence token included.
+    """One completion as an engine returns it: sampled tokens only, the end-of-sequence token included.
 
     `logprobs_T` are natural logarithms under the sampling distribution, `entropies_T` (nats) only if requested.
-    `policy_version` is the version that `publish` returned before these tokens were sampled. Where `logprobs_T` were
-    recomputed with the training model, `engine_logprobs_T` are what the engine itself reported for the same tokens.
+    `policy_version` is the version that `publish` returned before these tokens were sampled. If `logprobs_T` were
+    recomputed with the training model, `engine_logprobs_T` are the engine's own for the same tokens.
     """
 
     tokens_T: Tokens
@@ -96,11 +96,11 @@ class Completion:
     """Prompt, sampled and environment tokens, in order; single-turn and multi-turn alike.
 
     `action_T` marks the tokens that the policy sampled. `logprobs_T`, `entropies_T` and `engine_logprobs_T` (see
-    `Sample`) have the row's length and are meaningful at action tokens only (0 elsewhere). `text` is a view of the
+    `Sample`) have the row's length and are meaningful at action tokens only (0 at the others). `text` is a view of the
     sampled tokens, never trained on. `starts` are the positions at which the policy got a fresh context: usually only
-    0, and more when an episode rewrote its history; each part is trained as a row of its own. `turns` counts how often
-    the policy was sampled. `rewards_T` are rewards of single tokens beside the score, for a transform that takes them.
-    `reference_logprobs_T` and `kl_coef` are set for a KL term of the loss (see `TrainRow`).
+    0, and more when an episode rewrote its history; each part is trained as a separate row. `turns` counts how often
+    the policy was sampled. `rewards_T` are rewards of single tokens in addition to the score, for a transform that
+    takes them. `reference_logprobs_T` and `kl_coef` are set for a KL term of the loss (see `TrainRow`).
     """
 
     tokens_T: Tokens
@@ -119,12 +119,11 @@ class Completion:
 
     @property
     def num_actions(self) -> int:
-        """Number of tokens that the policy sampled."""
         return int(np.count_nonzero(self.action_T))
 
     @property
     def contexts(self) -> list[slice]:
-        """The spans that were each a fresh context of the policy, and in which it sampled something."""
+        """Spans that each began with a fresh context and in which the policy sampled something."""
         parts = map(slice, self.starts, (*self.starts[1:], len(self.tokens_T)))
         return [part for part in parts if self.action_T[part].any()]
 
@@ -148,7 +147,7 @@ class Score:
     value: float | None = None
     detail: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
-    shadow: Score | None = None  # that of `[reward] shadow` on the same text: recorded, never trained
+    shadow: Score | None = None  # by `[reward] shadow` on the same text: recorded, never trained
 
     @classmethod
     def of(cls, value: float) -> Score:
@@ -159,12 +158,10 @@ class Score:
 
     @classmethod
     def no_verdict(cls, reason: str) -> Score:
-        """The verifier ran and could not decide."""
         return cls(outcome=Outcome.NO_VERDICT, detail=reason)
 
     @classmethod
     def failed(cls, reason: str) -> Score:
-        """The verifier itself broke."""
         return cls(outcome=Outcome.FAILED, detail=reason)
 
 
@@ -188,20 +185,32 @@ class Group:
         object.__setattr__(self, "raw_scores", self.raw_scores or self.scores)
 
     def shaped(self, scores: Sequence[Score]) -> Group:
-        """The group with other scores for credit; the raw ones stay."""
+        """Return the group with other scores for credit; the raw ones stay."""
         return replace(self, scores=tuple(scores))
 
 
 class ActionRow(Protocol):
-    """A row of tokens and which of them the policy sampled: a `TrainRow`, a `Completion` or similar."""
+    """A row of tokens, some of which the policy sampled: a `TrainRow`, a `Completion` or similar."""
 
     @property
-    def tokens_T(self) -> Tokens:
-        """Token ids."""
+    def tokens_T(self) -> Tokens: ...
 
     @property
     def action_T(self) -> Mask:
         """True where the policy sampled; never at the first token."""
+
+
+class LogprobRow(NamedTuple):
+    """Tokens whose log-probabilities are requested where `action_T` is True: the minimal `ActionRow`."""
+
+    tokens_T: Tokens
+    action_T: Mask
+
+    @classmethod
+    def of(cls, prompt_T: Tokens, tokens_T: Tokens) -> LogprobRow:
+        """Join a prompt and its completion; the completion's log-probabilities are requested."""
+        row_T = np.concatenate([prompt_T, tokens_T])
+        return cls(row_T, np.arange(len(row_T)) >= len(prompt_T))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -229,10 +238,10 @@ class TrainRow:
 class TrainBatch:
     """The rows of one optimizer step.
 
-    `lr` is its learning rate, None for that of `[training]`. `num_masked` sequences have no row because they were
-    masked, and still count where the loss divides by sequences; `masked_groups` are their groups, where known. It is
-    update number `update` of the step's `updates`, all of which come before the next `publish`. `loss` names its
-    loss, empty for that of `[algorithm]`.
+    `lr` is its learning rate, None = `[training] lr`. `num_masked` sequences have no row because they were masked, and
+    still count where the loss divides by sequences; `masked_groups` are their groups, where known. It is update number
+    `update` of the step's `updates`, all of which come before the next `publish`. `loss` names its loss, empty =
+    `[algorithm] loss`.
     """
 
     step: int
@@ -252,7 +261,7 @@ class TrainBatch:
 
 
 def percentile_99(values_N: Floats) -> float:
-    """The 99th percentile, bit for bit that of `np.percentile`, whose imports cost 25 ms in a run's first step."""
+    """The 99th percentile, equal to the bit to `np.percentile`, whose imports cost 25 ms in a run's first step."""
     rank = 0.99 * (values_N.size - 1)
     below = int(rank)
     above = min(below + 1, values_N.size - 1)
@@ -263,14 +272,14 @@ def percentile_99(values_N: Floats) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainReport:
-    """What one optimizer step did. `loss` is the token mean unless `loss_is_placeholder`.
+    """Report of one optimizer step. `loss` is the token mean unless `loss_is_placeholder`.
 
     Ratios compare trainer and sampler on the same tokens, rho = exp(logp_trainer - logp_sampler); gaps are
     |logp_trainer - logp_sampler| in nats; `k3` = mean(rho - 1 - log rho); `ess_frac` = (sum rho)^2 / (n sum rho^2).
-    `clip_fraction` is the share of action tokens whose ratio or weight was clipped. What a remote trainer does not
-    report is None, and records omit it. `lr` is the learning rate that was applied.
+    `clip_fraction` is the share of action tokens whose ratio or weight was clipped. None = not reported by a remote
+    trainer; records omit it. `lr` is the learning rate that was applied.
 
-    For a step of several `updates` ratios and gaps are those of the first one, `clip_fractions` lists them all, and
+    For a step of several `updates`, ratios and gaps describe the first one, `clip_fractions` lists them all, and
     `rejected` says why the step ended before its last update.
     """
 
@@ -318,7 +327,7 @@ class TrainReport:
 
 
 class GroupStatus(StrEnum):
-    """Whether a group is informative, and why not."""
+    """Whether a group of completions is informative, and otherwise why not."""
 
     INFORMATIVE = "informative"
     ALL_RIGHT = "all right"
@@ -329,24 +338,22 @@ class GroupStatus(StrEnum):
 
 
 def verdicts(group: Group) -> list[float]:
-    """The raw scores of a group's completions that have one, in order."""
+    """Return the raw scores of a group's completions that have one, in order."""
     return values_of(group.raw_scores)
 
 
 def num_correct(group: Group) -> int:
-    """How many completions of the group are correct."""
     return sum(value > group.correct_above for value in verdicts(group))
 
 
 def values_of(scores: Iterable[Score]) -> list[float]:
-    """The values of the scores that are verdicts."""
     return [score.value for score in scores if score.outcome is Outcome.SCORED and score.value is not None]
 
 
 def group_status(group: Group) -> GroupStatus:
     """INFORMATIVE unless all scores are exactly equal or fewer than two completions have one.
 
-    Decided on raw scores, without those of completions that a shaper left without a verdict.
+    Decided on raw scores, except for completions that a shaper left without a verdict.
     """
     pairs = zip(group.raw_scores, group.scores, strict=True)
     status = status_of(values_of(raw for raw, score in pairs if score.outcome is Outcome.SCORED))
@@ -354,7 +361,6 @@ def group_status(group: Group) -> GroupStatus:
 
 
 def status_of(values: Sequence[float]) -> GroupStatus:
-    """The status of a group with these scores."""
     if len(values) < 2:
         return GroupStatus.NO_VERDICT
     if any(value != values[0] for value in values):

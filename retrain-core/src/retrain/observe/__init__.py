@@ -1,5 +1,5 @@
-"""Who watches a run: console, trackers, health monitors, signs of a gamed reward, watchdog, the names of metrics.
+"""Watchers of a run: console, trackers, health monitors, signs of a gamed reward, watchdog, and the names of metrics.
 
 Each folder is a plugin that may be deleted; begin with `metrics/metric_names.py` and `console/step_lines.py`. Imports
-nothing of engines, of campaigns or of what reads finished runs.
+nothing of engines, of campaigns or of the packages that read finished runs.
 """

@@ -92,7 +92,7 @@ class PlanTable(Table):
 
     @property
     def written_stop_rule(self) -> str:
-        """What the campaign does when it has looks; else the stop rule as given."""
+        """The stop rule; with looks, the one that follows from them."""
         if not self.looks:
             return self.stop_rule
         *first, last = map(str, self.looks)
@@ -103,7 +103,7 @@ class PlanTable(Table):
         )
 
     def content(self) -> dict[str, Any]:
-        """The plan as plain data, without keys of later versions that it does not use."""
+        """Return the plan as plain data, without keys of later versions that it does not use."""
         values: dict[str, Any] = self.model_dump(mode="json")
         if self.looks:
             values |= {"n_max": self.looks[-1], "stop_rule": self.written_stop_rule}
@@ -113,12 +113,11 @@ class PlanTable(Table):
 
 
 def is_campaign(config: Config) -> bool:
-    """Whether the configuration's file has `[campaign]`."""
     return any(path.startswith("campaign.") and found.layer is Layer.FILE for path, found in config.origins.items())
 
 
 class CampaignTable(Table):
-    """A sweep of conditions x seeds."""
+    """A grid of conditions x seeds."""
 
     seeds: list[int] = key(SEEDS, "Root seed of each run of a condition.")
     max_steps: int = key(500, "Steps per run; overrides [training] max_steps.", ge=1)

@@ -30,27 +30,25 @@ SPARE_BYTES = 64 * 2**20  # left free besides a checkpoint, for the growing reco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A valid checkpoint: its folder, and the state that was saved with it."""
+    """A valid checkpoint and its saved state."""
 
     path: Path
     state: Mapping[str, Any]
 
     @property
     def next_step(self) -> int:
-        """The step that a run continues with."""
         return int(self.state["next_step"])
 
     @property
     def first_unwritten_step(self) -> int:
-        """The first step whose completions are not recorded yet; those of an unfinished step already are."""
+        """The first step without recorded completions; those of an unfinished step already are."""
         return self.next_step + (self.state["progress"]["unfinished"] is not None)
 
 
 def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
     """Write `folder/name`: `fill` writes the backend's files, then state and checksums follow; then it appears.
 
-    CheckpointError when the disk has less free space than the last checkpoint took, or a write fails; existing
-    checkpoints are then untouched.
+    CheckpointError when a write fails, or less space is free than the last checkpoint took; existing ones stay intact.
     """
 
     def write(target: Path) -> None:
@@ -86,7 +84,7 @@ def _damaged(where: Path | str, what: str) -> CheckpointError:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint whose files are all as they were written; CheckpointError names the first that is not."""
+    """Return a checkpoint whose files all match their checksums; CheckpointError names the first that does not."""
     try:
         sums = json.loads(read_regular(path / SUMS))
         for name, wanted in {STATE: "", **sums}.items():
@@ -100,14 +98,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def without_checksum(path: Path) -> list[str]:
-    """Names of the files in a valid checkpoint that are not part of it: it has no checksum of theirs."""
+    """Return the files in a valid checkpoint for which it has no checksum."""
     known = {SUMS, *json.loads(read_regular(path / SUMS))}
     files = (file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir())
     return sorted(set(files) - known)
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[Problem]]:
-    """The valid checkpoint with the most steps, and the problems of every newer one."""
+    """Return the valid checkpoint with the most steps, and the problems of every newer one."""
     problems: list[Problem] = []
     for path in checkpoint_folders(folder):
         try:
@@ -118,9 +116,9 @@ def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[Problem]]:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Every checkpoint folder, newest first, damaged ones included.
+    """Return every checkpoint folder, newest first, damaged ones included.
 
-    If a replacement was killed between its two renames, the replaced folder still counts as the checkpoint.
+    If a replacement was killed between its two renames, the replaced folder still counts.
     """
     if not folder.is_dir():
         return []
@@ -129,10 +127,7 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def locate_adapter(path: Path | str) -> Path:
-    """The folder itself if it holds an adapter, else the newest checkpoint of a run or of its `adapter` folder.
-
-    ConfigError when there is none.
-    """
+    """Return the folder if it holds an adapter, otherwise the newest checkpoint of a run or of its `adapter` folder."""
 
     def unusable(what: str, fix: str) -> ConfigError:
         return ConfigError(Problem(where=printable(str(path)), what=what, fix=fix))
@@ -154,7 +149,7 @@ def locate_adapter(path: Path | str) -> Path:
 def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[Path]:
     """Remove all but the newest `keep_last` and the `keep_best` with the highest `metric`; 0 and 0 keeps all.
 
-    The final checkpoint and the newest one always stay. Returns what was removed.
+    The final and the newest checkpoint always stay. Returns the removed folders.
     """
     paths = [path for path in checkpoint_folders(folder) if path.name != FINAL]
     if not (keep_last or keep_best) or not paths:
@@ -169,12 +164,12 @@ def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[
 
 
 def best_of(paths: Sequence[Path], metric: str) -> Path | None:
-    """The checkpoint with the highest `metric`, of equal ones the first given; None when none was saved with it."""
+    """Return the checkpoint with the highest `metric`, of equal ones the first; None without that metric."""
     return next(iter(_by_metric(paths, metric)), None)
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what an interrupted write or removal left; such folders were never visible as checkpoints."""
+    """Remove leftovers of an interrupted write or removal; such folders were never visible as checkpoints."""
     for path in folder.glob(".*") if folder.is_dir() else ():
         if path.is_dir() and path.suffix in (".tmp", REPLACED, PRUNED):
             if _is_only(path):
@@ -184,7 +179,7 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def set_newer_aside(folder: Path, checkpoint: Checkpoint | None) -> None:
-    """Hide every checkpoint newer than the one a run continues from: they are damaged and will be written anew."""
+    """Hide every checkpoint newer than the one a run continues from: they are damaged and will be written again."""
     for path in checkpoint_folders(folder):
         if checkpoint is not None and path == checkpoint.path:
             return
@@ -212,7 +207,6 @@ def _check_space(folder: Path) -> None:
 
 
 def _by_metric(paths: Sequence[Path], name: str) -> list[Path]:
-    """Those that were saved with the metric, the highest first."""
     scored = [(value, path) for path in paths if (value := _metric(path, name)) is not None]
     return [path for _, path in sorted(scored, key=lambda pair: pair[0], reverse=True)]
 
@@ -226,12 +220,11 @@ def _metric(path: Path, name: str) -> float | None:
 
 
 def steps_of(path: Path) -> int:
-    """The optimizer steps in a checkpoint, as its state or else its name says; its files are not verified."""
     return _age(path)[0]
 
 
 def _age(path: Path) -> tuple[int, bool]:
-    """Its number of optimizer steps, from its state or else from its name, where `final` is the newest."""
+    """Return the number of optimizer steps, from its state or otherwise its name; `final` is the newest."""
     try:
         state = json.loads(read_regular(path / STATE))
         steps = Checkpoint(path=path, state=state).first_unwritten_step

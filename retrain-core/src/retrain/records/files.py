@@ -1,20 +1,26 @@
-"""Atomic writes (temporary name, flush to disk, rename) and checksums. Known secrets are left out of all text."""
+"""Atomic writes (temporary name, flush to disk, rename), checksums, and the lock of a run folder.
+
+Known secrets are left out of all text.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from retrain.kernel.config.toml_file import open_regular
-from retrain.kernel.errors import Problem, RecordError
+from retrain.kernel.errors import ConfigError, Problem, RecordError
 from retrain.text.secrets import redacted, redacted_json
 
 REPLACED = ".old"
@@ -27,14 +33,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a JSON file; ValueError on NaN or infinity, which JSON does not have."""
+    """Replace a JSON file; ValueError on NaN or infinity."""
     write_bytes(path, f"{redacted_json([content], indent=2)[0]}\n".encode())
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Make `path` a folder that `fill` writes; it becomes visible once it is complete and on disk.
 
-    Between two renames a replaced folder is named `.<name>.old`: found alone, it holds the old content.
+    Between two renames a replaced folder is `.<name>.old`; without a successor it holds the old content.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -67,12 +73,12 @@ def sync_folder(path: Path) -> None:
 
 
 def new_digest() -> blake2b:
-    """A checksum to be updated; 16 bytes, as in `checksums.json`."""
+    """Return an empty checksum of 16 bytes, as in `checksums.json`."""
     return blake2b(digest_size=16)
 
 
 def digest_of(file: Path, size: int = sys.maxsize) -> blake2b:
-    """The checksum of a file, or of its first `size` bytes; OSError when it cannot be read."""
+    """Return the checksum of a file, or of its first `size` bytes."""
     digest, left = new_digest(), size
     with open_regular(file) as stream:
         while chunk := stream.read(min(left, CHUNK)):
@@ -82,7 +88,7 @@ def digest_of(file: Path, size: int = sys.maxsize) -> blake2b:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file or folder is still the one at `path`: neither deleted, nor moved, nor replaced."""
+    """True if an open file or folder is still the one at `path`: neither deleted, moved nor replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
@@ -92,11 +98,10 @@ def is_at(descriptor: int, path: Path) -> bool:
 class JsonLines:
     """A JSONL file that grows by whole lines: a batch is one write, and a failed write leaves nothing behind.
 
-    `digest` is the checksum of all its lines; `go_on_from` supplies that of the lines from before a resume.
+    `digest` is the checksum of all its lines; after a resume, `continue_from` sets it.
     """
 
     def __init__(self, path: Path) -> None:
-        """RecordError when the file cannot be opened."""
         self._path = path
         with reported(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,17 +109,17 @@ class JsonLines:
         self._size = os.fstat(self._stream.fileno()).st_size
         self.digest = new_digest()
 
-    def go_on_from(self, digest: blake2b) -> None:
-        """Note that the file was cut, and has this checksum now."""
+    def continue_from(self, digest: blake2b) -> None:
+        """Continue after the file was cut to these lines."""
         self._size, self.digest = os.fstat(self._stream.fileno()).st_size, digest
 
     @property
     def is_lost(self) -> bool:
-        """Whether the file is no longer at its path, or something else has cut it."""
+        """True if the file is no longer at its path, or something else has cut it."""
         return not is_at(self._stream.fileno(), self._path) or os.fstat(self._stream.fileno()).st_size < self._size
 
     def copied_to(self, path: Path) -> JsonLines:
-        """A new file with all that this one holds, even if it was deleted; this one is closed."""
+        """Return a new file with all lines of this one, even if it was deleted, and close this one."""
         copy = JsonLines(path)
         self._stream.seek(0)
         while chunk := self._stream.read(CHUNK):
@@ -123,7 +128,7 @@ class JsonLines:
         return copy
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append records; ValueError on NaN or infinity, RecordError when the write fails: then nothing is written."""
+        """Append records; ValueError on NaN or infinity, RecordError when the write fails."""
         self.append("".join(f"{line}\n" for line in redacted_json(records)).encode("utf-8"))
 
     def append(self, content: bytes) -> None:
@@ -141,12 +146,10 @@ class JsonLines:
         self.digest.update(content)
 
     def sync(self) -> None:
-        """Flush all lines to disk."""
         with reported(self._path):
             os.fsync(self._stream.fileno())
 
     def close(self) -> None:
-        """Close the file; safe to call twice."""
         self._stream.close()
 
 
@@ -160,7 +163,6 @@ def reported(path: Path) -> Iterator[None]:
 
 
 def cannot_write(path: Path, error: OSError) -> RecordError:
-    """The error for a record that could not be written."""
     fix = "free space or repair the folder, then `retrain --resume RUN`: checkpoints and earlier records are intact"
     return RecordError(Problem(where=str(path), what=f"cannot be written: {error.strerror or error}", fix=fix))
 
@@ -169,19 +171,18 @@ SEAL = "sha256"
 
 
 def hash_of(content: Mapping[str, Any]) -> str:
-    """SHA-256 of plain data, independent of the order of its keys; what is not JSON counts as its text."""
+    """Return the SHA-256 of plain data, whatever the order of its keys; other values count as their text."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def seal_of(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a record without its own `sha256`, as canonical JSON (sorted keys, no spaces, UTF-8)."""
+    """Return the SHA-256 of a record without its `sha256`, as canonical JSON (sorted keys, no spaces, UTF-8)."""
     hashed = {name: value for name, value in content.items() if name != SEAL}
     text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file by `content`; a reader sees the old content or the new, never a part."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as stream:
@@ -193,3 +194,59 @@ def write_bytes(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()  # on a full disk every byte counts
         raise
+
+
+LOCK_FILE = ".lock"
+TRIES, PAUSE_S = 20, 0.01  # `owner_of` takes the lock for an instant when no process holds it
+
+
+class RunLock:
+    """An advisory lock on a run folder, held until `release` or the end of the process.
+
+    ConfigError when another process holds it, or its file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._stream: TextIO = (path / LOCK_FILE).open("a+", encoding="utf-8")
+        except OSError as error:
+            what, fix = f"cannot be opened: {error.strerror or error}", "make it writable, or choose another --log-dir"
+            raise ConfigError(Problem(where=str(path / LOCK_FILE), what=what, fix=fix)) from error
+        if not self._is_taken():
+            self._stream.close()
+            what = f"{path} belongs to a run that is still going on (process {owner_of(path)})"
+            raise ConfigError(Problem(what=what, fix="wait for it, or choose another --log-dir"))
+        self._stream.truncate(0)
+        self._stream.write(f"{os.getpid()} {socket.gethostname()}\n")
+        self._stream.flush()
+
+    def _is_taken(self) -> bool:
+        for attempt in range(TRIES):
+            time.sleep(PAUSE_S if attempt else 0.0)
+            try:
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            return True
+        return False
+
+    def release(self) -> None:
+        self._stream.close()
+
+
+def owner_of(path: Path) -> int:
+    """Return the id of the process whose run uses this folder; 0 without one, -1 if it is not one of this machine.
+
+    On a shared folder the lock of another machine is visible, but its process id means nothing here.
+    """
+    file = path / LOCK_FILE
+    try:
+        with open_regular(file) as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid, _, host = stream.read().decode("utf-8", "replace").strip().partition(" ")
+                return int(pid) if pid.isdigit() and host in ("", socket.gethostname()) else -1
+    except OSError:
+        return 0
+    return 0

@@ -14,8 +14,18 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem, RecordError, ResumeError
 from retrain.records.checkpoints import checkpoint_folders
-from retrain.records.files import JsonLines, cannot_write, is_at, new_digest, reported, write_json, write_text
-from retrain.records.lock import RunLock, owner_of
+from retrain.records.completions import TokenRecord, write_tokens
+from retrain.records.files import (
+    JsonLines,
+    RunLock,
+    cannot_write,
+    is_at,
+    new_digest,
+    owner_of,
+    reported,
+    write_json,
+    write_text,
+)
 from retrain.records.record_names import (
     ADAPTERS,
     CONFIG_FILE,
@@ -30,14 +40,13 @@ from retrain.records.record_names import (
     TRAINER_STATE,
     token_file,
 )
-from retrain.records.tokens import TokenRecord, write_tokens
 
 LOG = logging.getLogger("retrain")
 SIZES, CHECKSUMS = "record_sizes", "record_checksums"  # of the record files, in a checkpoint's state
 
 
 class RunFolder:
-    """`<log_dir>` of one run, open for writing: every file that `record_names` lists."""
+    """The `log_dir` of one run, open for writing: every file in `record_names`."""
 
     def __init__(self, path: Path, adapters: Path) -> None:
         self.path = path
@@ -51,7 +60,7 @@ class RunFolder:
         self.failure: RecordError | None = None
 
     def write_manifest(self, manifest: Mapping[str, Any], config_toml: str) -> None:
-        """Write `run.json`, and the resolved `config.toml`, which reproduces the run as it is."""
+        """Write `run.json`, and the resolved `config.toml`, which reproduces the run."""
         self.started = str(manifest.get("started", ""))
         self._described = manifest, config_toml
         with reported(self.path / RUN_FILE):
@@ -80,11 +89,10 @@ class RunFolder:
         self._files[STEPS].write([summary])
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Append a step's line to `metrics.jsonl`, or that of the evaluation before training."""
         self._files[METRICS].write([metrics])
 
     def write_evaluation(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append a line per example to `eval.jsonl`, which only a run that evaluates has."""
+        """Append a line per example to `eval.jsonl`; the first one creates the file."""
         if EVALUATION not in self._files:
             self._files[EVALUATION] = JsonLines(self.path / EVALUATION)
         self._files[EVALUATION].write(records)
@@ -97,15 +105,14 @@ class RunFolder:
         return {SIZES: record_sizes(self.path), CHECKSUMS: checksums}
 
     def rewind(self, sizes: Mapping[str, Any], next_step: int, digests: Mapping[str, blake2b]) -> None:
-        """Cut the records to a checkpoint, where they have these checksums."""
         rewind_records(self.path, sizes, next_step)
         for name, file in self._files.items():
-            file.go_on_from(digests.get(name, new_digest()))
+            file.continue_from(digests.get(name, new_digest()))
 
     def leave_if_lost(self, *, for_checkpoint: bool = False) -> RecordError | None:
-        """Go on in a folder beside this one if its files were deleted, moved, replaced or cut; the error that says so.
+        """Move to a new folder next to this one if its files were deleted, moved, replaced or cut; return the error.
 
-        The new folder holds every line so far. With `for_checkpoint`, that of the checkpoints is looked at too.
+        The new folder holds every line so far. `for_checkpoint` also checks the folder of the checkpoints.
         """
         lost = next((name for name, file in self._files.items() if file.is_lost), None)
         where = self.path / lost if lost else self.adapters
@@ -136,13 +143,12 @@ class RunFolder:
         return place
 
     def hold_adapters(self) -> None:
-        """Notice from now on when another folder takes the place of the checkpoints' one."""
+        """Open the folder of the checkpoints, so that its replacement is noticed."""
         if self._adapters_descriptor >= 0:
             os.close(self._adapters_descriptor)
         self._adapters_descriptor = _opened(self.adapters)
 
     def write_state(self, state: Mapping[str, Any]) -> None:
-        """Replace `trainer_state.json`."""
         with reported(self.path / TRAINER_STATE):
             write_json(self.path / TRAINER_STATE, state)
 
@@ -153,7 +159,7 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Close the files, and let other runs have the folder; safe to call twice."""
+        """Close the files and release the folder; idempotent."""
         for file in self._files.values():
             file.close()
         if self._adapters_descriptor >= 0:
@@ -163,7 +169,6 @@ class RunFolder:
 
 
 def record_sizes(run: Path) -> dict[str, int]:
-    """Bytes in each record file, to be stored with a checkpoint."""
     return {name: (run / name).stat().st_size for name in FILES if (run / name).exists()}
 
 
@@ -180,7 +185,7 @@ def rewind_records(run: Path, sizes: Mapping[str, Any], next_step: int) -> None:
 
 
 def check_sizes(run: Path, sizes: Mapping[str, Any]) -> None:
-    """ResumeError when a record file is shorter than at the checkpoint: something else truncated it."""
+    """ResumeError when a record file is shorter than at the checkpoint."""
     for name, size in sizes.items():
         file = run / name
         present = file.stat().st_size if file.exists() else 0
@@ -190,7 +195,7 @@ def check_sizes(run: Path, sizes: Mapping[str, Any]) -> None:
 
 
 def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:
-    """Open `log_dir` for a new run; records of an earlier run there move to `<log_dir>.1`, `.2`, ..."""
+    """Open `log_dir` for a new run; records of an earlier run move to `<log_dir>.1`, `.2`, ..."""
     path, adapters = _folders(log_dir, adapter_path)
     if (path / RUN_FILE).exists():
         RunLock(path).release()  # another process may have started here since the check: its folder must not move
@@ -201,14 +206,14 @@ def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:
 
 
 def move_aside(path: Path) -> Path:
-    """Rename a folder to `<name>.1`, `.2`, ... and return the new path, so that nothing is overwritten."""
+    """Rename a folder to `<name>.1`, `.2`, ... and return the new path."""
     aside = free_name(path)
     path.rename(aside)
     return aside
 
 
 def free_name(path: Path, suffix: str = "") -> Path:
-    """The first of `<name><suffix>` (if there is one), `<name><suffix>.1`, `.2`, ... that does not exist."""
+    """Return the first of `<name><suffix>` (if there is one), `<name><suffix>.1`, `.2`, ... that does not exist."""
     named = path.with_name(path.name + suffix)
     candidates = itertools.chain(
         [named] if suffix else [], (named.with_name(f"{named.name}.{n}") for n in itertools.count(1))
@@ -217,7 +222,7 @@ def free_name(path: Path, suffix: str = "") -> Path:
 
 
 def _opened(folder: Path) -> int:
-    """A descriptor of a folder, by which its replacement can be noticed; -1 when there is none."""
+    """Return a descriptor of a folder, by which its replacement can be noticed; -1 if it does not exist."""
     try:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -225,7 +230,7 @@ def _opened(folder: Path) -> int:
 
 
 def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
-    """ConfigError when the folders are not writable, or belong to a run that is still going on."""
+    """ConfigError when the folders are not writable, or a run in progress uses them."""
     path, adapters = _folders(log_dir, adapter_path)
     if pid := owner_of(path):
         what = f"{path} belongs to a run that is still going on (process {pid})"

@@ -1,4 +1,4 @@
-"""Whether the records of a run are still what it wrote, by the checksums that its checkpoint has of them."""
+"""Compares the records of a run with the checksums in its checkpoint."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MOST_NAMED = 5  # damaged token files
 class RecordCheck:
     """The records of a run compared with its checkpoint.
 
-    `digests` are the checksums of the record files up to the checkpoint, with which a resume goes on. `damaged` names
-    the files that are not as they were written; `notices` are told, but keep no run from resuming.
+    `digests` are the checksums of the record files up to the checkpoint, from which a resume continues. `damaged` names
+    files that have changed; `notices` refuse no resume.
     """
 
     digests: Mapping[str, blake2b] = field(default_factory=dict)
@@ -31,9 +31,9 @@ class RecordCheck:
 
 
 def check_records(run: Path, state: Mapping[str, Any]) -> RecordCheck:
-    """Read the records of a run up to a checkpoint, once, and compare them with the checksums in its state.
+    """Compare the records of a run up to a checkpoint with the checksums in its state.
 
-    Their sizes must be known to suffice. Token files may be deleted to save space: missing ones are a notice.
+    Token files may be deleted to save space: missing ones are a notice.
     """
     sizes, wanted = state[SIZES], state[CHECKSUMS]
     digests = {name: digest_of(run / name, int(size)) for name, size in sizes.items()}
@@ -50,7 +50,7 @@ def check_records(run: Path, state: Mapping[str, Any]) -> RecordCheck:
 
 
 def _damage(file: Path) -> str:
-    """Where a damaged file shows it: at a line that cannot be read, if there is one."""
+    """Return where a damaged file shows it: at a line that cannot be read, if there is one."""
     try:
         for _ in read_steps(file):
             pass
@@ -60,7 +60,7 @@ def _damage(file: Path) -> str:
 
 
 def _token_files(run: Path, size: int) -> tuple[list[Path], list[Path]]:
-    """The damaged and the missing token files among those in the first `size` bytes of the list."""
+    """Return the damaged and the missing token files among those in the first `size` bytes of the list."""
     damaged, missing = [], []
     for line in _lines(run / TOKEN_FILES, size):
         file = token_file(run, int(line["step"]))

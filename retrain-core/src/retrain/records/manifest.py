@@ -1,4 +1,4 @@
-"""`run.json` and `config.toml`: what ran, with which values from which source, on what; enough to run it again."""
+"""`run.json` and `config.toml`: enough to run it again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMIT_LINE, NO_COMMIT = "# branch.oid ", "(initial)"
 
 
 def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: str) -> dict[str, Any]:
-    """Content of `run.json`: resolved config with origins, versions, commit, hardware, seed. Secrets are hidden."""
+    """Return `run.json`: resolved config with origins, versions, commit, hardware and seed, without secrets."""
     distributions = {
         entry.owner.distribution: entry.owner.version for kind in Kind for entry in plugins.registered(kind)
     }
@@ -59,9 +59,9 @@ def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: st
 
 
 def config_toml(config: Config, *, seed: int) -> str:
-    """The resolved configuration as TOML that reproduces the run as it is, with the seed that was used.
+    """Return the resolved configuration as TOML that reproduces the run, with the seed that was used.
 
-    A reward left at its default is omitted: written out, it would replace the data source's own verifier.
+    A default reward is omitted: written out, it would replace the data source's own verifier.
     """
     tables = public_values(config)
     tables["training"]["seed"] = seed
@@ -71,16 +71,15 @@ def config_toml(config: Config, *, seed: int) -> str:
 
 
 def public_values(config: Config) -> dict[str, dict[str, Any]]:
-    """`recorded_values` without keys, tokens or logins in URLs."""
+    """Return `recorded_values` without keys, tokens or logins in URLs."""
     hidden: dict[str, dict[str, Any]] = hide(recorded_values(config))
     return hidden
 
 
 def recorded_values(config: Config) -> dict[str, dict[str, Any]]:
-    """Every table as plain data, secrets included; paths as they were written, not the recorded places.
+    """Return every table as plain data, secrets included, with paths as the user wrote them.
 
-    Tables that are not built yet are omitted, as are those about how runs are started rather than what a run is: a
-    `config.toml` with `[resume]` would continue this run, one with `[campaign]` start many, instead of repeating it.
+    `[resume]` and `[campaign]` are omitted: with them a `config.toml` would continue this run, or start many.
     """
     left_out = {*config.foreign_tables, "resume"}
     tables = {name: table for name, table in config.as_dict().items() if name not in left_out}
@@ -92,7 +91,7 @@ def recorded_values(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _cpu() -> str:
-    """The processor's name, where the system tells it; kernels that are chosen by it round differently."""
+    """Return the processor's name; kernels that depend on it round differently."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -101,7 +100,7 @@ def _cpu() -> str:
 
 
 def _git_commit(folder: Path) -> dict[str, Any]:
-    """Commit of the folder the run was started in, and whether it had uncommitted changes; empty outside git."""
+    """Return the commit of the folder, and whether it has uncommitted changes; empty outside git."""
     command = ["git", "status", "--porcelain=v2", "--branch", "--no-ahead-behind"]
     try:
         status = subprocess.run(

@@ -1,4 +1,4 @@
-"""Where the paths of a run's configuration led: recorded absolute and relative to its folder, and found again later."""
+"""Recorded places of a configuration's paths, absolute and relative to the run's folder, to find them again."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ ENTRY = "paths"  # of `run.json`, and of a campaign's manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a value of the configuration led.
+    """A path of the configuration as a run recorded it; see `NamedInput` for `keys`, `sort` and `written`.
 
-    `keys` and `sort` are those of the `NamedInput`, `written` its text. `relative` starts at `base`, the run folder as
-    it is found now.
+    `relative` starts at `base`, the present folder of the run.
     """
 
     keys: tuple[str, ...] = ()
@@ -32,45 +31,42 @@ class Place:
 
     @property
     def candidates(self) -> list[str]:
-        """The places to look at, absolute: next to the run as then, which finds inputs copied with it, then there."""
+        """Absolute paths to look at: next to the run, which finds inputs copied with it, then the original one."""
         bases = dict.fromkeys((os.path.abspath(self.base), os.path.realpath(self.base)))
         near = (os.path.normpath(os.path.join(base, self.relative)) for base in bases)
         return list(dict.fromkeys((*near, self.absolute)))
 
     @property
     def existing(self) -> list[str]:
-        """The candidates at which there is something; a pattern must match something."""
         return list(filter(is_there, self.candidates))
 
     @property
     def of_output(self) -> str:
-        """The place of what a run writes: the first that exists, otherwise next to the run."""
+        """The first candidate that exists, otherwise the one next to the run."""
         return (self.existing or self.candidates)[0]
 
 
 def is_there(path: str) -> bool:
-    """Whether a path exists, or matches something as a pattern."""
+    """True if a path exists, or matches something as a pattern."""
     return os.path.exists(path) or any(glob.iglob(path, recursive=True))
 
 
 def place_entry(absolute: str, run: str | Path) -> dict[str, str]:
-    """A place as the record holds it."""
     return {"absolute": absolute, "relative": os.path.relpath(absolute, os.path.abspath(run))}
 
 
 def recorded_folder(manifest: Mapping[str, Any], run: str | Path) -> Place | None:
-    """The folder in which the run was started; None where the record has none."""
+    """Return the folder in which the run was started; None if it is not recorded."""
     return _place(table_of(manifest, ENTRY, "folder"), run)
 
 
 def recorded_places(manifest: Mapping[str, Any], run: str | Path) -> list[Place]:
-    """The places in a manifest; `run` is its folder. Damaged entries are passed over."""
+    """Return the places in a manifest; damaged entries are skipped."""
     found = (_place(each, run) for each in tables_in(table_of(manifest, ENTRY).get("keys")))
     return [place for place in found if place and len(place.keys) > 1]
 
 
 def adapters_of(run: Path, manifest: Mapping[str, Any]) -> Path:
-    """The folder of a run's checkpoints."""
     given = table_of(manifest, "config", "backend").get("adapter_path", "")
     if not given:
         return run / ADAPTERS
@@ -89,22 +85,18 @@ def _place(entry: Mapping[str, Any], run: str | Path) -> Place | None:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run or a campaign that recorded places: its folder and its manifest."""
+    """The folder and manifest of a run or campaign that recorded places."""
 
     folder: Path
     manifest: Mapping[str, Any]
 
     @property
     def is_run(self) -> bool:
-        """False for a campaign."""
         return (self.folder / RUN_FILE).is_file()
 
 
 def records_of(file: Path | None, resumed: str) -> list[Record]:
-    """The run that is resumed, or that has `file`, then its campaign; empty where none of them recorded places.
-
-    A campaign has `runs/NAME`, and `configs/NAME.toml` for a run.
-    """
+    """Return the run that is resumed, or that has `file`, then its campaign; empty unless places are recorded."""
     own = Path(resumed).expanduser() if resumed else file.parent if file else None
     folders = [own, *(path.absolute().parent.parent for path in (own, file) if path)]
     found = []

@@ -1,4 +1,4 @@
-"""Reads the files of a run: errors name file and line; a last line that a kill truncated is not an error."""
+"""Readers for the files of a run: errors name file and line; a last line that a kill truncated is skipped."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 
 def read_regular(file: Path) -> bytes:
-    """The content of a file; OSError for a pipe, socket or device, at which a reader could wait forever."""
+    """Return the content of a file; OSError for a pipe, socket or device, which could block forever."""
     with open_regular(file) as stream:
         return stream.read()
 
 
 def read_object(file: Path) -> Record:
-    """The object in a JSON file; ConfigError with file and line when there is none."""
+    """Return the object in a JSON file; ConfigError with file and line if it cannot be read."""
     try:
         return parse_record(read_regular(file))
     except json.JSONDecodeError as error:
@@ -37,7 +37,7 @@ def read_object(file: Path) -> Record:
 
 
 def read_if_any(file: Path) -> Record:
-    """The object in a JSON file; empty where there is none that can be read."""
+    """Return the object in a JSON file; empty if it cannot be read."""
     try:
         return read_object(file)
     except ConfigError:
@@ -45,7 +45,7 @@ def read_if_any(file: Path) -> Record:
 
 
 def read_toml(file: Path) -> Record:
-    """The tables of a TOML file; ConfigError with file and line when it cannot be read."""
+    """Return the tables of a TOML file; ConfigError with file and line if it cannot be read."""
     try:
         return parse_toml(read_regular(file).decode("utf-8"), str(file))
     except ConfigError as error:
@@ -56,10 +56,10 @@ def read_toml(file: Path) -> Record:
 
 
 def parsed_lines(file: Path, parse: Callable[[bytes], T]) -> Iterator[tuple[int, T]]:
-    """Line number and `parse(line)` of each line of a JSONL file that is not blank, streamed.
+    """Yield line number and `parse(line)` of each line of a JSONL file that is not blank.
 
-    ConfigError names the first line on which `parse` raises ValueError or RecursionError. A truncated last line, as a
-    kill in mid-write leaves it, is skipped.
+    ConfigError names the first line on which `parse` raises ValueError or RecursionError. A truncated last line is
+    skipped.
     """
     try:
         with open_regular(file) as stream:
@@ -78,12 +78,11 @@ def parsed_lines(file: Path, parse: Callable[[bytes], T]) -> Iterator[tuple[int,
 
 
 def read_records(file: Path) -> Iterator[tuple[int, Record]]:
-    """Line number and record of each line of a JSONL file, as `parsed_lines`."""
     return parsed_lines(file, parse_record)
 
 
 def read_steps(file: Path) -> Iterator[tuple[int, Record]]:
-    """Step and record of each line of a JSONL file; ConfigError when a line has no step, or an earlier one."""
+    """Yield step and record of each line of a JSONL file; ConfigError when a line has no step, or an earlier one."""
     before: int | None = None
     for number, record in read_records(file):
         step = record.get("step")
@@ -96,10 +95,9 @@ def read_steps(file: Path) -> Iterator[tuple[int, Record]]:
 
 
 def last_record(file: Path, *, skip_damaged: bool = False, field: str = "") -> Record | None:
-    """The last complete record of a JSONL file, or the last with `field`, searched from its end; None without one.
+    """Return the last complete record of a JSONL file, or the last with `field`; None without one.
 
-    Memory does not grow with the file, nor does time without `field`. A damaged complete line is a ConfigError, or
-    skipped on request.
+    The file is searched from its end. A damaged complete line is a ConfigError, or skipped on request.
     """
     mark = f'"{field}"'.encode() if field else b""  # most lines need no parsing
     try:
@@ -119,7 +117,7 @@ def last_record(file: Path, *, skip_damaged: bool = False, field: str = "") -> R
 
 
 def parse_record(line: bytes, *, allow_nan: bool = False, allow_overflow: bool = False) -> Record:
-    """The JSON object of a line; ValueError for anything else.
+    """Return the JSON object of a line; ValueError for anything else.
 
     Unless allowed, the words NaN and Infinity are refused, and numbers too large for a float (1e999).
     """
@@ -131,7 +129,7 @@ def parse_record(line: bytes, *, allow_nan: bool = False, allow_overflow: bool =
 
 
 def number(value: object) -> float | None:
-    """The value if it is a finite number, else None."""
+    """Return the value if it is a finite number, otherwise None."""
     try:
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer too large for a float
@@ -140,7 +138,7 @@ def number(value: object) -> float | None:
 
 
 def table_of(record: Record, *names: str) -> Mapping[str, Any]:
-    """A table within a record, as `table_of(manifest, "config", "training")`; empty where there is no such table."""
+    """Return a table within a record, as `table_of(manifest, "config", "training")`; empty if it does not exist."""
     found: Any = record
     for name in names:
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -148,22 +146,27 @@ def table_of(record: Record, *names: str) -> Mapping[str, Any]:
 
 
 def text(value: object) -> str:
-    """The value if it is text, else empty."""
     return value if isinstance(value, str) else ""
 
 
 def tables_in(value: object) -> list[dict[str, Any]]:
-    """The tables in a list; none of anything else."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def integers_in(value: object) -> tuple[int, ...]:
-    """The integers in a list; none of anything else."""
     return tuple(each for each in value if type(each) is int) if isinstance(value, list) else ()
 
 
+def flattened(tables: Record, prefix: str = "") -> dict[str, Any]:
+    """Return the values of tables by dotted path; an empty table has none."""
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
 def time_of(value: object) -> datetime | None:
-    """The time that an ISO text with an offset names; None for anything else."""
+    """Return the time that an ISO text with an offset names; None for anything else."""
     try:
         found = datetime.fromisoformat(value) if isinstance(value, str) else None
         if found is not None:
@@ -174,7 +177,6 @@ def time_of(value: object) -> datetime | None:
 
 
 def damaged(where: str, reason: str, excerpt: str = "") -> ConfigError:
-    """The error for a file, or a line of one, that cannot be read."""
     return ConfigError(Problem(where=where, what=f"cannot be read: {reason}", why=excerpt, fix=FIX))
 
 
@@ -203,7 +205,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _unreadable(file: Path, error: BaseException) -> ConfigError:
-    """The error for a file that cannot be opened; given a campaign instead of a run, it names one of its runs."""
+    """Return the error for a file that cannot be opened; for a campaign given as a run it names one of its runs."""
     is_absent = isinstance(error, FileNotFoundError)  # glob itself raises for a name that is too long
     runs = sorted(path for path in file.parent.glob("runs/*") if (path / file.name).is_file()) if is_absent else []
     if runs:

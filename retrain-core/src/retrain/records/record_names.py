@@ -26,5 +26,4 @@ RUNS = "runs"  # the folder of a campaign's runs
 
 
 def token_file(run: Path, step: int) -> Path:
-    """The file with the tokens of a step."""
     return run / TOKENS / f"step_{step:06d}.safetensors"

@@ -1,7 +1,7 @@
 """Opens the folder of a run for reading: identity, configuration, steps, evaluations, completions, tokens, checkpoints.
 
-Everything but `run.json` is read again each time, so a `Run` shows the current state of one that is still going on, and
-a damaged file fails only the caller that needs it. The writer is `folder.py`.
+Everything but `run.json` is read again each time, so a `Run` follows a run in progress, and a damaged file fails only
+the caller that needs it. The writer is `folder.py`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from retrain.records.record_names import (
 if TYPE_CHECKING:
     import numpy as np
 
+    from retrain.records.completions import TokenRecord
     from retrain.records.runs.curves import Curves
-    from retrain.records.tokens import TokenRecord
 
 
 RATE = "eval_correct_rate"
@@ -53,29 +53,26 @@ RATE = "eval_correct_rate"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredCompletion:
-    """One completion: its line of `generations.jsonl` and its tokens."""
+    """A completion: its line of `generations.jsonl` and its tokens."""
 
     record: Record
     tokens: TokenRecord
 
     @property
     def reward(self) -> float | None:
-        """The reward that credit was assigned to; None without a verdict, or when that was dropped."""
+        """The reward behind the credit; None without a verdict, or when that was dropped."""
         reward: float | None = self.record.get("shaped_reward", self.record["reward"])
         return reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredStep:
-    """A step: its line of `metrics.jsonl`, and its completions by group."""
-
     step: int
     metrics: Record
     groups: tuple[tuple[StoredCompletion, ...], ...]
 
 
 def is_run(folder: Path) -> bool:
-    """True if the folder is that of a run that has started."""
     return os.path.isfile(folder / RUN_FILE)  # Path.is_file raises for a name that is too long
 
 
@@ -83,27 +80,26 @@ def is_run(folder: Path) -> bool:
 class Run:
     """The run in `folder`. ConfigError names the file, and the line, of a damaged record.
 
-    A file that does not exist yet has no lines, and an incomplete last line counts as absent. The methods that import
-    what they call need numpy, which `retrain status` starts without.
+    A missing file has no lines; with `required` it is an error. An incomplete last line counts as absent.
     """
 
     folder: Path
 
     @cached_property
     def manifest(self) -> Record:
-        """`run.json`: what ran, with which configuration and versions, and how it ended."""
+        """The content of `run.json`."""
         return read_object(self.folder / RUN_FILE)
 
     @property
     def record(self) -> Record:
-        """`manifest`, or an empty record where that cannot be read."""
+        """The content of `run.json`; empty if it cannot be read."""
         try:
             return self.manifest
         except ConfigError:
             return {}
 
     def started_manifest(self) -> Record:
-        """`manifest` if it has what a resume needs, a seed and a start; ResumeError otherwise."""
+        """Return `manifest` if it has the seed and start that a resume needs; ResumeError otherwise."""
         try:
             int(self.manifest["seed"]), str(self.manifest["started"])
         except (ConfigError, ValueError, KeyError, TypeError) as error:
@@ -114,33 +110,30 @@ class Run:
         return self.manifest
 
     def table(self, name: str) -> Mapping[str, Any]:
-        """A table of the configuration as it was resolved, defaults included; empty where it is not recorded."""
+        """Return a table of the resolved configuration, defaults included; empty if it is not recorded."""
         return table_of(self.record, "config", name)
 
     @property
     def settings(self) -> Record:
-        """The tables of `config.toml`, which reproduces the run."""
+        """The tables of `config.toml`."""
         return read_toml(self.folder / CONFIG_FILE)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Hashes of code, data, model and plugins, with their files where they are listed; {} where not recorded."""
+        """Hashes of code, data, model and plugins, with their files where these are listed; {} if not recorded."""
         return stored_identity(self.folder, self.record)
 
     def steps(self, *, required: bool = False) -> Iterator[tuple[int, Record]]:
-        """Step and line of `metrics.jsonl`, streamed; the evaluation before training is step -1.
-
-        `required` makes a file that does not exist an error.
-        """
+        """Yield step and line of `metrics.jsonl`; the evaluation before training is step -1."""
         return read_steps(self.folder / METRICS) if required or self.has(METRICS) else iter(())
 
     def last_step(self, *, field: str = "", skip_damaged: bool = False) -> Record:
-        """The last line of `metrics.jsonl`, or the last with `field`, read from the end; empty without one."""
+        """Return the last line of `metrics.jsonl`, or the last with `field`; empty without one."""
         return last_record(self.folder / METRICS, field=field, skip_damaged=skip_damaged) or {}
 
     @property
     def num_steps(self) -> int:
-        """Finished steps, by the last line; 0 where the file cannot be read."""
+        """Finished steps, by the last line; 0 if the file cannot be read."""
         try:
             step = number(self.last_step(skip_damaged=True).get("step"))
         except ConfigError:
@@ -148,39 +141,37 @@ class Run:
         return 0 if step is None else max(0, int(step) + 1)
 
     def curves(self, fields: Collection[str]) -> Curves:
-        """The numbers of these fields and of every evaluation, as arrays over the steps."""
+        """Return the numbers of these fields and of every evaluation, as arrays over the steps."""
         from retrain.records.runs.curves import read_curves
 
         return read_curves(self.folder / METRICS, fields)
 
     def held_out(self) -> dict[int, float]:
-        """The rate of correct held-out answers, by the step after which it was measured."""
         return {step: rate for step, line in self.steps() if (rate := number(line.get(RATE))) is not None}
 
     def evaluations(self, *, required: bool = False) -> Iterator[Record]:
-        """The lines of `eval.jsonl`: one per held-out example and evaluation; `required` as in `steps`."""
+        """Yield the lines of `eval.jsonl`, one per held-out example and evaluation."""
         is_read = required or self.has(EVALUATION)
         return (line for _, line in read_records(self.folder / EVALUATION)) if is_read else iter(())
 
     def completions(self, *, required: bool = False) -> Iterator[tuple[int, Record]]:
-        """Step and line of every completion, in the order of steps; `required` as in `steps`."""
         return read_steps(self.folder / GENERATIONS) if required or self.has(GENERATIONS) else iter(())
 
     def completions_of(self, *steps: int) -> list[Record]:
-        """The completions of these steps; lines of other steps are not parsed."""
+        """Return the completions of these steps; lines of other steps are not parsed."""
         marks = tuple(f'{{"step": {step},'.encode() for step in steps)  # the first field of each line
         file = self.folder / GENERATIONS
         lines = parsed_lines(file, lambda line: parse_record(line) if line.startswith(marks) else None)
         return [record for _, record in lines if record is not None]
 
     def tokens(self, step: int) -> list[TokenRecord]:
-        """The tokens of a step with their credit, in the order of `completions_of`."""
-        from retrain.records.tokens import read_tokens
+        """Return the tokens of a step with their credit, in the order of `completions_of`."""
+        from retrain.records.completions import read_tokens
 
         return read_tokens(self.folder, step)
 
     def step(self, number: int | None) -> StoredStep:
-        """A step, the last one by default: its line, and its completions with their tokens, group by group."""
+        """Return a step, the last one by default: its line, and its completions with their tokens, group by group."""
         metrics: Record = {}
         for step, line in self.steps(required=True):
             if step >= 0 and (number is None or step == number):
@@ -200,27 +191,24 @@ class Run:
         return StoredStep(step=chosen, metrics=metrics, groups=tuple(tuple(group) for group in by_group.values()))
 
     def token_arrays(self, step: int, names: Collection[str]) -> dict[str, np.ndarray] | None:
-        """Arrays over all tokens of a step, by name; None if the step has no file."""
-        from retrain.records.tokens import read_arrays
+        """Return arrays over all tokens of a step, by name; None if the step has no file."""
+        from retrain.records.completions import read_arrays
 
         return read_arrays(self.folder, step, names) if token_file(self.folder, step).is_file() else None
 
     def token_steps(self) -> list[int]:
-        """The steps whose tokens are stored."""
         names = (file.stem.rpartition("_")[2] for file in (self.folder / TOKENS).glob("step_*.safetensors"))
         return sorted(int(name) for name in names if name.isdecimal())
 
     @property
     def adapters(self) -> Path:
-        """The folder of its checkpoints."""
         return adapters_of(self.folder, self.record)
 
     def checkpoints(self) -> list[Path]:
-        """The folders of its checkpoints, newest first, damaged ones included."""
+        """Return the folders of its checkpoints, newest first, damaged ones included."""
         return checkpoint_folders(self.adapters)
 
     def has(self, name: str) -> bool:
-        """True if it has this file."""
         return (self.folder / name).exists()
 
 
@@ -230,20 +218,18 @@ RESUMES, VARIABLE = "resumes", "environment variable"
 def recorded_resume(
     manifest: Mapping[str, Any], *, step: int, time: str, accepted: Sequence[str], noticed: Sequence[str]
 ) -> list[Mapping[str, Any]]:
-    """The resumes of a run with this one: its step, and the changes that were accepted or only noticed."""
     entry: dict[str, Any] = {"step": step, "time": time, "accepted": list(accepted), "noticed": list(noticed)}
     return [*resumes(manifest), entry]
 
 
 def resumes(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Every recorded resume of a run, oldest first; none in a manifest from before they were recorded."""
     return list(tables_in(manifest.get(RESUMES)))
 
 
 def accepted_changes(manifest: Mapping[str, Any]) -> list[str]:
-    """One line per change that `--resume-anyway` accepted: `resumed at step 12 although reward.py:3 changed ...`.
+    """Return a line per accepted change: `resumed at step 12 although reward.py:3 changed ...`.
 
-    A changed environment variable stops no run from resuming, and counts as accepted.
+    A changed environment variable refuses no resume, so it counts as accepted.
     """
     told = []
     for entry in resumes(manifest):
@@ -268,12 +254,12 @@ SettingsKey = tuple[tuple[str, str], ...]
 
 
 def settings_key(record: Mapping[str, Any]) -> SettingsKey:
-    """The settings of a `run.json` that decide what a run learns, as sorted pairs of key and value."""
+    """Return the settings of a `run.json` that decide what a run learns, as sorted pairs of key and value."""
     return tuple(sorted((path, value) for path, value in compared_settings(record) if path not in SEED_KEYS))
 
 
 def compared_settings(record: Record) -> Iterator[tuple[str, str]]:
-    """The settings of a `run.json` in which runs of one condition may not differ, the seed apart: key and value."""
+    """Yield the settings of a `run.json` in which runs of one condition may not differ: key and value."""
     for table, keys in table_of(record, "config").items():
         if table in FREE_TABLES or not isinstance(keys, dict):
             continue
@@ -283,7 +269,7 @@ def compared_settings(record: Record) -> Iterator[tuple[str, str]]:
 
 
 class Control(StrEnum):
-    """What a control takes away from the run that it is a copy of; evaluation keeps the true verifier in all three."""
+    """A change to a copy of a run against which its gain is measured; evaluation keeps the true verifier."""
 
     RANDOM_REWARD = "random_reward"  # training is rewarded by the toss of a seeded coin
     FORMAT_ONLY = "format_only"  # training is rewarded for an answer that the verifier can read, right or wrong
@@ -291,11 +277,9 @@ class Control(StrEnum):
 
 
 def control_label(label: str, control: Control) -> str:
-    """`maxrl+none+random_reward`: the label of a condition's control."""
     return f"{label}+{control}"
 
 
 def control_of_record(record: Mapping[str, Any]) -> Control | None:
-    """The control that a run was, by its `run.json`; None for an ordinary run."""
     name = table_of(record, "config", "training").get("control")
     return next((each for each in Control if each == name), None)

@@ -43,7 +43,7 @@ class Unit(StrEnum):
 class ChartSpec:
     """One chart: the first of `fields` that the runs have. Charts with the same `scale` share a vertical axis.
 
-    With `is_graded` it is drawn only if some reward is graded: with 0 and 1 alone, rates tell the same. With
+    With `is_graded` it is drawn only if some reward is neither 0 nor 1: otherwise rates show the same. With
     `is_warm_up` it counts the supervised steps before the first one. With `is_pooling` it is drawn only if some run
     pools uncertainties.
     """
@@ -98,13 +98,13 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
         ),
         _pooling(
             "Variance after pooling",
-            "what the credit of execution tokens is computed from",
+            "the credit of execution tokens is computed from it",
             *("post_exec_surprisal_var", "post_exec_uncertainty_var"),
             scale="pooling",
         ),
         _pooling(
             "Planning tokens, variance after pooling",
-            "pooling leaves them as they are",
+            "unchanged by pooling",
             *("post_plan_surprisal_var", "post_plan_uncertainty_var"),
         ),
         _chart("Entropy of execution tokens", _ENTROPY, "exec_entropy_mean", "exec_surprisal_mean"),
@@ -149,7 +149,7 @@ FIELDS = tuple(
 
 
 def part_charts(fields: Iterable[str]) -> list[ChartSpec]:
-    """A chart for each part of the reward among `fields`, in training batches and held out; of the first parts only."""
+    """Return a chart for each of the first parts of the reward among `fields`, in training batches and held out."""
     names = tuple(fields)
     specs = []
     for prefix, note in (("", "unweighted, training batches"), ("eval_", "unweighted, held out")):
@@ -159,19 +159,19 @@ def part_charts(fields: Iterable[str]) -> list[ChartSpec]:
 
 
 def set_charts(fields: Iterable[str]) -> list[ChartSpec]:
-    """A chart for each further evaluation set among `fields`."""
+    """Return a chart for each further evaluation set among `fields`."""
     found, note = eval_sets(sorted(fields)), "correct rate on a further evaluation set"
     return [_held_out_share(name, note, field) for name, field in found.items()]
 
 
 def named_fields(record: Mapping[str, Any]) -> list[str]:
-    """The fields of a line that charts show and that no list knows: pass@k, parts of the reward, evaluation sets."""
+    """Return the chart fields that depend on the run: pass@k, parts of the reward, evaluation sets."""
     passes = [name for name in record if name.startswith(PASS_PREFIX)]
     return [*passes, *part_fields(record).values(), *part_fields(record, "eval_").values(), *eval_sets(record).values()]
 
 
 def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:
-    """Format a value of a chart."""
+    """Return a chart's value as text."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if unit is Unit.SHARE:

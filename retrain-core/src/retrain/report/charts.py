@@ -1,4 +1,4 @@
-"""The charts of the page: curves of many runs on a common grid of steps, as means with how well they are known."""
+"""The charts of the page: curves of many runs on a common grid of steps, as means with their intervals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_NUMBERS = 900_000  # of all curves together: 2.4 MB on the page
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConditionCurve:
-    """A condition's curve and those of its runs; `is_interval`: the band is the interval of one run's evaluations."""
+    """The curves of a condition and of its runs; `is_interval`: the band is the interval of one run's evaluations."""
 
     band: Band
     is_interval: bool
@@ -47,7 +47,7 @@ class ConditionCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chart:
-    """A chart; `constant` is the single value of all runs at all steps, if there is one: then nothing is drawn."""
+    """A chart; if all runs have one value at all steps, that is `constant`, and nothing is drawn."""
 
     group: str
     spec: ChartSpec
@@ -58,9 +58,8 @@ class Chart:
 
 
 def curve_section(material: Material) -> Section:
-    """Every chart with data, by group; of those without change the value."""
-    num_seeds = sum(len(material.of(label)) for label in material.shown)
-    charts = build_charts(material, most_points=points_for(len(material.drawable), num_seeds))
+    """Return every chart with data, by group; only the value of a chart without change."""
+    charts = build_charts(material)
     if not charts:
         return Section("curves", "Curves", [note("No run has written a step yet.")])
     indices = {label: index for index, label in enumerate(material.drawable)}
@@ -81,8 +80,11 @@ def curve_section(material: Material) -> Section:
     return Section("curves", "Curves", parts)
 
 
-def build_charts(material: Material, *, most_points: int) -> list[Chart]:
-    """Every chart with data; single seeds only for the conditions that are shown at first."""
+def build_charts(material: Material) -> list[Chart]:
+    """Return every chart with data; single seeds only for the conditions that are shown at first."""
+    num_curves = 3 * len(material.drawable) + sum(len(material.of(label)) for label in material.shown)
+    num_charts = sum(map(len, CHARTS.values()))
+    most_points = min(MOST_POINTS, max(FEWEST_POINTS, MOST_NUMBERS // max(1, num_charts * num_curves)))
     num_steps = max((run.num_steps for run in material.runs), default=0)
     grid = grid_for(num_steps, most_points, stride=material.stride)
     num_supervised = max((run.num_supervised for run in material.runs), default=0)
@@ -100,26 +102,17 @@ def build_charts(material: Material, *, most_points: int) -> list[Chart]:
                 continue
             if (spec.is_graded and not is_graded) or (spec.is_pooling and not pools):
                 continue
-            is_share = spec.unit is Unit.SHARE
             dense = warm_up_grid if spec.is_warm_up else grid
             curve = partial(_eval_curve, eval_steps) if spec.is_eval else partial(_dense_curve, dense, spec.is_warm_up)
-            curves = _conditions(material, field, curve, is_share=is_share)
-            if curves:
+            if curves := _conditions(material, field, curve, is_share=spec.unit is Unit.SHARE):
                 x_P = eval_steps + 1 if spec.is_eval else dense.x_P
                 chart = Chart(group=group, spec=spec, title=title, x_P=x_P, curves=curves, constant=_constant(curves))
                 charts.append(chart)
     return charts
 
 
-def points_for(num_conditions: int, num_seed_curves: int) -> int:
-    """Points per curve such that the page stays small."""
-    num_charts = sum(map(len, CHARTS.values()))
-    wanted = MOST_NUMBERS // max(1, num_charts * (3 * num_conditions + num_seed_curves))
-    return max(FEWEST_POINTS, min(MOST_POINTS, wanted))
-
-
 def values_of(lines: RunLines, field: str) -> Floats:
-    """A run's column, or the ratio that a chart shows instead of a count."""
+    """Return a run's column, or the ratio that a chart shows instead of a count."""
     values_R = lines.column(field)
     if field not in RATIOS:
         return values_R
@@ -128,42 +121,34 @@ def values_of(lines: RunLines, field: str) -> Floats:
     return ratios_R
 
 
-Curve = Callable[[RunLines], Floats]
+Curve = Callable[[RunLines, str], Floats]  # of a run and a field
 
 
-def _dense_curve(grid: Grid, is_warm_up: bool, field: str) -> Curve:
-    def curve(lines: RunLines) -> Floats:
-        first = lines.steps_R[0] if is_warm_up else 0
-        return grid.binned(lines.steps_R - first, values_of(lines, field))
-
-    return curve
+def _dense_curve(grid: Grid, is_warm_up: bool, lines: RunLines, field: str) -> Floats:
+    first = lines.steps_R[0] if is_warm_up else 0
+    return grid.binned(lines.steps_R - first, values_of(lines, field))
 
 
-def _eval_curve(steps_P: Floats, field: str) -> Curve:
-    def curve(lines: RunLines) -> Floats:
-        values_R, found_P = lines.column(field), np.full(steps_P.size, math.nan)
-        indices_R = np.searchsorted(steps_P, lines.steps_R)
-        is_on_R = (indices_R < steps_P.size) & (steps_P[np.minimum(indices_R, steps_P.size - 1)] == lines.steps_R)
-        found_P[indices_R[is_on_R]] = values_R[is_on_R]
-        return found_P
-
-    return curve
+def _eval_curve(steps_P: Floats, lines: RunLines, field: str) -> Floats:
+    values_R, found_P = lines.column(field), np.full(steps_P.size, math.nan)
+    indices_R = np.searchsorted(steps_P, lines.steps_R)
+    is_on_R = (indices_R < steps_P.size) & (steps_P[np.minimum(indices_R, steps_P.size - 1)] == lines.steps_R)
+    found_P[indices_R[is_on_R]] = values_R[is_on_R]
+    return found_P
 
 
-def _conditions(
-    material: Material, field: str, curve: Callable[[str], Curve], *, is_share: bool
-) -> dict[str, ConditionCurve]:
+def _conditions(material: Material, field: str, curve: Curve, *, is_share: bool) -> dict[str, ConditionCurve]:
     curves = {}
     for label in material.drawable:
         is_shown, drawn = label in material.shown, material.drawn(label)
         runs = [run for run in (material.of(label) if is_shown else drawn) if run.lines.steps_R.size]
-        by_run = {id(run): curve(field)(run.lines) for run in runs}
+        by_run = {id(run): curve(run.lines, field) for run in runs}
         band = band_of([by_run[id(run)] for run in drawn], is_share=is_share)
         if band is None:
             continue
         is_interval = field == HELD_OUT.field and len(drawn) == 1
         if is_interval:
-            low_P, high_P = (curve(end)(drawn[0].lines) for end in (LOW, HIGH))
+            low_P, high_P = (curve(drawn[0].lines, end) for end in (LOW, HIGH))
             band = replace(band, low_P=low_P, high_P=high_P)
         seeds = [(run, y_P) for run in runs if is_shown and np.isfinite(y_P := by_run[id(run)]).any()]
         curves[label] = ConditionCurve(band=band, is_interval=is_interval, seeds=seeds)
@@ -179,7 +164,7 @@ def _constant(curves: Mapping[str, ConditionCurve]) -> float | None:
 
 
 def _is_graded(lines: RunLines) -> bool:
-    """Whether some reward is neither 0 nor 1, as far as mean and quantiles tell."""
+    """True if the mean or a quantile shows some reward that is neither 0 nor 1."""
     quantiles = np.concatenate([lines.column(field) for field in REWARD_QUANTILES])
     rewards_R, rates_R = lines.column(HELD_OUT_REWARD.field), lines.column(HELD_OUT.field)
     is_between = np.isfinite(quantiles) & (quantiles != 0.0) & (quantiles != 1.0)
@@ -187,7 +172,7 @@ def _is_graded(lines: RunLines) -> bool:
 
 
 def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]:
-    """The field and title of a chart; for pass@k with the largest k above 1."""
+    """Return the field and title of a chart; for pass@k with the largest k above 1."""
     if spec.fields != (PASS_PREFIX,):
         found = (field for field in spec.fields if any(field in run.lines.values for run in runs))
         return next(found, None), spec.title
@@ -199,7 +184,7 @@ def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]
 
 
 def _eval_steps(runs: Sequence[ReportRun], most: int) -> Floats:
-    """Every step after which a run was evaluated, or an even selection."""
+    """Return every step after which a run was evaluated, or an even selection."""
     steps = sorted({step for run in runs for step in evaluated_steps(run)})
     if len(steps) > most:
         steps = [steps[round(index * (len(steps) - 1) / (most - 1))] for index in range(most)]
@@ -207,32 +192,32 @@ def _eval_steps(runs: Sequence[ReportRun], most: int) -> Floats:
 
 
 def reading_notes(material: Material, charts: Sequence[Chart]) -> list[str]:
-    """How the curves were aggregated, and what was left out."""
+    """Return sentences about the aggregation of the curves, and about omitted steps and conditions."""
     lines = []
     if any(curve.band.num_seeds > 1 for chart in charts for curve in chart.curves.values()):
         lines.append(
             "Lines are means over the seeds of a condition, shades are the 95 % intervals of these means at each point "
             "(of two seeds: from one to the other), thin lines are single seeds (hidden at first when there are many). "
-            "Means are of runs that are done, or of all when none of the condition is; thin dotted lines are runs that "
-            "did not finish."
+            "Means are over finished runs, or over all runs of a condition without any; thin dotted lines are "
+            "unfinished runs."
         )
     elif any(curve.is_interval for chart in charts for curve in chart.curves.values()):
         lines.append("One run per condition: shades around held-out rates are their 95 % intervals over examples.")
     dense = next((chart for chart in charts if not chart.spec.is_eval and chart.x_P.size > 1), None)
     width = round(float(dense.x_P[1] - dense.x_P[0])) if dense else 1
     if material.stride > 1:
-        lines.append(f"Downsampled: of the training steps one in {material.stride} was read, and every evaluation.")
+        lines.append(f"Downsampled: one training step in {material.stride} was read, and every evaluation.")
     if width > material.stride:
-        which = f"the steps read among {width}" if material.stride > 1 else f"{width} consecutive steps"
-        lines.append(f"Downsampled: each point is the mean over {which}.")
+        steps = f"the steps read among {width}" if material.stride > 1 else f"{width} consecutive steps"
+        lines.append(f"Downsampled: each point is the mean over {steps}.")
     if len(material.shown) < len(material.source.conditions):
         lines.append(
             f"{len(material.shown)} of {len(material.source.conditions)} conditions are drawn at first: the baseline, "
-            "the best and the worst ones. Choose others below; single seeds are there for the first ones only."
+            "the best and the worst ones. Choose others below; only the first ones have single seeds."
         )
     if len(material.drawable) < len(material.source.conditions):
         lines.append(
-            f"Only {len(material.drawable)} conditions have curves here; `retrain report RUN...` draws any others."
+            f"Only {len(material.drawable)} conditions have curves here; `retrain report RUN...` draws others."
         )
     return lines
 
@@ -250,7 +235,7 @@ def _figure(chart: Chart, indices: Mapping[str, int], charts: Sequence[Chart]) -
 
 
 def _range(chart: Chart, charts: Sequence[Chart]) -> list[float] | None:
-    """The vertical axis that a chart shares with others; None when it has its own."""
+    """Return the vertical axis that a chart shares with others; None for a separate one."""
     if not chart.spec.scale:
         return None
     curves = [curve for each in charts if each.spec.scale == chart.spec.scale for curve in each.curves.values()]
@@ -261,9 +246,8 @@ def _range(chart: Chart, charts: Sequence[Chart]) -> list[float] | None:
 
 
 def _curve(curve: ConditionCurve) -> dict[str, Any]:
-    has_band = curve.band.num_seeds > 1 or curve.is_interval
     content: dict[str, Any] = {"mean": packed(curve.band.mean_P), "n": curve.band.num_seeds}
-    if has_band:
+    if curve.band.num_seeds > 1 or curve.is_interval:
         content |= {"low": packed(curve.band.low_P), "high": packed(curve.band.high_P)}
     if len(curve.seeds) > 1:
         content["seeds"] = [
@@ -273,39 +257,34 @@ def _curve(curve: ConditionCurve) -> dict[str, Any]:
 
 
 def _numbers(chart: Chart) -> Table:
-    """First, last, lowest and highest mean of each condition."""
+    """Return first, last, lowest and highest mean of each condition."""
     unit = chart.spec.unit
     rows = []
     for label, curve in chart.curves.items():
         mean_P = curve.band.mean_P[np.isfinite(curve.band.mean_P)]
         values = (mean_P[0], mean_P[-1], mean_P.min(), mean_P.max())
-        spread = f"{_end(curve.band.low_P, unit)} to {_end(curve.band.high_P, unit)}"
+        ends = (ends_P[np.isfinite(ends_P)][-1:] for ends_P in (curve.band.low_P, curve.band.high_P))
+        spread = " to ".join(value_text(float(end[0]) if end.size else None, unit) for end in ends)
         cells = [value_text(float(value), unit) for value in values]
         rows.append((label, *cells, spread if curve.band.num_seeds > 1 else "", str(curve.band.num_seeds)))
     heads = ("condition", "first", "last", "lowest", "highest", "last, interval", "seeds")
     return Table(chart.title, heads, rows, is_caption_shown=False)
 
 
-def _end(values_P: Floats, unit: Unit) -> str:
-    known_P = values_P[np.isfinite(values_P)]
-    return value_text(float(known_P[-1]) if known_P.size else None, unit)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Points of `width` consecutive steps each; x counts finished steps, so the evaluation before training is at 0."""
+    """Points of `width` consecutive steps each, at `x_P`; x counts finished steps, so 0 is before training."""
 
     num_points: int
     width: int
 
     @property
     def x_P(self) -> Floats:
-        """The middle of each point's steps."""
         x_P: Floats = np.arange(self.num_points, dtype=np.float64) * self.width + (self.width + 1) / 2.0
         return x_P
 
     def binned(self, steps_R: Floats, values_R: Floats) -> Floats:
-        """The mean of a run's rows within each point, NaN where there is none."""
+        """Return the mean of a run's rows within each point, NaN for a point without rows."""
         is_there_R = np.isfinite(values_R) & (steps_R >= 0)
         bins_R = (steps_R[is_there_R] // self.width).astype(np.int64)
         is_inside_R = bins_R < self.num_points
@@ -317,7 +296,7 @@ class Grid:
 
 
 def grid_for(num_steps: int, most_points: int, *, stride: int = 1) -> Grid:
-    """At most `most_points` points for `num_steps` steps of which one in `stride` was read; as fine as allowed.
+    """Return the finest grid of at most `most_points` for `num_steps` steps of which one in `stride` was read.
 
     Every point covers the same number of steps that were read.
     """
@@ -327,7 +306,7 @@ def grid_for(num_steps: int, most_points: int, *, stride: int = 1) -> Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Band:
-    """Mean over seeds at each point with its 95 % interval; `num_seeds` is how many have any number."""
+    """Mean over seeds at each point with its 95 % interval; `num_seeds` of them have any number."""
 
     mean_P: Floats
     low_P: Floats
@@ -336,9 +315,9 @@ class Band:
 
 
 def band_of(curves_S: Sequence[Floats], *, is_share: bool = False) -> Band | None:
-    """Mean and Student's 95 % interval over seeds, point by point; None if no seed has a number.
+    """Return mean and Student's 95 % interval over seeds, point by point; None if no seed has a number.
 
-    At points of two seeds, whose interval would dwarf the curve, it goes from one to the other. Shares stay in [0, 1].
+    At points of two seeds, whose interval would dwarf the curve, it runs from one to the other. Shares stay in [0, 1].
     """
     curves_SP = np.array([curve for curve in curves_S if np.isfinite(curve).any()])
     if not curves_SP.size:
@@ -364,7 +343,7 @@ def band_of(curves_S: Sequence[Floats], *, is_share: bool = False) -> Band | Non
 
 
 def packed(values_P: Floats) -> dict[str, Any]:
-    """Numbers quantised to 16 bits between least and largest, as base64: a third of the size of text.
+    """Return numbers quantised to 16 bits between least and largest, as base64: a third of the size of text.
 
     The error is at most (largest - least) / 131,068, far below a pixel.
     """

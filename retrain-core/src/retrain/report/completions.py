@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,11 +22,10 @@ from retrain.kernel.seeding import Seeds
 from retrain.records.reading import last_record, number, parse_record, table_of
 from retrain.records.record_names import GENERATIONS
 from retrain.report.gather import Material, ReportRun, evaluated_steps
-from retrain.report.parts import Fold, Heading, Link, Links, Part, Section, Tiles, note
-from retrain.report.text import Excerpt
+from retrain.report.parts import Excerpt, Fold, Heading, Link, Links, Part, Section, Tiles, note
 from retrain.text.amounts import counted
 
-OF_EACH_ALONE, OF_EACH = 2, 1  # best, worst and random ones per step: for a single condition, and for each of several
+OF_EACH_SINGLE, OF_EACH = 2, 1  # best, worst and random ones per step: for a single condition, for each of several
 REASONS = {"eos": "ended", "length": "cut off at max_tokens", "turns": "out of turns"}
 SELECTION = (
     "Of the first, middle and last evaluated step the completions with the highest and the lowest reward, and "
@@ -34,39 +35,35 @@ HEAD_CHARS, TAIL_CHARS = 2400, 1200  # answers are at the end
 TOKENS_SHOWN = 6
 PARTS_SHOWN = 12
 STEP_BYTES = 64 << 20  # most that is read of a step
-_STREAMS = Seeds(0)  # fixed, so that the same files give the same page
 
 
 def completions_section(material: Material, links: Links) -> Section | None:
-    """A foldable part for each shown condition, from its first run with completions; the first one open."""
+    """Return a foldable part for each shown condition, from its first run with completions; the first one open."""
+    of_each = OF_EACH_SINGLE if len(material.shown) == 1 else OF_EACH
     folds: list[Fold] = []
     for label in material.shown:
         for run in material.drawn(label):
-            if picked := _picked(run, OF_EACH_ALONE if len(material.shown) == 1 else OF_EACH):
+            if parts := _picked(run, of_each, links):
                 seed = "" if run.candidate.seed is None else f"seed {run.candidate.seed}"
-                parts = [part for each in picked for part in _step(run, each, links)]
                 folds.append(Fold(label, parts, kind="condition", level=3, remark=seed, is_open=not folds))
                 break
     return Section("completions", "Completions", [note(SELECTION), *folds]) if folds else None
 
 
-def _picked(run: ReportRun, of_each: int) -> list[StepSamples]:
+def _picked(run: ReportRun, of_each: int, links: Links) -> list[Part]:
+    """Return a heading and cards for each of the shown steps."""
     if run.candidate.folder is None:
         return []
-    file = run.candidate.folder / GENERATIONS
-    steps = shown_steps(file, evaluated_steps(run))
-    found = (read_samples(file, step, of_each=of_each, key=run.candidate.condition) for step in steps)
-    return [each for each in found if each is not None]
-
-
-def _step(run: ReportRun, picked: StepSamples, links: Links) -> tuple[Heading, Tiles]:
-    passed_over = f", {counted(picked.num_passed_over, 'line')} could not be read" if picked.num_passed_over else ""
-    cut = ", only the first 64 MB of the step were read" if picked.is_cut else ""
-    source = f"from {counted(picked.num_completions, 'completion')}{passed_over}{cut}"
-    folder = run.candidate.folder
-    file = links.to(folder / GENERATIONS, "generations.jsonl") if folder else None
-    cards = [replace(each, file=file) for each in picked.samples]
-    return Heading(f"Step {picked.step:,}", 4, source), Tiles("cards", cards)
+    file, parts = run.candidate.folder / GENERATIONS, []
+    for step in shown_steps(file, evaluated_steps(run)):
+        if picked := read_samples(file, step, of_each=of_each, key=run.candidate.condition):
+            unread = f", {counted(picked.num_passed_over, 'line')} could not be read" if picked.num_passed_over else ""
+            cut = ", only the first 64 MB of the step were read" if picked.is_cut else ""
+            source = f"from {counted(picked.num_completions, 'completion')}{unread}{cut}"
+            link = links.to(file, "generations.jsonl")
+            cards = [replace(each, file=link) for each in picked.samples]
+            parts += [Heading(f"Step {step:,}", 4, source), Tiles("cards", cards)]
+    return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,21 +93,21 @@ class Card(Part):
 
     @property
     def verdict(self) -> str:
-        """The reward, or the reason why there is none."""
+        """The reward, or the reason why it is missing."""
         if self.reward is not None:
             return f"reward {self.reward:g}"
         return "no verdict" if self.outcome in ("", "no_verdict", "scored") else self.outcome
 
     @property
     def remarks(self) -> str:
-        """Why it ended, its length, and whether it was left out of training."""
+        """The reason of its end, its length, and a mark if it was not trained."""
         tokens = "" if self.num_tokens is None else counted(self.num_tokens, "token")
         reason = REASONS.get(self.stop_reason, self.stop_reason)
         return ", ".join(filter(None, (reason, tokens, "" if self.trained else "not trained")))
 
 
 def card_of(record: Mapping[str, Any], *, kind: str, offset: int) -> Card:
-    """The shown parts of a line of `generations.jsonl`, with tolerance for any content."""
+    """Return the shown parts of a line of `generations.jsonl`, with tolerance for any content."""
     tokens = number(record.get("num_tokens"))
     names = ("group", "index", "example_id", "outcome", "stop_reason")
     texts: dict[str, Any] = {name: str(record.get(name, "")) for name in names}
@@ -133,30 +130,24 @@ def card_of(record: Mapping[str, Any], *, kind: str, offset: int) -> Card:
 
 
 def excerpt(value: object) -> Excerpt:
-    """Excerpt of a text, of messages with their roles, or of the JSON of anything else."""
-    whole = _as_text(value)
-    left_out = len(whole) - HEAD_CHARS - TAIL_CHARS
-    if left_out <= 0:
-        return Excerpt(whole)
-    return Excerpt(whole[:HEAD_CHARS], whole[-TAIL_CHARS:], left_out)
-
-
-def _as_text(value: object) -> str:
+    """Return an excerpt of a text, of messages with their roles, or of the JSON of another value."""
     if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(each, dict) and "content" in each for each in value):
-        return "\n\n".join(f"{each.get('role', '')}: {each['content']}" for each in value)
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
+        whole = value
+    elif isinstance(value, list) and all(isinstance(each, dict) and "content" in each for each in value):
+        whole = "\n\n".join(f"{each.get('role', '')}: {each['content']}" for each in value)
+    else:
+        whole = "" if value is None else json.dumps(value, ensure_ascii=False)
+    left_out = len(whole) - HEAD_CHARS - TAIL_CHARS
+    return Excerpt(whole) if left_out <= 0 else Excerpt(whole[:HEAD_CHARS], whole[-TAIL_CHARS:], left_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSamples:
     """The selection from a step, and its number of completions.
 
-    `num_passed_over` lines could not be read; `is_cut`: the step is larger than what is read.
+    `num_passed_over` lines could not be read; with `is_cut` only the beginning of the step was read.
     """
 
-    step: int
     samples: tuple[Card, ...]
     num_completions: int
     num_passed_over: int
@@ -164,7 +155,7 @@ class StepSamples:
 
 
 def shown_steps(file: Path, evaluated: Sequence[int], most: int = 3) -> list[int]:
-    """First, middle and last evaluated step that the file has, with before training as 0; else of all steps."""
+    """Return the first, middle and last evaluated step in the file, or of all steps; 0 is before training."""
     if (last := last_step(file)) is None:
         return []
     candidates = sorted({max(0, step) for step in evaluated if step <= last}) if len(evaluated) > 1 else []
@@ -174,12 +165,14 @@ def shown_steps(file: Path, evaluated: Sequence[int], most: int = 3) -> list[int
 
 
 def read_samples(file: Path, step: int, *, of_each: int, key: str) -> StepSamples | None:
-    """`of_each` best, worst and random completions of a step; None if the file has none.
+    """Return `of_each` best, worst and random completions of a step, each once; None if the file has no line of it.
 
     Ties are broken at random, reproducibly for the same `key` and step.
     """
-    picks = _Picks(of_each, key, step)
-    num_passed_over = size = 0
+    rng = Seeds(0).stream("report", key, step)  # fixed, so that the same files give the same page
+    ranked: dict[str, list[tuple[tuple[float, float], Card]]] = {"best": [], "worst": [], "random": []}
+    most = 3 * of_each  # the best may also be among the random ones
+    num_completions = num_passed_over = size = 0
     try:
         with open_regular(file) as stream:
             for offset, line in lines_of(stream, step, most_bytes=STEP_BYTES):
@@ -187,58 +180,34 @@ def read_samples(file: Path, step: int, *, of_each: int, key: str) -> StepSample
                 record = record_of(line)
                 if record is None:
                     num_passed_over += 1
-                else:
-                    picks.add(offset, record)
+                    continue
+                num_completions += 1
+                reward, tiebreak = number(record.get("reward")), float(rng.random())
+                ranks = {"random": (tiebreak, 0.0)}
+                if reward is not None:
+                    ranks |= {"best": (-reward, tiebreak), "worst": (reward, tiebreak)}
+                for kind, rank in ranks.items():
+                    found = ranked[kind]
+                    if len(found) < most or rank < found[-1][0]:
+                        insort(found, (rank, card_of(record, kind=kind, offset=offset)), key=itemgetter(0))
+                        del found[most:]
     except OSError:
         return None
-    if not picks.num_completions and not num_passed_over:
+    if not num_completions and not num_passed_over:
         return None
+    samples: dict[int, Card] = {}
+    for found in ranked.values():
+        samples |= {card.offset: card for card in [card for _, card in found if card.offset not in samples][:of_each]}
     return StepSamples(
-        step=step,
-        samples=picks.chosen(),
-        num_completions=picks.num_completions,
+        samples=tuple(samples.values()),
+        num_completions=num_completions,
         num_passed_over=num_passed_over,
         is_cut=size > STEP_BYTES,
     )
 
 
-class _Picks:
-    """Keeps the selection while all completions are streamed."""
-
-    def __init__(self, of_each: int, key: str, step: int) -> None:
-        self._of_each = of_each
-        self._rng = _STREAMS.stream("report", key, step)
-        self._ranked: dict[str, list[tuple[tuple[float, float], Card]]] = {"best": [], "worst": [], "random": []}
-        self.num_completions = 0
-
-    def add(self, offset: int, record: Mapping[str, Any]) -> None:
-        """Consider one completion."""
-        self.num_completions += 1
-        reward, tiebreak = number(record.get("reward")), float(self._rng.random())
-        if reward is not None:
-            self._rank("best", (-reward, tiebreak), offset, record)
-            self._rank("worst", (reward, tiebreak), offset, record)
-        self._rank("random", (tiebreak, 0.0), offset, record)
-
-    def chosen(self) -> tuple[Card, ...]:
-        """Best, worst and random ones, none of them twice."""
-        found: list[Card] = []
-        for ranked in self._ranked.values():
-            seen = {sample.offset for sample in found}
-            found += [sample for _, sample in ranked if sample.offset not in seen][: self._of_each]
-        return tuple(found)
-
-    def _rank(self, kind: str, key: tuple[float, float], offset: int, record: Mapping[str, Any]) -> None:
-        ranked = self._ranked[kind]
-        most = 3 * self._of_each  # the best may also be among the random ones
-        if len(ranked) < most or key < ranked[-1][0]:
-            ranked.append((key, card_of(record, kind=kind, offset=offset)))
-            ranked.sort(key=lambda each: each[0])
-            del ranked[most:]
-
-
 def record_of(line: bytes) -> Mapping[str, Any] | None:
-    """The completion on a line of `generations.jsonl`; None where the line is damaged."""
+    """Return the completion on a line of `generations.jsonl`; None where the line is damaged."""
     with suppress(ValueError, RecursionError):
         return parse_record(line, allow_nan=True, allow_overflow=True)
     return None
@@ -246,13 +215,12 @@ def record_of(line: bytes) -> Mapping[str, Any] | None:
 
 # A step in the file, found by bisection. Lines are ordered by step, and each begins with its own: `{"step": 12, ...`.
 
-
 HEAD = re.compile(rb'\{"step": (-?\d{1,18}),')
 LINE_BYTES = 16 << 20  # longer lines are skipped
 
 
 def last_step(file: Path) -> int | None:
-    """The step of the last line; None without a line that can be read."""
+    """Return the step of the last line; None without a line that can be read."""
     with suppress(ConfigError):
         step = (last_record(file, skip_damaged=True) or {}).get("step")
         return step if type(step) is int else None
@@ -260,7 +228,7 @@ def last_step(file: Path) -> int | None:
 
 
 def first_offset(stream: BinaryIO, step: int) -> int:
-    """Offset of the first line of `step` or a later one; the end of the file if there is none."""
+    """Return the offset of the first line of `step` or a later one, or of the end of the file."""
     low, high = 0, stream.seek(0, os.SEEK_END)
     while low < high:
         middle = (low + high) // 2
@@ -273,7 +241,7 @@ def first_offset(stream: BinaryIO, step: int) -> int:
 
 
 def lines_of(stream: BinaryIO, step: int, *, most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of each whole line of a step, at most `most_bytes` of them; lines beyond 16 MB are empty."""
+    """Yield offset and bytes of each whole line of a step, up to `most_bytes`; lines beyond 16 MB are empty."""
     offset = end = first_offset(stream, step)
     stream.seek(offset)
     while offset - end <= most_bytes:
@@ -292,7 +260,7 @@ def lines_of(stream: BinaryIO, step: int, *, most_bytes: int) -> Iterator[tuple[
 
 
 def _next_line(stream: BinaryIO, position: int) -> tuple[int, int | None]:
-    """Offset and step of the first line with a step that begins at `position` or later; the file's end without one."""
+    """Return offset and step of the first line with a step that begins at `position` or later, or the file's end."""
     stream.seek(max(0, position - 1))
     if position:
         stream.readline()  # to the line break before the first candidate

@@ -1,4 +1,4 @@
-"""Reads the data of a report: the runs, the comparison, the lines of `metrics.jsonl`.
+"""The data of a report: the runs, the comparison, the lines of `metrics.jsonl`.
 
 A campaign has half a million lines, a page a few hundred points per curve. So one line in `stride` is parsed, plus
 every line with an evaluation or a health finding, and the last one.
@@ -55,7 +55,7 @@ class RunLines(Curves):
     problem: str = ""
 
     def mean(self, field: str) -> float | None:
-        """Mean over the rows that have it."""
+        """Return the mean over the rows that have the field; None without such a row."""
         values_R = self.column(field)
         values_R = values_R[np.isfinite(values_R)]
         return float(values_R.mean()) if values_R.size else None
@@ -75,12 +75,11 @@ class ReportRun:
 
     @property
     def is_done(self) -> bool:
-        """Whether it reached its last step."""
         return self.candidate.state == DONE
 
     @property
     def num_steps(self) -> int:
-        """Finished steps; 0 during a warm-up."""
+        """Finished steps, 0 during a warm-up."""
         return self.lines.num_steps
 
     @property
@@ -90,7 +89,7 @@ class ReportRun:
 
     @property
     def wall_time_s(self) -> float | None:
-        """From its start to its end; None until it has ended."""
+        """Seconds from its start to its end; None until it has ended."""
         started, ended = (time_of(self.record.get(name)) for name in ("started", "ended"))
         return (ended - started).total_seconds() if started and ended else None
 
@@ -103,7 +102,6 @@ class Material:
     """
 
     source: Source
-    manifest: Record
     runs: tuple[ReportRun, ...]
     study: Study | None
     no_study: str
@@ -111,7 +109,6 @@ class Material:
     stride: int
 
     def of(self, condition: str) -> list[ReportRun]:
-        """The runs of a condition."""
         return [run for run in self.runs if run.candidate.condition == condition]
 
     @property
@@ -122,7 +119,7 @@ class Material:
         return tuple(label for label in self.source.conditions if label in chosen)
 
     def drawn(self, condition: str) -> list[ReportRun]:
-        """The runs in a condition's mean: those that are done, or all with records if none is."""
+        """Return the runs in a condition's mean: the finished ones, or without any all with records."""
         recorded = [run for run in self.of(condition) if run.lines.steps_R.size]
         return [run for run in recorded if run.is_done] or recorded
 
@@ -147,7 +144,6 @@ def gather(paths: Sequence[Path]) -> Material:
     runs = tuple(_run(each, entries.get(each.name, {}), stride) for each in source.candidates)
     return Material(
         source=source,
-        manifest=manifest,
         runs=runs,
         study=study,
         no_study=no_study,
@@ -157,11 +153,11 @@ def gather(paths: Sequence[Path]) -> Material:
 
 
 def _study(paths: Sequence[Path], *, sets: bool) -> tuple[Study | None, str]:
-    """The comparison, over all evaluation sets too if runs have several; None and why not."""
+    """Return the comparison, with `sets` over all evaluation sets too; or None and the reason."""
     try:
         return comparison_with_ledger(paths, Options(sets=sets)), ""
     except ConfigError as error:
-        if sets:  # none of them has been evaluated yet, say
+        if sets:  # perhaps no further set has been evaluated yet
             return _study(paths, sets=False)
         problem = error.problems[0]
         return None, f"{problem.what}: {problem.why}" if problem.why else problem.what
@@ -180,7 +176,7 @@ def _run(candidate: Candidate, entry: Mapping[str, object], stride: int) -> Repo
 
 
 def _shown(source: Source, study: Study | None) -> tuple[str, ...]:
-    """All conditions, or if there are many the baseline, the best five and the worst two."""
+    """Return all conditions, or if there are many the baseline, the best five and the worst two."""
     if len(source.conditions) <= MOST_SHOWN:
         return source.conditions
     if study is None:
@@ -195,16 +191,16 @@ def _shown(source: Source, study: Study | None) -> tuple[str, ...]:
 
 
 def evaluated_steps(run: ReportRun) -> list[int]:
-    """Steps after which a run was evaluated; -1 stands for before training."""
-    columns = (run.lines.column(HELD_OUT.field), run.lines.column("eval_time_s"))  # without held-out ones, of a set
+    """Return the steps after which a run was evaluated; -1 is before training."""
+    columns = (run.lines.column(HELD_OUT.field), run.lines.column("eval_time_s"))  # the latter if only sets are
     rows = zip(run.lines.steps_R, *columns, strict=True)
     return [int(step) for step, rate, time_s in rows if not (math.isnan(rate) and math.isnan(time_s))]
 
 
 def read_lines(file: Path, fields: Sequence[str], *, stride: int) -> RunLines:
-    """`fields`, every `eval_pass_at_*` and the reward's parts of one line in `stride`.
+    """Read `fields`, every `eval_pass_at_*` and the reward's parts of one line in `stride`.
 
-    A last line that was cut by a kill is left out.
+    A last line that was cut by a kill is ignored.
     """
     rows, problem = _Rows(fields, stride), ""
     try:
@@ -254,7 +250,7 @@ class _Rows:
         self._note_health(step, record.get("health"))
 
     def finished(self, problem: str) -> RunLines:
-        """All rows, including the last line even if it was skipped, because the curve ends there."""
+        """Return all rows, including the last line even if it was skipped, because the curve ends there."""
         if self._skipped and not problem:
             with suppress(ValueError, RecursionError):  # cut by a kill
                 self._add(self._skipped)
@@ -266,7 +262,7 @@ class _Rows:
         return RunLines(steps_R=np.array(self._steps, np.float64), values=values, episodes=episodes, problem=problem)
 
     def _note_health(self, step: int, states: object) -> None:
-        """An episode ends with the first parsed step without it; steps with one are never skipped."""
+        """Extend the episodes; one ends with the first parsed step without it, and steps with one are not skipped."""
         found = {str(state)[:STATE_CHARS] for state in states} if isinstance(states, list) else set()
         ended = [state for state, span in self._open.items() if state not in found or step > span[1] + 1]
         self._close(ended)

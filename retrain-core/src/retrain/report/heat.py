@@ -15,11 +15,11 @@ from retrain.kernel.types import Floats, Mask
 from retrain.report.shell import page
 from retrain.text.terminal_text import printable
 
-GAMMA = 0.6  # keeps completions with little credit visible beside those with much
+GAMMA = 0.6  # keeps completions with little credit visible next to others with much
 FLOOR = 0.25  # keeps the weakest token of a completion visible
 OUTLIERS_AT = (2, 98)  # percent: a few extreme tokens must not wash out the others
 EVEN = 1e-6  # shares closer than this count as equal
-LARGEST = 10  # tokens that the page leads to
+LARGEST = 10  # tokens that the page links to
 Place = tuple[int, int, int, int]  # group, index, flow, token
 Places = Mapping[Place, int]  # the rank of those to jump to, from 1
 
@@ -45,7 +45,7 @@ class ShadedCompletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShadedStep:
-    """A step's completions under several flows, one label each."""
+    """A step's completions under several flows, with one label per flow."""
 
     run: str
     step: int
@@ -54,14 +54,14 @@ class ShadedStep:
     completions: Sequence[ShadedCompletion]
 
     def groups(self) -> list[list[ShadedCompletion]]:
-        """The completions of each prompt; groups that were trained on come first."""
+        """Return the completions of each prompt; groups that were trained on come first."""
         by_group: dict[int, list[ShadedCompletion]] = {}
         for completion in self.completions:
             by_group.setdefault(completion.group, []).append(completion)
         return sorted(by_group.values(), key=lambda group: not any(each.trained for each in group))
 
     def scale(self) -> Scale:
-        """The colour scale, over everything shown."""
+        """Return the colour scale over everything shown."""
         credited = [c for row in self.completions for c in row.credits if c.size and abs(c).max() > 0.0]
         sizes = [float(abs(c).mean()) for c in credited]
         shares = np.concatenate([abs(c) / abs(c).mean() for c in credited]) if credited else np.ones(1)
@@ -83,7 +83,7 @@ class Scale:
     high: float
 
     def depths(self, credit_T: Floats) -> Floats:
-        """Depth in [-1, 1] of each token of one completion."""
+        """Return the depth in [-1, 1] of each token of one completion."""
         mean = float(np.abs(credit_T).mean()) if credit_T.size else 0.0
         if mean == 0.0:
             return np.zeros(credit_T.shape)
@@ -97,7 +97,7 @@ class Scale:
 def show(step: ShadedStep, console: Console, *, most: int) -> None:
     """Print up to `most` completions, trained groups first, each under its prompt.
 
-    Text stands on green (credit) or red (blame), and planning tokens are underlined.
+    The background is green (credit) or red (blame), and planning tokens are underlined.
     """
     scale = step.scale()
     console.print(Text(f"{step.run} step {step.step}, lambda = {step.sepa_lambda:g}", style="bold"))
@@ -114,17 +114,14 @@ def show(step: ShadedStep, console: Console, *, most: int) -> None:
                 else ""
             )
             console.print(Text(f"{label}  ({total})", style="magenta"))
-            line = Text()
-            for piece, style in _styled(completion, credit_T, scale):
-                line.append(piece, style=style)
-            console.print(line)
+            console.print(Text.assemble(*_styled(completion, credit_T, scale)))
     hidden = len(step.completions) - most
     if hidden > 0:
         console.print(Text(f"\n{hidden} more completions: --most N shows more, --html FILE all of them", style="dim"))
 
 
 def group_title(completion: ShadedCompletion) -> str:
-    """What stands above a group's completions."""
+    """Return the heading of a group's completions."""
     return f"group {completion.group}" + ("" if completion.trained else " | not trained")
 
 
@@ -138,7 +135,7 @@ def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Ite
 
 
 def render(step: ShadedStep) -> str:
-    """The page without a script. Completions, prompts and references are untrusted and escaped."""
+    """Return the page, without a script. Completions, prompts and references are untrusted and escaped."""
     scale, places = step.scale(), largest_credits(step)
     found = page(
         "report/heat.html.jinja",
@@ -156,7 +153,7 @@ def render(step: ShadedStep) -> str:
 
 
 def largest_credits(step: ShadedStep) -> Places:
-    """The completions' tokens with the most credit or blame under any flow, one of each, ranked from 1."""
+    """Return the rank, from 1, of the token with the most credit or blame of each completion under any flow."""
     found: list[tuple[float, Place]] = []
     for completion in step.completions:
         most = [

@@ -1,4 +1,4 @@
-"""The report: sections about the runs, the comparison, curves, settings, completions, and those of plugins.
+"""The report: sections about the runs, the comparison, curves, settings and completions, and sections of plugins.
 
 All text of plugins (`retrain_report_sections`) is untrusted.
 """
@@ -14,23 +14,28 @@ from retrain.kernel.config.load import load_config
 from retrain.kernel.contracts.report import ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError, RetrainError
-from retrain.kernel.plugins.build import declared_capabilities
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Determinism
 from retrain.records.record_names import CONFIG_FILE
-from retrain.report.budgets import budget_section, time_section
 from retrain.report.charts import curve_section
 from retrain.report.completions import completions_section
 from retrain.report.gather import Material, ReportRun
-from retrain.report.parts import Heading, Links, Part, Pre, Section, Tiles, drawn, figures_of, lede, note
+from retrain.report.parts import Heading, Links, Part, Pre, Section, Tiles, drawn, figures_of, lede, note, plain
 from retrain.report.settings import settings_section
 from retrain.report.shell import sections_page
-from retrain.report.summary import files_section, health_section, summary_section, title_of
-from retrain.report.text import plain
+from retrain.report.summary import (
+    budget_section,
+    files_section,
+    health_section,
+    summary_section,
+    time_section,
+    title_of,
+)
 from retrain.report.verdicts import findings, verdict_section
 from retrain.run.tables import registered_tables
 
-HOOK = "retrain_report_sections"
+Given = tuple[str, str, str | ReportSection]  # condition, empty for the whole report; title, body
 PAGE_IDS = (
     *("summary", "verdict", "curves", "budget", "time", "settings", "completions", "health", "plugins", "files"),
     *("main", "data", "plotly", "theme", "trouble", "legend"),
@@ -56,7 +61,7 @@ class Report:
 
 
 def render(material: Material, plugin_given: Sequence[Given], *, folder: Path, made: str) -> Report:
-    """The page for a file in `folder`; `made` says when and how it was made. All data is untrusted."""
+    """Return the page for a file in `folder`; `made` is a line about its origin. All data is untrusted."""
     links, title = Links(folder), title_of(material)
     drawn_by_plugins, texts_of_plugins = sections_of(plugin_given, links)
     found = (
@@ -86,11 +91,8 @@ def render(material: Material, plugin_given: Sequence[Given], *, folder: Path, m
     return Report(html=html, title=title, sections=names, num_figures=len(list(figures_of(sections))))
 
 
-Given = tuple[str, str, str | ReportSection]  # condition, empty for the whole report; title, body
-
-
 def plugin_sections(material: Material, plugins: Plugins) -> list[Given]:
-    """Sections about the first run of each condition that is shown; an exception of a plugin becomes a section too."""
+    """Return sections about the first run of each condition that is shown; a plugin's exception becomes a section."""
     found: dict[str, list[tuple[str, str | ReportSection]]] = {}
     for label in material.shown:
         run = next(iter(material.drawn(label)), None)
@@ -98,7 +100,7 @@ def plugin_sections(material: Material, plugins: Plugins) -> list[Given]:
             continue
         try:
             view = _view(run, run.candidate.folder, plugins)
-            answers = plugins.notify(HOOK, run=view, campaign=material.source.campaign)
+            answers = plugins.notify("retrain_report_sections", run=view, campaign=material.source.campaign)
         except RetrainError as error:
             answers = [{"A plugin failed": str(error)}]
         found[label] = [
@@ -118,7 +120,7 @@ def plugin_sections(material: Material, plugins: Plugins) -> list[Given]:
 
 
 def sections_of(given: Sequence[Given], links: Links) -> tuple[list[Section], Section | None]:
-    """Those with plots, one for each name, and the texts of all plugins in one."""
+    """Return the sections with plots, one for each name, and one section with the texts of all plugins."""
     parts: dict[str, list[Part]] = {}
     titles: dict[str, str] = {}
     texts: list[Part] = []
@@ -139,7 +141,7 @@ def sections_of(given: Sequence[Given], links: Links) -> tuple[list[Section], Se
 
 
 def _view(run: ReportRun, folder: Path, plugins: Plugins) -> RunView:
-    """The run as its own `config.toml` describes it; what its backend promises is what it declares."""
+    """Return the run as its `config.toml` describes it, with the capabilities that its backend declares."""
     tables = registered_tables(plugins)
     try:
         config, _ = load_config(folder / CONFIG_FILE, tables=tables, environ={})

@@ -1,8 +1,12 @@
-"""The parts that pages are made of. Each renders the macro of its name in its template; all its text is untrusted."""
+"""The parts of pages and their text. Each part renders the macro of its name in its template.
+
+All text is untrusted: escaped, of bounded length, with control and bidirectional characters made visible.
+"""
 
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,15 +15,69 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from retrain.kernel.contracts.report import ReportPlot
 from retrain.records.reading import number
-from retrain.report.text import long_text, plain, text
+
+JOINERS = frozenset("\u200c\u200d")  # part of letters in many languages, and of emoji
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A text, or its beginning and end and the number of characters left out between them."""
+
+    head: str
+    tail: str = ""
+    left_out: int = 0
+
+
+def text(value: Any, most_chars: int = 400) -> Markup:
+    """Return a name or a short text as HTML, cut with an ellipsis. A part stays a part."""
+    if hasattr(value, "__html__"):
+        return escape(value)
+    shown = str(value)
+    return _marked(shown[:most_chars]) + ("…" if len(shown) > most_chars else "")
+
+
+def long_text(value: Excerpt) -> Markup:
+    """Return beginning and end as HTML, and the number of characters left out between them."""
+    if not value.left_out:
+        return _marked(value.head)
+    gap = Markup('\n<span class="cut">[{:,} characters left out]</span>\n').format(value.left_out)
+    return _marked(value.head) + gap + _marked(value.tail)
+
+
+def plain(value: object, most_chars: int = 400, *, kept: str = "") -> str:
+    """Return text without markup, for a script; control characters are made visible, except those in `kept`."""
+    shown = str(value)[:most_chars]
+    if shown.isprintable():
+        return shown
+    return "".join(c if _is_harmless(c) or c in kept else _name(c) for c in shown)
+
+
+def _marked(shown: str) -> Markup:
+    if shown.isprintable():
+        return escape(shown)
+    span = Markup('<span class="ctl">{}</span>')
+    return Markup("").join(
+        c if _is_harmless(c) or c in "\n\t" else span.format(_name(c)) for c in shown.replace("\r\n", "\n")
+    )
+
+
+def _is_harmless(char: str) -> bool:
+    return char.isprintable() or char in JOINERS or unicodedata.category(char) in ("Zs", "Co", "Cn")
+
+
+def _name(char: str) -> str:
+    """Return the visible replacement of a character that would act instead of being shown."""
+    is_lone_surrogate = 0xD800 <= ord(char) <= 0xDFFF  # cannot be encoded
+    return "\N{REPLACEMENT CHARACTER}" if is_lone_surrogate else f"[U+{ord(char):04X}]"
 
 
 @cache
 def environment() -> Environment:
-    """The templates of all packages. They escape everything, and show control characters in attributes as well."""
+    """Return the templates of all packages. They escape everything, and show control characters in attributes too."""
     found = Environment(
         loader=PackageLoader("retrain", "."),
         autoescape=True,
@@ -33,13 +91,12 @@ def environment() -> Environment:
 
 
 class Part:
-    """A piece of a page, which a template prints like a text."""
+    """A piece of a page; a template prints it like a text."""
 
     __slots__ = ()
     template: ClassVar[str] = "report/parts.html.jinja"
 
     def __html__(self) -> str:
-        """The part as HTML."""
         module = environment().get_template(self.template).module
         return str(getattr(module, type(self).__name__.lower())(self))
 
@@ -50,8 +107,6 @@ Parts = Sequence[Part | None]
 
 @dataclass(frozen=True, slots=True)
 class Link(Part):
-    """A link to a file or page, in a line of text or a cell."""
-
     label: str
     address: str
 
@@ -63,7 +118,7 @@ class Links:
     folder: Path
 
     def to(self, target: Path, label: object) -> Link:
-        """A link to a path, never another scheme. `os.fsencode` preserves names that are not UTF-8."""
+        """Return a link to a path, never another scheme. `os.fsencode` preserves names that are not UTF-8."""
         try:
             path = Path(os.path.relpath(target.resolve(), self.folder.resolve())).as_posix()
         except ValueError:  # on another drive
@@ -80,7 +135,7 @@ class Words(Part):
 
 @dataclass(frozen=True, slots=True)
 class Code(Part):
-    """Short text in the typeface of code; several lines stand below each other."""
+    """Short text in the typeface of code; each line is below the last."""
 
     lines: Sequence[str]
 
@@ -103,19 +158,22 @@ class Paragraph(Part):
 
 
 def note(*pieces: Piece) -> Paragraph:
-    """A paragraph in small print."""
+    """Return a paragraph in small print."""
     return Paragraph(pieces, "note")
 
 
 def lede(*pieces: Piece) -> Paragraph:
-    """A paragraph in large print."""
+    """Return a paragraph in large print."""
     return Paragraph(pieces, "lede")
+
+
+def and_more(count: int, most: int, where: str = "") -> Paragraph | None:
+    """Return the note below a list of `count` entries of which `most` are shown."""
+    return note(f"and {count - most:,} more{where}") if count > most else None
 
 
 @dataclass(frozen=True, slots=True)
 class Heading(Part):
-    """A heading inside a section, with an optional remark."""
-
     text: str
     level: int = 3
     remark: str = ""
@@ -131,7 +189,7 @@ class Pre(Part):
 
 @dataclass(frozen=True, slots=True)
 class Items(Part):
-    """A list; each item has an emphasised beginning, which may be empty, and lines."""
+    """A list; each item has an emphasised beginning, or an empty one, and lines."""
 
     items: Sequence[tuple[str, Sequence[str]]]
 
@@ -178,7 +236,7 @@ class Fold(Part):
 
 @dataclass(frozen=True, slots=True)
 class Tiles(Part):
-    """Parts next to each other as far as the window is wide enough: `kind` is `plots`, `pairs` or `cards`."""
+    """Parts next to each other where the window is wide enough: `kind` is `plots`, `pairs` or `cards`."""
 
     kind: str
     parts: Parts
@@ -206,7 +264,7 @@ class Section(Part):
 
 
 def figures_of(parts: Parts) -> Iterator[Mapping[str, Any]]:
-    """The figures of all plots in the order of the page, which is how its script assigns them."""
+    """Yield the figures of all plots in the order of the page, by which its script assigns them."""
     for part in parts:
         if isinstance(part, Plot):
             yield part.figure
@@ -215,7 +273,7 @@ def figures_of(parts: Parts) -> Iterator[Mapping[str, Any]]:
 
 
 def drawn(given: ReportPlot, *, kinds: Sequence[str] = ()) -> Plot:
-    """A plugin's plot; `kinds` names the kind of each point, and kinds differ in colour."""
+    """Return a plugin's plot; `kinds` names the kind of each point, and kinds differ in colour."""
     figure = {
         "kind": "plugin",
         "x": [number(x) for x in given.x],

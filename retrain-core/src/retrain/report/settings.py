@@ -1,4 +1,4 @@
-"""What differs between runs: settings by condition; inputs, code and versions, which should not differ."""
+"""The differences between runs: settings by condition; inputs, code and versions, where none is expected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.records.reading import Record, table_of
 from retrain.records.run import FREE_KEYS, FREE_TABLES, Run
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import Box, Code, Piece, Section, Table, note
-from retrain.text.amounts import ABSENT
+from retrain.text.amounts import ABSENT, first_few
 
 MOST_VALUES = 3  # shown per key and condition
 MOST_COLUMNS = 10
@@ -22,20 +22,20 @@ VALUE_CHARS = 120
 
 
 def settings_section(material: Material) -> Section | None:
-    """Differing settings by condition; code and packages if runs used several versions."""
+    """Return differing settings by condition; code and packages if runs used several versions."""
     if len(material.runs) < 2:
         return None
     found = differences({label: [run.record for run in material.of(label)] for label in material.source.conditions})
     same = note("No setting differs except for seeds, paths and settings that do not affect training.")
     keys = list(next(iter(found.values()), ()))
     parts = (_settings_table(found, keys) if keys else same, _differing_inputs(material), _mixed(material))
-    return Section("settings", "What differs", parts)
+    return Section("settings", "Differences", parts)
 
 
 def differences(records: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, str]]:
-    """By condition, the settings that differ between conditions or within one; the same keys for each.
+    """Return by condition the settings that differ between conditions or within one; the same keys for each.
 
-    `records` are the `run.json` of each condition's runs. Seeds, paths and settings without effect are left out.
+    `records` are the `run.json` of each condition's runs. Seeds, paths and settings without effect are omitted.
     """
     seen: dict[str, dict[str, dict[str, None]]] = {label: {} for label in records}
     for label, group in records.items():
@@ -51,26 +51,18 @@ def differences(records: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, 
 
 
 def common(records: Iterable[Record], path: str) -> list[str]:
-    """The distinct values of `table.key` of a record, in order of appearance."""
-    found: dict[str, None] = {}
-    for record in records:
-        value: Any = record
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value not in (None, ""):
-            found[_shown(value)] = None
-    return list(found)
+    """Return the distinct values of `table.key` in records, in order of appearance."""
+    *tables, key = path.split(".")
+    values = (table_of(record, *tables).get(key) for record in records)
+    return list(dict.fromkeys(_shown(value) for value in values if value not in (None, "")))
 
 
 def versions(records: Iterable[Record]) -> dict[str, list[str]]:
-    """Every distribution and library with the versions that runs had; python first."""
+    """Return every distribution and library with the versions that runs had; python first."""
     found: dict[str, dict[str, None]] = {}
     for record in records:
-        packages = {
-            "python": record.get("python"),
-            **table_of(record, "distributions"),
-            **table_of(record, "libraries"),
-        }
+        python = {"python": record.get("python")}
+        packages = python | {**table_of(record, "distributions"), **table_of(record, "libraries")}
         for name, version in packages.items():
             if isinstance(version, str):
                 found.setdefault(name, {})[version] = None
@@ -78,7 +70,7 @@ def versions(records: Iterable[Record]) -> dict[str, list[str]]:
 
 
 def _settings_table(found: Mapping[str, Mapping[str, str]], keys: Sequence[str]) -> Table:
-    """The longer of both dimensions runs down."""
+    """Return the settings as rows, or the conditions if there are more of them."""
     title, labels = "Settings that differ", list(found)
     rows: list[tuple[Piece, ...]]
     if len(keys) <= len(labels) or len(labels) > MOST_COLUMNS:
@@ -93,7 +85,7 @@ def _cell(value: str) -> Code:
 
 
 def _mixed(material: Material) -> Box | None:
-    """A warning if runs used different code or packages, which makes a comparison unfair."""
+    """Return a warning if runs used different code or packages: a comparison of them is unfair."""
     records = [run.record for run in material.runs]
     named = {
         **versions(records),
@@ -104,11 +96,11 @@ def _mixed(material: Material) -> Box | None:
     if not rows:
         return None
     warning = note("Runs were not all made with the same code and packages: differences may come from that.")
-    return Box("alert", "", (warning, Table("Mixed", ("what", "values"), rows, num_names=2, is_caption_shown=False)))
+    return Box("alert", "", (warning, Table("Mixed", ("part", "values"), rows, num_names=2, is_caption_shown=False)))
 
 
 def _differing_inputs(material: Material) -> Box | None:
-    """A warning if runs had different code, data, model files or plugins, with the files by which they differ."""
+    """Return a warning if runs had different code, data, model files or plugins, with the differing files."""
     groups: dict[tuple[Any, ...], list[ReportRun]] = {}
     for run in material.runs:
         if digests := input_digests(table_of(run.record, "identity")):
@@ -124,8 +116,7 @@ def _differing_inputs(material: Material) -> Box | None:
 def _input_rows(groups: list[list[ReportRun]]) -> Iterator[tuple[Piece, ...]]:
     first = _inputs_of(groups[0][0])
     for group in groups[1:]:
-        names = [run.candidate.name for run in group]
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+        shown = first_few([run.candidate.name for run in group], 5)
         for change in changes_between(first, _inputs_of(group[0])):
             lines = [f"{change.line}: {each}" for each in (change.before, change.now)] if change.line else []
             place = f"{change.name} of {change.owner}" if change.owner not in ("", change.name) else change.name
@@ -138,9 +129,8 @@ def _inputs_of(run: ReportRun) -> Mapping[str, Any]:
 
 
 def _joined(values: Mapping[str, None]) -> str:
-    listed = list(values)
-    more = f" and {len(listed) - MOST_VALUES} more" if len(listed) > MOST_VALUES else ""
-    return " | ".join(listed[:MOST_VALUES]) + more
+    more = f" and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
+    return " | ".join([*values][:MOST_VALUES]) + more
 
 
 def _flat(tables: Record) -> Iterable[tuple[str, str]]:

@@ -25,7 +25,7 @@ LEVEL = 9  # 2.0 MB instead of 4.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page, and its content security policy for a header, which can forbid frames where an element cannot."""
+    """A page, and its content security policy as a header: only a header can forbid frames."""
 
     html: str
     policy: str
@@ -40,10 +40,9 @@ def page(
     libraries: str = "",
     **values: Any,
 ) -> Page:
-    """The page of a template that extends `report/base.html.jinja`, with scripts from files of this package.
+    """Render a template that extends `report/base.html.jinja`, with scripts from files of this package.
 
-    On top of `policy` it may use the style sheet (or `styles`), the scripts, and `libraries`: sources as policies name
-    them.
+    On top of `policy` it may use the style sheet (or `styles`), the scripts, and `libraries`, in a policy's notation.
     """
     style, script = own("style.css"), "".join(map(own, scripts))
     policy += f"; style-src {styles or source_hash(style)}"
@@ -53,7 +52,7 @@ def page(
 
 
 def sections_page(kicker: str, title: str, sections: Sequence[Section], **data: Any) -> str:
-    """A page of sections under a table of contents. If they have plots, a script draws them, which gets `data` too."""
+    """Return a page of sections under a table of contents. A script draws their plots, if any, and gets `data` too."""
     values: dict[str, Any] = {"kicker": kicker, "title": title, "sections": sections, "bundle": None}
     if figures := list(figures_of(sections)):
         bundle = plotly_bundle()
@@ -70,18 +69,18 @@ def sections_page(kicker: str, title: str, sections: Sequence[Section], **data: 
 
 @cache
 def own(name: str) -> str:
-    """A file of this package."""
+    """Return a file of this package as text."""
     return files("retrain.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def inert(data: Mapping[str, Any]) -> Markup:
-    """JSON that cannot close its script element."""
+    """Return JSON that cannot close its script element."""
     written = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return Markup(written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def source_hash(source: str) -> str:
-    """The hash of a script or style sheet as a content security policy writes it."""
+    """Return the hash of a script or style sheet in the notation of a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode('utf-8')).digest()).decode()}'"
 
 
@@ -100,7 +99,7 @@ class Bundle:
 
 @cache
 def plotly_bundle() -> Bundle:
-    """The library of the installed package, read and compressed once per process."""
+    """Return the library of the installed package, read and compressed once per process."""
     script = files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")
     version = re.search(r"plotly\.js v(\S+)", script[:300])
     return Bundle(

@@ -1,50 +1,86 @@
-"""The sections about the runs themselves: summary with failures and facts, health findings, files."""
+"""The sections about the runs themselves: summary, tokens and time spent, health findings, files."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from retrain.records.reading import time_of
 from retrain.records.record_names import CAMPAIGN_FILE, GENERATIONS, METRICS, RUN_FILE
 from retrain.records.run import accepted_changes
-from retrain.report.chart_specs import Unit, value_text
+from retrain.report.chart_specs import GROUPS, TIMES, Unit, value_text
 from retrain.report.gather import Material, ReportRun
-from retrain.report.parts import Box, Facts, Fold, Links, Paragraph, Part, Piece, Section, Table, Words, lede, note
+from retrain.report.parts import (
+    Box,
+    Facts,
+    Fold,
+    Links,
+    Paragraph,
+    Part,
+    Piece,
+    Plot,
+    Section,
+    Table,
+    Words,
+    and_more,
+    lede,
+    note,
+    plain,
+)
 from retrain.report.settings import common, versions
-from retrain.text.amounts import amount, counted, duration
+from retrain.text.amounts import ABSENT, amount, counted, duration, first_few
 
 MOST_FAILED = 50
 MOST_LISTED = 12
 MOST_ACCEPTED = 50
 MOST_EPISODES = 200
 MOST_RUNS = 2000
+PATHS = (
+    ("Model", "config.model.model"),
+    ("Data", "config.data.source"),
+    ("Reward", "config.reward.type"),
+    ("Backend", "config.backend.backend"),
+    ("Prompts per step", "config.training.batch_size"),
+    ("Completions per prompt", "config.training.group_size"),
+    ("Learning rate", "config.training.lr"),
+    ("LoRA rank", "config.model.lora_rank"),
+    ("Max tokens", "config.training.max_tokens"),
+)
+GROUP_NAMES = ("useful", "all right", "all wrong", "all same", "no verdict", "surplus")
+TIME_NAMES = ("sampling", "scoring", "training", "other")
+SHARES = (  # of a step, averaged over runs
+    ("cut off at max_tokens", "max_token_hit_rate"),
+    ("clipped", "clip_fraction"),
+    ("masked by surprisal", "entropy_mask_fraction"),
+)
+BUDGET = (
+    "Only completions of groups whose rewards differ carry gradient. Groups that are all right are solved, groups that "
+    "are all wrong are too hard or never rewarded; both were sampled and paid for."
+)
 
 
 def summary_section(material: Material, links: Links, findings: Part | None) -> Section:
-    """The findings in plain words, failed runs, then the facts."""
-    parts = (lede(lede_of(material)), findings, _failed(material, links), _accepted(material), _facts(material))
+    """Return the scope in a sentence, the findings in plain words, failed runs, and the facts."""
+    conditions, seeds = len(material.source.conditions), len({run.candidate.seed for run in material.runs})
+    states = Counter(run.candidate.state for run in material.runs)
+    ended = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
+    shape = f"{counted(conditions, 'condition')} × {counted(seeds, 'seed')}, " if len(material.runs) > 1 else ""
+    scope = lede(f"{shape}{counted(len(material.runs), 'run')}: {ended}.")
+    parts = (scope, findings, _failed(material, links), _accepted(material), _facts(material))
     return Section("summary", "Summary", parts)
 
 
 def title_of(material: Material) -> str:
-    """The campaign's name, the run's, or how many runs."""
+    """Return the campaign's name, the run's, or the number of runs."""
     if material.source.campaign:
         return material.source.campaign.resolve().name
     names = [run.candidate.name for run in material.runs]
     folder = material.runs[0].candidate.folder
     return (folder.resolve().name if folder else names[0]) if len(names) == 1 else counted(len(names), "run")
-
-
-def lede_of(material: Material) -> str:
-    """The scope of the report in a sentence."""
-    conditions, seeds = len(material.source.conditions), len({run.candidate.seed for run in material.runs})
-    states = Counter(run.candidate.state for run in material.runs)
-    ended = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
-    shape = f"{counted(conditions, 'condition')} × {counted(seeds, 'seed')}, " if len(material.runs) > 1 else ""
-    return f"{shape}{counted(len(material.runs), 'run')}: {ended}."
 
 
 def _failed(material: Material, links: Links) -> Box | None:
@@ -66,22 +102,21 @@ def _failed(material: Material, links: Links) -> Box | None:
     parts = (
         note(warning) if len(material.runs) > 1 else None,
         Table("Unfinished runs", heads, rows, num_names=4, is_caption_shown=False),
-        note(f"and {len(runs) - MOST_FAILED:,} more: see Files") if len(runs) > MOST_FAILED else None,
+        and_more(len(runs), MOST_FAILED, ": see Files"),
     )
     return Box("alert", f"{counted(len(runs), 'run')} of {len(material.runs):,} did not finish", parts)
 
 
 def _accepted(material: Material) -> Box | None:
-    """A warning about runs that `--resume-anyway` continued: their numbers are not those of one run."""
+    """Return a warning about runs that `--resume-anyway` continued: they are not one experiment from end to end."""
     found = [(run, change) for run in material.runs for change in accepted_changes(run.record)]
     if not found:
         return None
     rows = [(run.candidate.name, change) for run, change in found[:MOST_ACCEPTED]]
     runs = len({id(run) for run, _ in found})
     head = f"{counted(runs, 'run')} continued with --resume-anyway although something had changed"
-    more = note(f"and {len(found) - MOST_ACCEPTED:,} more: see run.json") if len(found) > MOST_ACCEPTED else None
     table = Table("Accepted changes", ("run", "change"), rows, num_names=2, is_caption_shown=False)
-    return Box("alert", head, (table, more))
+    return Box("alert", head, (table, and_more(len(found), MOST_ACCEPTED, ": see run.json")))
 
 
 def _named(run: ReportRun, links: Links) -> Piece:
@@ -92,34 +127,16 @@ def _named(run: ReportRun, links: Links) -> Piece:
 def _facts(material: Material) -> Facts:
     records = [run.record for run in material.runs if run.record]
     seeds = dict.fromkeys(str(run.candidate.seed) for run in material.runs if run.candidate.seed is not None)
-    pairs = {name: _few(common(records, path)) for name, path in _PATHS} | {
+    pairs = {name: first_few(common(records, path), MOST_LISTED) for name, path in PATHS} | {
         "Steps": _steps(material),
         "Sampled tokens": _tokens(material),
         "Time": _times(material),
         "Hardware": _distinct(material, "hardware", _hardware),
-        "Seeds": _few(list(seeds)),
+        "Seeds": first_few(list(seeds), MOST_LISTED),
         "Code": _distinct(material, "git", _commit),
         "Versions": ", ".join(f"{name} {' / '.join(each)}" for name, each in versions(records).items()),
     }
     return Facts([(name, value) for name, value in pairs.items() if value], wide=frozenset({"Code", "Versions"}))
-
-
-_PATHS = (
-    ("Model", "config.model.model"),
-    ("Data", "config.data.source"),
-    ("Reward", "config.reward.type"),
-    ("Backend", "config.backend.backend"),
-    ("Prompts per step", "config.training.batch_size"),
-    ("Completions per prompt", "config.training.group_size"),
-    ("Learning rate", "config.training.lr"),
-    ("LoRA rank", "config.model.lora_rank"),
-    ("Max tokens", "config.training.max_tokens"),
-)
-
-
-def _few(values: list[str], separator: str = ", ") -> str:
-    more = [f"and {len(values) - MOST_LISTED} more"] if len(values) > MOST_LISTED else []
-    return separator.join([*values[:MOST_LISTED], *more])
 
 
 def _steps(material: Material) -> str:
@@ -149,7 +166,7 @@ def _times(material: Material) -> str:
 
 def _distinct(material: Material, table: str, shown: Callable[[Mapping[str, Any]], str]) -> str:
     found = (shown(run.record[table]) for run in material.runs if isinstance(run.record.get(table), dict))
-    return _few(list(dict.fromkeys(filter(None, found))), "; ")
+    return "; ".join(list(dict.fromkeys(filter(None, found)))[:MOST_LISTED])
 
 
 def _commit(git: Mapping[str, Any]) -> str:
@@ -163,8 +180,95 @@ def _hardware(hardware: Mapping[str, Any]) -> str:
     return f"{hardware.get('system', '')} {hardware.get('machine', '')}{cores}".strip()
 
 
+def budget_section(material: Material) -> Section | None:
+    """Return the share of groups that carried gradient, and the reasons why the rest did not."""
+    groups = _by_condition(material, _group_counts)
+    if not groups:
+        return None
+    title = "Groups by training signal"
+    figure = _bars(groups, GROUP_NAMES, "share of groups", material)
+    rows = [(label, *(value_text(share, Unit.SHARE) for share in shares)) for label, shares in groups.items()]
+    numbers = Table(title, ("condition", *GROUP_NAMES), rows, is_caption_shown=False)
+    plot = Plot(title, "all steps that were read", figure, numbers, kind="bars")
+    return Section("budget", "Signal budget", [note(BUDGET), plot, _rates(material)])
+
+
+def time_section(material: Material) -> Section | None:
+    """Return the seconds per step, by phase."""
+    times = _by_condition(material, _phases)
+    if not times:
+        return None
+    rows = []
+    for label, values in times.items():
+        total = sum(values)
+        cells = [f"{value:.3g} s ({100 * value / total:.0f}%)" if total else ABSENT for value in values]
+        evaluated = _mean(material.drawn(label), "eval_time_s")
+        rows.append((label, *cells, f"{total:.3g} s", value_text(evaluated, Unit.SECONDS)))
+    heads = ("condition", *TIME_NAMES, "step", "an evaluation")
+    numbers = Table("Seconds per step", heads, rows, is_caption_shown=False)
+    figure = _bars(times, TIME_NAMES, "seconds per step", material)
+    remark = "mean over runs; evaluations come on top"
+    return Section("time", "Time", [Plot("Seconds per step", remark, figure, numbers, kind="bars")])
+
+
+def _by_condition(material: Material, counts: Callable[[ReportRun], list[float] | None]) -> dict[str, list[float]]:
+    """Return the mean of `counts` over the runs of each condition."""
+    found = {}
+    for label in material.drawable:
+        values = [each for run in material.drawn(label) if (each := counts(run)) is not None]
+        if values:
+            found[label] = [float(value) for value in np.mean(values, axis=0)]
+    return found
+
+
+def _group_counts(run: ReportRun) -> list[float] | None:
+    if "useful_groups" not in run.lines.values:
+        return None
+    counts = [run.lines.mean(field) or 0.0 for field in GROUPS]
+    return [count / sum(counts) for count in counts] if sum(counts) else None
+
+
+def _phases(run: ReportRun) -> list[float] | None:
+    total = run.lines.mean("step_time_s")
+    if total is None:
+        return None
+    phases = [run.lines.mean(field) or 0.0 for field in TIMES]
+    return [*phases, max(0.0, total - sum(phases))]
+
+
+def _rates(material: Material) -> Table:
+    known = [(name, field) for name, field in SHARES if any(field in run.lines.values for run in material.runs)]
+    rows = []
+    for label in material.drawable:
+        runs = material.drawn(label)
+        sampled, trained = (_mean(runs, field) for field in ("sampled_tokens", "trained_tokens"))
+        share = trained / sampled if sampled and trained is not None else None
+        cells = [ABSENT if sampled is None else f"{sampled:,.0f}", value_text(share, Unit.SHARE)]
+        cells += [value_text(_mean(runs, field), Unit.SHARE) for _, field in known]
+        rows.append((label, *cells))
+    heads = ("condition", "tokens per step", "trained", *(name for name, _ in known))
+    return Table("Of the sampled tokens, mean over steps and runs", heads, rows)
+
+
+def _mean(runs: Sequence[ReportRun], field: str) -> float | None:
+    means = [mean for run in runs if (mean := run.lines.mean(field)) is not None]
+    return sum(means) / len(means) if means else None
+
+
+def _bars(values: Mapping[str, Sequence[float]], names: Sequence[str], unit: str, material: Material) -> dict[str, Any]:
+    """Return stacked bars of the conditions that are shown at first; shares of their sum unless in seconds."""
+    shown = [label for label in values if label in material.shown]
+    totals = {label: sum(values[label]) if unit.startswith("share") else 1.0 for label in shown}
+    parts = {
+        name: [values[label][index] / totals[label] if totals[label] else 0.0 for label in shown]
+        for index, name in enumerate(names)
+    }
+    labels = [plain(label, 80) for label in shown]
+    return {"kind": "bars", "unit": unit, "labels": labels, "parts": [{"name": n, "x": x} for n, x in parts.items()]}
+
+
 def health_section(material: Material) -> Section:
-    """Every episode of every run, the longest first."""
+    """Return every episode of every run, the longest first."""
     found = [(run, each) for run in material.runs for each in run.lines.episodes]
     if not found:
         return Section("health", "Health", [note("No health finding in any run.")])
@@ -190,17 +294,16 @@ def health_section(material: Material) -> Section:
 
 
 def files_section(material: Material, links: Links, made: str) -> Section:
-    """Every run with its state and records, by relative path."""
+    """Return every run with its state and records, by relative path."""
     rows = [_files_row(run, links) for run in material.runs[:MOST_RUNS]]
     heads = ("run", "condition", "seed", "state", "files", "steps", "correct", "time")
     listed = Table("Runs", heads, rows, num_names=5, is_caption_shown=False)
     campaign = material.source.campaign
-    left_out = len(material.runs) - MOST_RUNS
     parts = (
         note(made),
         Paragraph(("Campaign: ", links.to(campaign / CAMPAIGN_FILE, CAMPAIGN_FILE))) if campaign else None,
         Fold(counted(len(rows), "run"), [listed]),
-        note(f"and {left_out:,} more: `retrain status` lists them all") if left_out > 0 else None,
+        and_more(len(material.runs), MOST_RUNS, ": `retrain status` lists them all"),
     )
     return Section("files", "Files", parts)
 

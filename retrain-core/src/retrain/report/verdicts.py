@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from retrain.kernel.contracts.report import ReportPlot
+from retrain.records.reading import number
 from retrain.records.runs.metric import Metric, shown
 from retrain.report.gather import Material
 from retrain.report.parts import (
@@ -22,15 +22,15 @@ from retrain.report.parts import (
     Section,
     Table,
     Tiles,
+    and_more,
     drawn,
     lede,
     note,
+    plain,
 )
-from retrain.report.text import plain
 from retrain.verdicts.study.comparison import Comparison, Verdict
-from retrain.verdicts.study.sets import SetsView
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.wording import plain_words, sentences, tables, verdict_line, words
+from retrain.verdicts.wording import plain_words, sentences, show, verdict_line
 
 MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.PRACTICALLY_SAME: "≈", Verdict.CANNOT_TELL: "●"}
 KINDS: Mapping[Verdict, str] = {
@@ -45,7 +45,7 @@ NAME_CHARS = 80
 
 
 def findings(material: Material) -> Box | None:
-    """What was found, for what and how sure, in words that need no statistics; None if nothing is compared."""
+    """Return the findings, their scope and certainty in words without statistics; None if nothing is compared."""
     study = material.study
     if study is None or not study.comparisons:
         return None
@@ -53,7 +53,7 @@ def findings(material: Material) -> Box | None:
 
 
 def verdict_section(material: Material) -> Section:
-    """The verdicts with their reasons and figures, or why there is none."""
+    """Return the verdicts with their reasons and figures, or the reason why nothing is compared."""
     study = material.study
     if study is None:
         return Section("verdict", "Verdict", [note(f"Nothing can be compared: {material.no_study}.")])
@@ -79,20 +79,20 @@ def verdict_section(material: Material) -> Section:
 
 
 def _ledger_alert(study: Study) -> Box | None:
-    """What the ledger names against these runs, in front of every verdict on them."""
+    """Return the objections of the ledger to these runs, for a place in front of every verdict on them."""
     named = verdict_line.alarms(study)
     if not named:
         return None
     parts = (
         Items([("", [line]) for line in named[:MOST_EXPLAINED]]),
-        note(f"and {len(named) - MOST_EXPLAINED:,} more") if len(named) > MOST_EXPLAINED else None,
-        note("Read the verdicts below as exploratory; `retrain compare --ledger` says what can be done."),
+        and_more(len(named), MOST_EXPLAINED),
+        note("Read the verdicts below as exploratory; `retrain compare --ledger` lists the remedies."),
     )
     return Box("alert", "The ledger does not agree with these records", parts)
 
 
 def _comparisons(study: Study) -> Table:
-    found = tables.comparison_table(study)
+    found = show.comparison_table(study)
     rows: list[tuple[Piece, ...]] = [
         (*row[:-1], Pill(each.verdict, KINDS[each.verdict], MARKS[each.verdict]))
         for row, each in zip(found.rows, study.comparisons, strict=True)
@@ -112,7 +112,7 @@ def _explanations(study: Study) -> Items | Fold:
 
 def _forest_plot(study: Study) -> Plot | None:
     caption = (
-        f"dots: single seeds; large dot: their mean; line: its {words.level_words(study.comparisons)} interval, and "
+        f"dots: single seeds; large dot: their mean; line: its {sentences.level_words(study.comparisons)} interval; "
         "where it ends in an arrow, these seeds set no limit"
     )
     figure = forest(study)
@@ -120,7 +120,7 @@ def _forest_plot(study: Study) -> Plot | None:
 
 
 def forest(study: Study) -> dict[str, Any] | None:
-    """Differences with their intervals and those of single seeds, the largest at the top; an open end is null."""
+    """Return differences with their intervals and single seeds, the largest at the top; an open end is null."""
     known = [each for each in study.comparisons if each.difference is not None and each.interval is not None]
     if not known:
         return None
@@ -133,8 +133,8 @@ def forest(study: Study) -> dict[str, Any] | None:
         "unit": f"difference in {'percentage points' if study.metric.is_rate else plain(study.metric, 40)}",
         "labels": [plain(name, NAME_CHARS) for name in names],
         "values": [scale * (each.difference or 0.0) for each in known],
-        "low": [_end(each.interval[0], scale) for each in known if each.interval],
-        "high": [_end(each.interval[1], scale) for each in known if each.interval],
+        "low": [number(scale * each.interval[0]) for each in known if each.interval],
+        "high": [number(scale * each.interval[1]) for each in known if each.interval],
         "seeds": [[scale * (right - left) for _, left, right in _sides(each)] for each in known],
         "verdicts": [KINDS[each.verdict] for each in known],
     }
@@ -142,12 +142,12 @@ def forest(study: Study) -> dict[str, Any] | None:
 
 def _seed_by_seed(study: Study) -> list[Part]:
     plots = seed_plots(study)
-    told = "Each line is a seed: on the left the baseline, on the right the condition, both trained from the same seed."
-    return [Heading("Seed by seed"), note(told), Tiles("pairs", plots)] if plots else []
+    legend = "Each line is a seed: on the left the baseline, on the right the condition, trained from the same seed."
+    return [Heading("Seed by seed"), note(legend), Tiles("pairs", plots)] if plots else []
 
 
 def seed_plots(study: Study) -> list[Plot]:
-    """A small figure per comparison: each seed as a line from the baseline to the condition."""
+    """Return a small figure per comparison: each seed as a line from the baseline to the condition."""
     order = {verdict: place for place, verdict in enumerate(KINDS)}
     chosen = sorted((each for each in study.comparisons if each.per_seed), key=lambda each: order[each.verdict])
     chosen = chosen[:MOST_PAIRS]
@@ -173,22 +173,13 @@ def seed_plots(study: Study) -> list[Plot]:
 
 
 def _sets(study: Study) -> list[Part]:
-    """Every condition over all evaluation sets, with its performance profile; empty unless there are several."""
-    if study.sets is None:
+    """Return every condition over all evaluation sets, with the share of seeds and sets above each threshold."""
+    view = study.sets
+    if view is None:
         return []
-    return [
-        Heading("All evaluation sets together"),
-        *(note(line.removeprefix("--sets: ")) for line in tables.sets_notes(study)),
-        *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in tables.sets_tables(study)),
-        drawn(_profile(study.sets)),
-    ]
-
-
-def _profile(view: SetsView) -> ReportPlot:
-    """The performance profiles: the share of seeds and sets whose result is above each threshold."""
-    return ReportPlot(
+    profile = ReportPlot(
         title="Performance profile",
-        note="how often a result is above a value: a curve further to the right is that of better results",
+        note="how often a result is above a value: of two curves, the one further to the right is better",
         x=view.thresholds,
         lines={each.condition: each.profile for each in view.conditions},
         x_title="rate" if all(metric.is_rate for metric in view.metrics) else str(view.metrics[0]),
@@ -196,10 +187,16 @@ def _profile(view: SetsView) -> ReportPlot:
         y_mark=0.5,
         is_share=True,
     )
+    return [
+        Heading("All evaluation sets together"),
+        *(note(line.removeprefix("--sets: ")) for line in show.sets_notes(study)),
+        *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.sets_tables(study)),
+        drawn(profile),
+    ]
 
 
 def _estimated_for(title: str) -> str:
-    """What the intervals of a condition's table are for (`evidence.stats.binomial`)."""
+    """Return the scope of the intervals in a condition's table."""
     metric = Metric(title)
     is_held_out_rate = (metric.is_eval and metric.is_rate) or title.startswith("held-out pass")
     return ", for other seeds and other examples like these" if is_held_out_rate else " over seeds"
@@ -208,16 +205,12 @@ def _estimated_for(title: str) -> str:
 def _estimates(study: Study) -> list[Part]:
     found = [
         Table(f"{each.title}: mean and 95 % interval{_estimated_for(each.title)}", each.heads, each.rows)
-        for each in tables.condition_tables(study)
+        for each in show.condition_tables(study)
     ]
     return [*found[:1], *([Fold("More metrics", found[1:])] if found[1:] else [])]
 
 
 def _sides(comparison: Comparison) -> list[tuple[int, float, float]]:
-    """Seed, value of the baseline, value of the condition."""
+    """Return seed, value of the baseline, value of the condition."""
     found = comparison.per_seed
     return list(zip(comparison.seeds, found.baseline, found.condition, strict=True)) if found else []
-
-
-def _end(limit: float, scale: float) -> float | None:
-    return scale * limit if math.isfinite(limit) else None

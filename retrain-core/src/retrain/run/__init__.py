@@ -1,7 +1,7 @@
 """One training run on this machine: its parts assembled, its steps, samplers and pacing, resume, signals.
 
-Begin with `session.py`, which a command calls, and `assemble.py`; a killed run comes back in `restore.py`, by
-the plan of `resume_plan.py`. Imports no watcher: they come through hooks.
+Begin with `session.py`, the entry for commands, and `assemble.py`; a killed run comes back in `restore.py`, by the plan
+of `resume_plan.py`. Imports no watcher: they come through hooks.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from retrain.kernel.declared import MetricSpec, PluginSpec
 from retrain.kernel.errors import Problem
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -23,14 +23,12 @@ OVERLONG = {"mask": "left out of the loss", "drop": "left out of the loss and of
 
 @hookimpl
 def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
-    """The order in which every prompt is drawn once per pass."""
     summary = "Every prompt once per pass, in a seeded order that is new in each."
     register(PluginSpec(name="uniform", summary=summary, factory="retrain.tasks.sampling:Uniform"))
 
 
 @hookimpl
 def retrain_describe_metrics() -> Iterable[MetricSpec]:
-    """The fields about the prompts that a sampler chose."""
     from retrain.run.steps.learned_order import METRICS
 
     return METRICS
@@ -38,7 +36,6 @@ def retrain_describe_metrics() -> Iterable[MetricSpec]:
 
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
-    """A control that the configuration does not allow, or a soft zone that is longer than a completion."""
     zone, limit, problems = config.training.soft_overlong, config.training.max_tokens, list[Problem]()
     if config.training.control:
         from retrain.run.steps.controls import control_problems  # only a control needs it
@@ -53,7 +50,6 @@ def retrain_check_config(config: Config) -> list[Problem]:
 
 @hookimpl
 def retrain_explain(config: Config) -> dict[str, str]:
-    """What becomes of truncated completions, how many prompts a step may draw, and a control; nothing at defaults."""
     overlong, refill = config.training.overlong, config.training.refill
     zone, size = config.training.soft_overlong, config.training.batch_size
     rows = {"truncated": OVERLONG[overlong]} if overlong != "keep" else {}
@@ -75,7 +71,6 @@ def retrain_explain(config: Config) -> dict[str, str]:
 
 @hookimpl
 def retrain_shape_rewards(context: PluginContext) -> Sequence[Shaper]:
-    """The soft punishment of long completions, where it is on."""
     if not (zone := context.config.training.soft_overlong):
         return ()
     from retrain.credit.overlong import SoftPunishment  # only a run that punishes needs it

@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from retrain.credit.algorithm import build_algorithm
-from retrain.credit.configured_loss import check_clips, check_loss
-from retrain.credit.flow import CreditFlow, build_flow, group_problem
-from retrain.kernel.config.load import TableEntry
+from retrain.credit.flow import CreditFlow
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm, Shaper
 from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.pacing import Pacer, PaceView
 from retrain.kernel.contracts.tasks import Rollouts
+from retrain.kernel.contracts.views import Pacer, PaceView
 from retrain.kernel.errors import ConfigError, HookError, Problem, RetrainError, raised_at
-from retrain.kernel.overlap import Sample, Serial
-from retrain.kernel.parts import Parts, Run
-from retrain.kernel.plugins.build import build_part, declared_capabilities
+from retrain.kernel.parts import Parts, Run, Sample, Serial
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.registry import Plugins, has_hooks
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group, Kind, SamplingParams
 from retrain.run.backend import build_backend, import_backend
-from retrain.run.check import check_names, check_options, check_schedule
 from retrain.run.interrupts import Interrupts
-from retrain.run.selected import CREDIT
 from retrain.run.steps.sampling_order import NamedSampler, PassOrder
 from retrain.run.steps.staleness import (
     AUTO,
     KeepsVersions,
     correction,
     overlaps_training,
-    staleness_problems,
     steps_ahead,
     too_many,
 )
 from retrain.run.steps.updates import Updates
-from retrain.run.tables import about_recipe
-from retrain.tasks.child.process_copy import in_copy
 from retrain.tasks.prompts import PromptPool
 from retrain.tasks.scoring.trial import refuse_broken_rewards
 from retrain.tasks.tasks import Tasks, closed_on_error, load_tasks
@@ -71,96 +63,17 @@ class FixedBatch:
         self._size = size
 
     def batch_size(self, step: int) -> int:
-        """The configured size."""
         return self._size
 
-    def observe(self, view: PaceView) -> None:
-        """Nothing to learn."""
+    def observe(self, view: PaceView) -> None: ...
 
     def metrics(self) -> Mapping[str, float | str | bool]:
-        """No fields."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """No state."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
-
-
-def check(
-    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], *, will_run: bool = True
-) -> tuple[CreditFlow | None, list[Problem]]:
-    """The credit flow, if it can be built, and every problem found without data, model or heavy imports.
-
-    Unless it `will_run`, libraries that only a run needs may be missing.
-    """
-    problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config, plugins)
-    problems += _check_trained(config, plugins)
-    if config.algorithm.recipe:
-        from retrain.credit.recipes import mode_problems
-
-        problems += mode_problems(config, plugins)
-    problems += check_loss(config, plugins)
-    problems += check_schedule(config)
-    problems += staleness_problems(config, declared_capabilities(config, plugins))
-    for found in plugins.notify("retrain_check_config", config=config, plugins=plugins, will_run=will_run):
-        problems += found or ()
-    try:
-        flow = build_flow(config, plugins)
-    except RetrainError as error:
-        return None, about_recipe([*problems, *_with_notes(error.problems, config, plugins)], config, plugins)
-    return flow, about_recipe(problems + _check_entropy(config, plugins, flow), config, plugins)
-
-
-def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
-    """Problems that matter only when training starts: groups too small for the advantage, parts of credit that fail."""
-    if flow.is_custom:
-        return []
-    if problem := group_problem(config, flow):
-        return [problem]
-    capabilities = declared_capabilities(config, plugins)
-    provides_entropy = capabilities is None or capabilities.provides_entropy
-
-    def tried() -> list[dict[str, str]]:
-        from retrain.credit.trial import try_flow  # in the copy only
-
-        return [asdict(problem) for problem in try_flow(config, flow, provides_entropy=provides_entropy)]
-
-    found = in_copy(tried, timeout_s=TRIAL_S)
-    if found is None:
-        LOG.warning("%s could not be tried on synthetic groups: the trial did not end by itself", flow.condition)
-    return [Problem(**fields) for fields in found or ()]
-
-
-def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
-    """Problems of the credit flow; a name of the public package comes with a note on what replaced it."""
-    from retrain.run.public_package import missing_name  # only a faulty configuration needs it
-
-    kinds = {**CREDIT, "algorithm.algorithm_mode": Kind.ALGORITHM}
-    found = (missing_name(plugins, kind, config.value(path, ""), config.place(path)) for path, kind in kinds.items())
-    known = {(problem.where, problem.what): problem for problem in found if problem}
-    return [known.get((problem.where, problem.what), problem) for problem in problems]
-
-
-def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
-    capabilities = declared_capabilities(config, plugins)
-    if not flow.needs_entropy or capabilities is None or capabilities.provides_entropy:
-        return []
-    sampler = f"backend {config.backend.backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
-    what = f"{flow.uncertainty.name!r} needs entropies, which {sampler} cannot provide"
-    fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
-    return [Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)]
-
-
-def _check_trained(config: Config, plugins: Plugins) -> list[Problem]:
-    capabilities = declared_capabilities(config, plugins)
-    if config.model.lora_rank or capabilities is None or capabilities.all_weights:
-        return []
-    what = f"lora_rank = 0 asks for all weights, and backend {config.backend.backend!r} trains adapters only"
-    fix = 'set a rank, such as 32, or use backend = "local"'
-    return [Problem(where=config.place("model.lora_rank"), what=what, fix=fix)]
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 def assemble(
@@ -190,7 +103,7 @@ def assemble(
         check_stop=stops.check,
         fail_run=stops.fail,
     )
-    # A recorder that is not installed is told before anything slow happens.
+    # A recorder that is not installed is reported before anything slow happens.
     watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
     tasks = load_tasks(context)
     with closed_on_error(tasks.verifier):
@@ -237,7 +150,6 @@ def assemble(
 
 
 def _prompt_order(pool: PromptPool, context: PluginContext) -> PassOrder | LearnedOrder:
-    """The prompts of a run, in the order of its `[data] sampler`."""
     key, data = "data.sampler", context.config.data
     examples = tuple(prompt.example for prompt in pool.train)
 
@@ -256,7 +168,6 @@ def _prompt_order(pool: PromptPool, context: PluginContext) -> PassOrder | Learn
 
 
 def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
-    """The supervised steps of `[sft]`, if there are any."""
     if not context.config.sft.steps:
         return None
     from retrain.credit.sft.warm_up import supervised  # only a run with [sft] loads it
@@ -265,7 +176,7 @@ def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
 
 
 def _arrangement(config: Config, backend: Backend) -> Callable[[Run, Sample], Serial]:
-    """How sampling and training follow each other in a run with this backend; ConfigError for more than it can do."""
+    """Order of sampling and training in a run with this backend; ConfigError for more overlap than it supports."""
     most, is_able = config.training.max_staleness, overlaps_training(backend)
     if most == 0 or (most == AUTO and not is_able):
         return lambda run, sample: Serial(run.parts.backend, run.parts.train, sample)
@@ -282,7 +193,6 @@ def _arrangement(config: Config, backend: Backend) -> Callable[[Run, Sample], Se
 
 
 def _pacer(context: PluginContext) -> Pacer:
-    """The pacer of `[backpressure]` if that is enabled, else the configured batch size."""
     config = context.config
     if not config.backpressure.enabled:
         return FixedBatch(config.training.batch_size)
@@ -291,7 +201,6 @@ def _pacer(context: PluginContext) -> Pacer:
 
 
 def _algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
-    """The algorithm of the flow; under `[training] control` its lines say so."""
     algorithm = build_algorithm(flow, context)
     if not context.config.training.control:
         return algorithm
@@ -301,7 +210,7 @@ def _algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
 
 
 def _sampling(config: Config, seeds: Seeds, tasks: Tasks) -> Callable[[Sample], Sample]:
-    """How a step is sampled and scored under `[training] control`, `overlong` and `refill`."""
+    """Wrap the sampling of a step as `[training] control`, `overlong` and `refill` require."""
     training, ways = config.training, list[Callable[[Sample], Sample]]()
     if training.control:
         from retrain.run.steps.controls import controlled_sampling  # only a control loads it
@@ -338,7 +247,7 @@ class NamedShaper:
         return f"shaper {kind.__module__}.{kind.__qualname__}"
 
     def shape(self, step: int, groups: tuple[Group, ...]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
-        """What the shaper returns, provided that it is the same groups in the same order, and fields."""
+        """Return the shaper's result, provided that it is the same groups in the same order, and fields."""
         try:
             result = self._shaper.shape(step, groups)
         except RetrainError:

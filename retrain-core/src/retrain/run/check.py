@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
+from retrain.credit.configured_loss import KEY as LOSS
+from retrain.credit.configured_loss import check_clips, check_loss, selected_loss
+from retrain.credit.flow import CreditFlow, build_flow, group_problem
 from retrain.kernel.config.keys import TableTraits, keys_of
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.declared import Kind
-from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.plugins.first_party import promised_default, promised_options
-from retrain.kernel.plugins.resolve import ambiguity, problem_with
+from retrain.kernel.plugins.resolve import ambiguity, declared_capabilities, module_of, problem_with, validated_params
 from retrain.kernel.registry import Plugins
+from retrain.records.identity.collect import Identity, collect_identity
+from retrain.records.identity.imports import module_file, part_file
 from retrain.records.identity.inputs import CODE, declared_sorts
-from retrain.run.steps.learning_rate import Course
+from retrain.run.steps.staleness import staleness_problems
+from retrain.run.steps.updates import Course
+from retrain.run.tables import about_recipe
+from retrain.tasks.child.process_copy import in_copy
 from retrain.tasks.scoring.build import PARAMS as REWARD_PARAMS
-from retrain.tasks.scoring.build import reward_params
+from retrain.tasks.scoring.build import brings_tasks, reward_params
 
 # Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
+LOG = logging.getLogger("retrain")
+TRIAL_S = 5.0  # for a trial of milliseconds: a part may load a library first
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
 # Keys of options, with kind and key of the part that they are for.
 OPTIONS = {
@@ -29,10 +40,84 @@ OPTIONS = {
     "inference.options": (Kind.INFERENCE_ENGINE, "inference.engine"),
     "planning.params": (Kind.PLANNING_DETECTOR, "planning.detector"),
 }
-# Other kinds may read options that they do not declare; a part of these that declares none has none.
+# Other kinds may read options that they do not declare; a part of these has only the options that it declares.
 DECLARES_ALL = (Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR, Kind.REWARD)
 CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
 CHECKED_ELSEWHERE = (*CREDIT_KINDS, Kind.LOSS)
+
+
+def check(
+    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], *, will_run: bool = True
+) -> tuple[CreditFlow | None, list[Problem]]:
+    """The credit flow, if it can be built, and every problem found without data, model or heavy imports.
+
+    Unless it `will_run`, libraries that only a run needs may be missing.
+    """
+    problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config, plugins)
+    problems += _check_trained(config, plugins)
+    if config.algorithm.recipe:
+        from retrain.credit.recipes import mode_problems
+
+        problems += mode_problems(config, plugins)
+    problems += check_loss(config, plugins)
+    problems += check_schedule(config)
+    problems += staleness_problems(config, declared_capabilities(config, plugins))
+    for found in plugins.notify("retrain_check_config", config=config, plugins=plugins, will_run=will_run):
+        problems += found or ()
+    try:
+        flow = build_flow(config, plugins)
+    except RetrainError as error:
+        return None, about_recipe([*problems, *_with_notes(error.problems, config, plugins)], config, plugins)
+    return flow, about_recipe(problems + _check_entropy(config, plugins, flow), config, plugins)
+
+
+def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
+    """Problems that matter only when training starts: groups too small for the advantage, parts of credit that fail."""
+    if flow.is_custom:
+        return []
+    if problem := group_problem(config, flow):
+        return [problem]
+    capabilities = declared_capabilities(config, plugins)
+    provides_entropy = capabilities is None or capabilities.provides_entropy
+
+    def tried() -> list[dict[str, str]]:
+        from retrain.credit.trial import try_flow  # in the copy only
+
+        return [asdict(problem) for problem in try_flow(config, flow, provides_entropy=provides_entropy)]
+
+    found = in_copy(tried, timeout_s=TRIAL_S)
+    if found is None:
+        LOG.warning("%s could not be tried on synthetic groups: the trial did not end by itself", flow.condition)
+    return [Problem(**fields) for fields in found or ()]
+
+
+def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
+    """Add to a name of the public package a note on its replacement."""
+    from retrain.run.public_package import missing_name  # only a faulty configuration needs it
+
+    kinds = {**CREDIT, "algorithm.algorithm_mode": Kind.ALGORITHM}
+    found = (missing_name(plugins, kind, config.value(path, ""), config.place(path)) for path, kind in kinds.items())
+    known = {(problem.where, problem.what): problem for problem in found if problem}
+    return [known.get((problem.where, problem.what), problem) for problem in problems]
+
+
+def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
+    capabilities = declared_capabilities(config, plugins)
+    if not flow.needs_entropy or capabilities is None or capabilities.provides_entropy:
+        return []
+    sampler = f"backend {config.backend.backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
+    what = f"{flow.uncertainty.name!r} needs entropies, and {sampler} cannot provide them"
+    fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
+    return [Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)]
+
+
+def _check_trained(config: Config, plugins: Plugins) -> list[Problem]:
+    capabilities = declared_capabilities(config, plugins)
+    if config.model.lora_rank or capabilities is None or capabilities.all_weights:
+        return []
+    what = f"lora_rank = 0 trains all weights, and backend {config.backend.backend!r} trains adapters only"
+    fix = 'set a rank, such as 32, or use backend = "local"'
+    return [Problem(where=config.place("model.lora_rank"), what=what, fix=fix)]
 
 
 def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:
@@ -131,7 +216,6 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
 
 
 def _former_options(config: Config, path: str, unknown: Iterable[str]) -> dict[str, Problem]:
-    """A problem for each unknown option that the public package has."""
     from retrain.run.public_package import note_on  # only a faulty configuration needs it
 
     where = config.place(path)
@@ -143,16 +227,16 @@ def _former_options(config: Config, path: str, unknown: Iterable[str]) -> dict[s
 
 
 def check_schedule(config: Config) -> list[Problem]:
-    """A problem with `min_lr_ratio` under a constant learning rate, which never falls to that floor."""
+    """A problem with `min_lr_ratio` under a constant learning rate, which never falls."""
     course, path = Course.of(config), "optimizer.min_lr_ratio"
     if not course.min_lr_ratio or not course.is_constant:
         return []
     what = "has no effect: the learning rate is constant, without warm-up"
-    return [Problem(where=config.place(path), what=what, fix='write schedule = "cosine" beside it, or remove it')]
+    return [Problem(where=config.place(path), what=what, fix='write schedule = "cosine" as well, or remove it')]
 
 
 def with_plugin_rows(content: Mapping[str, Any], config: Config, plugins: Plugins) -> dict[str, Any]:
-    """The content of an explanation and the rows that plugins add; a name that is there already keeps its value."""
+    """Add the rows of plugins to an explanation; a name that is there already keeps its value."""
     found = dict(content)
     for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
         found |= {name: value for name, value in (rows or {}).items() if name not in found}
@@ -170,7 +254,7 @@ def backend_options(config: Config, plugins: Plugins) -> dict[str, Any]:
 
 
 def free_options(config: Config, plugins: Plugins) -> frozenset[str]:
-    """The options of the backend that a resumed run may have otherwise: `free_on_resume` in the model it declares."""
+    """The backend's options that a resumed run may change: `free_on_resume` in the model it declares."""
     entries = plugins.find(Kind.BACKEND, config.backend.backend)
     model = entries[0].spec.load_params() if len(entries) == 1 else None
     keys = keys_of("backend.options", model, TableTraits()) if model else ()
@@ -178,7 +262,7 @@ def free_options(config: Config, plugins: Plugins) -> frozenset[str]:
 
 
 def _options_of_others(config: Config, plugins: Plugins) -> dict[str, tuple[str, Any]]:
-    """The given options that another backend declares and the selected one does not: that backend and its default."""
+    """The given options that only another backend declares: that backend and its default."""
     chosen = config.backend.backend
     own = _declared_options(plugins, chosen)
     if not set(config.backend.options) - set(own or ()):
@@ -204,3 +288,65 @@ def _declared_options(plugins: Plugins, backend: str) -> Mapping[str, Any] | Non
     except Exception:  # reported when that backend is selected
         return None
     return None if model is None else {name: info.default for name, info in model.model_fields.items()}
+
+
+DOTTED = "dotted path"
+CREDIT = {
+    "algorithm.advantage_mode": Kind.ADVANTAGE,
+    "algorithm.transform_mode": Kind.TRANSFORM,
+    "algorithm.uncertainty_kind": Kind.UNCERTAINTY,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """A part by the key that names it.
+
+    `source` is its distribution and version, or `dotted path`; empty when no plugin provides it, as `problem` says.
+    """
+
+    key: str
+    kind: Kind
+    name: str
+    source: str
+    distribution: str
+    file: str
+    problem: Problem | None
+
+
+def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Selected]:
+    """Every part that a run with this configuration builds because a key names it, in the order of the kinds."""
+    wanted = wanted_names(config, tables)
+    if mode := config.algorithm.algorithm_mode:
+        wanted["algorithm.algorithm_mode"] = (Kind.ALGORITHM, mode)
+    else:
+        wanted |= {path: (kind, chosen_name(config, path, kind)) for path, kind in CREDIT.items()}
+    if loss := selected_loss(config, plugins):
+        wanted[LOSS] = (Kind.LOSS, loss)
+    if engine := config.inference.engine:
+        wanted["inference.engine"] = (Kind.INFERENCE_ENGINE, engine)
+    if brings_tasks(config, plugins):
+        wanted = {path: part for path, part in wanted.items() if path not in ("data.source", "reward.type")}
+    order = list(Kind)
+    found = [_selected(config, plugins, path, *part) for path, part in wanted.items()]
+    return sorted(found, key=lambda part: order.index(part.kind))
+
+
+def identity_of(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> Identity:
+    """Identity of a run with this configuration: code, data, model files, plugins."""
+    named = [part.name for part in selected_parts(config, plugins, tables) if part.source == DOTTED]
+    modules = [module_of(name, config.plugins.search_paths) for name in named]
+    return collect_identity(config, plugins, tables, dotted=filter(None, modules))
+
+
+def _selected(config: Config, plugins: Plugins, path: str, kind: Kind, name: str) -> Selected:
+    problem = name_problem(config, plugins, path, kind, name)
+    source = distribution = file = ""
+    if entries := plugins.find(kind, name):
+        owner = entries[0].owner
+        source, distribution, file = str(owner), owner.distribution, part_file(entries[0].spec)
+    elif problem is None:
+        source, file = DOTTED, module_file(module_of(name, config.plugins.search_paths))
+    return Selected(
+        key=path, kind=kind, name=name, source=source, distribution=distribution, file=file, problem=problem
+    )

@@ -14,12 +14,12 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import Setting, TableEntry, all_keys
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.config.toml_file import read_toml
+from retrain.kernel.declared import ConfigClaim
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugin_spec import ConfigClaim
 from retrain.kernel.registry import Plugins
 from retrain.records.campaign_table import CampaignTable
 from retrain.records.record_names import CONFIG_FILE
-from retrain.run.assemble import check, check_run
+from retrain.run.check import check, check_run
 from retrain.run.tables import read_config, registered_tables
 from retrain.text.secrets import hide_arguments
 
@@ -88,10 +88,10 @@ def _load(
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The configuration file and the overrides.
+    """Split a command line into the configuration file and the overrides.
 
-    Without a file: with `--resume DIR` the resumed run's own `config.toml`, else `./retrain.toml`, else the defaults,
-    provided that overrides are given.
+    Without a file: with `--resume DIR` the resumed run's own `config.toml`, otherwise `./retrain.toml`, otherwise the
+    defaults, provided that overrides are given.
     """
     rest = list(arguments)
     if rest and not rest[0].startswith("-"):
@@ -107,7 +107,6 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def refuse_defaults(config: Config, overrides: Sequence[str]) -> None:
-    """ConfigError if neither a file nor a flag names a model and tasks, before a default is fetched unasked."""
     if problem := missing_file(config, overrides):
         raise ConfigError(problem)
 
@@ -129,7 +128,7 @@ def _no_configuration(overrides: Sequence[str]) -> Problem:
 def claim_of(arguments: Sequence[str], plugins: Plugins) -> ConfigClaim | None:
     """The plugin's claim on the file that the command line names; None when the file is for training.
 
-    A missing or unreadable file is left to training, which reports what is wrong with it.
+    A missing or unreadable file is left to training, where its fault is reported.
     """
     try:
         file, _ = split_arguments(arguments)
@@ -158,6 +157,6 @@ def steps_per_run(config: Config) -> int:
 
 
 def evaluations(max_steps: int, every: int, steps_done: int = 0) -> int:
-    """How often a run evaluates: before the first step, after every `every` steps, and after the last."""
+    """Number of evaluations of a run: before the first step, after every `every` steps, and after the last."""
     between = (max_steps - 1) // every - steps_done // every if every else 0
     return (steps_done == 0) + max(between, 0) + (steps_done < max_steps)

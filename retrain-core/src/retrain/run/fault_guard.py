@@ -1,4 +1,4 @@
-"""Isolates a run from what only watches it: an exception there is logged once, by name, and training continues."""
+"""Isolates a run from its watchers: an exception in one is logged once, by name, and training continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FaultGuard:
         self._reported: set[str] = set()
 
     def call(self, name: str, method: str, function: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
-        """Whether `function` returned, and its result."""
+        """Return True and the result of `function`, or False and None if it raised."""
         try:
             return True, function(*arguments)
         except Exception as error:
@@ -31,7 +31,7 @@ class FaultGuard:
             return False, None
 
     def state(self, name: str, function: Callable[[], Mapping[str, Any] | None]) -> dict[str, Any]:
-        """The state of one of them; empty if it is not JSON, because it must not make a checkpoint fail."""
+        """State of one of them; empty if it is not JSON, because it must not make a checkpoint fail."""
 
         def plain() -> Any:
             return json.loads(json.dumps(dict(function() or {}), allow_nan=False))

@@ -45,7 +45,6 @@ class Interrupts:
         return self._reason
 
     def may_resume(self) -> None:
-        """Note that a valid checkpoint exists: from now on a forced exit reports that the run can be resumed."""
         self._resumable = True
 
     def request(self, reason: str) -> None:
@@ -69,13 +68,12 @@ class Interrupts:
             signal.pthread_kill(threading.main_thread().ident or 0, self._own_signal)
 
     def give_up(self, failure: RetrainError) -> None:
-        """Request a stop because of `failure`, from the run's own thread; a stop already under way goes on."""
+        """Request a stop because of `failure`, from the run's own thread; a stop already under way continues."""
         if not self._reason:
             self._failure = failure
             self._begin("a lost record")
 
     def acknowledge(self) -> None:
-        """Mark the stop as being carried out: from here on only a second request interrupts."""
         self._stopping_in = threading.get_ident()
 
     def check(self) -> None:
@@ -98,7 +96,6 @@ class Interrupts:
 
     @contextmanager
     def shield(self) -> Iterator[None]:
-        """Protect the block from signals; a stop requested meanwhile takes effect at its end."""
         self._depth += 1
         try:
             yield

@@ -10,9 +10,8 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.contracts.losses import LossTraits
 from retrain.kernel.declared import Kind
-from retrain.kernel.plugins.resolve import problem_with
 from retrain.kernel.registry import Plugins
-from retrain.run.selected import selected_parts
+from retrain.run.check import selected_parts
 
 MODES = ("advantage", "transform")
 
@@ -40,12 +39,11 @@ def unclipped(config: Config, plugins: Plugins, flow: CreditFlow) -> str:
     advantage, loss = flow.advantage.name, config.algorithm.loss
     if config.algorithm.recipe or flow.algorithm or _clips(plugins, loss) is not False:
         return ""
-    paths = config.plugins.search_paths
-    if "." in advantage or problem_with(plugins, Kind.RECIPE, advantage, where="", search_paths=paths):
+    if not plugins.find(Kind.RECIPE, advantage):
         return ""
     from retrain.credit.recipes import find_recipe
 
-    values = find_recipe(plugins, advantage, where="", search_paths=paths).values
+    values = find_recipe(plugins, advantage, where="", search_paths=()).values
     if values.get("algorithm.advantage_mode") != advantage or not _clips(plugins, str(values.get("algorithm.loss"))):
         return ""
     plain = loss.replace("_", " ")
@@ -53,14 +51,13 @@ def unclipped(config: Config, plugins: Plugins, flow: CreditFlow) -> str:
 
 
 def _clips(plugins: Plugins, loss: str) -> bool | None:
-    """Whether a loss says that it clips; None for one that says nothing."""
+    """Whether a loss declares that it clips; None if it declares nothing."""
     entries = plugins.find(Kind.LOSS, loss)
     traits = entries[0].spec.traits if len(entries) == 1 else None
     return traits.clips if isinstance(traits, LossTraits) else None
 
 
 def _overridden(config: Config, flow: CreditFlow) -> Iterator[str]:
-    """Modes that `algorithm_mode` replaces by others."""
     if flow.algorithm is None:
         return
     default = type(config.algorithm)()
@@ -82,13 +79,12 @@ def _weighed(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[str
     is_default = config.origin("algorithm.transform_mode") == DEFAULT_ORIGIN
     which = f"transform_mode = {transform.name!r}" + (" (the default)" if is_default else "")
     yield (
-        f"advantage {spec.name!r} is not trained on as it is: {which} changes it token by token; "
+        f"advantage {spec.name!r} is changed before it is trained on: {which} changes it token by token; "
         'transform_mode = "none" keeps it'
     )
 
 
 def _is_met(config: Config, need: str, parts: set[str]) -> bool:
-    """True for a part in use, and for a key off its default."""
     table, _, name = need.partition(".")
     if not name:
         return need in parts

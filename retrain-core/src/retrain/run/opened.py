@@ -14,17 +14,16 @@ from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.registry import Plugins
 from retrain.records.record_names import CONFIG_FILE
-from retrain.run.backend import build_backend, use_weights
+from retrain.run.backend import build_backend, choose_devices, use_weights
 from retrain.run.configure import Checked, load_file
-from retrain.run.devices import choose_devices
 from retrain.run.seed_sources import run_seeds
 from retrain.run.subject import Subject, SubjectKind, adapter_shape
 from retrain.run.tables import registered_tables
-from retrain.text.progress import progress_bar
+from retrain.text.tables import progress_bar
 from retrain.text.tokenizer import load_tokenizer
 
 SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # using a policy is not part of its run
-SMALLEST_RANK = 1  # of the adapter beside a model that is only used: its B is 0
+SMALLEST_RANK = 1  # of the adapter of a model that is only used: its B is 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -45,13 +44,12 @@ class Opened:
 
     @property
     def tokenizer(self) -> Any:
-        """The subject's tokenizer, with the chat template of its configuration."""
         return self.context.tokenizer
 
     def use(self, folder: Path | None) -> None:
         """Sample from another checkpoint or adapter of the same shape, without loading the base again; None = the base.
 
-        BackendError when it does not fit the base, or the backend cannot change what it samples from.
+        BackendError when it does not fit the base, or the backend cannot change its weights.
         """
         if self._shown == [folder]:
             return
@@ -63,7 +61,7 @@ class Opened:
 def subject_config(
     subject: Subject, plugins: Plugins, overrides: Sequence[str] = (), *, file: Path | None = None
 ) -> Checked:
-    """The configuration in which a subject is used: its run's, or else `file` or the defaults, with its base.
+    """The configuration in which a subject is used: its run's, otherwise `file` or the defaults, with its base.
 
     `overrides` are flags as of `retrain`, and beat everything. No recorder is on.
     """
@@ -92,7 +90,7 @@ def opened(
 ) -> Iterator[Opened]:
     """Within the block, a policy that samples from the subject; see `subject_config` for the configuration.
 
-    `before_model` is called with the tokenizer and before the model loads, so that it may refuse what is to be done.
+    `before_model` is called with the tokenizer and before the model loads, so that it may refuse the subject.
     """
     devices = choose_devices(subject_config(subject, plugins, overrides, file=file).config, plugins)
     devices.log()

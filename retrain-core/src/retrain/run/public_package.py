@@ -1,4 +1,4 @@
-"""What the names of the public `retrain` package became here; the table is `public_package.toml`."""
+"""Names of the public `retrain` package, and their replacements here; the table is `public_package.toml`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIXES: Mapping[str, str] = {
 
 
 def note_on(name: str) -> str:
-    """What became of `table.key`, `table` or `kind name` of the public package; empty for any other name."""
+    """The replacement of `table.key`, `table` or `kind name` of the public package; empty for any other name."""
     return _notes().get(name, "")
 
 
@@ -69,7 +69,6 @@ def _items(content: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _note_on_value(key: Key, value: Any, plugins: Plugins) -> str:
-    """What became of the part that a key names."""
     is_name = key.names is not None and isinstance(value, str) and not plugins.find(key.names, value)
     return note_on(f"{key.names} {value}") if is_name else ""
 
@@ -84,5 +83,4 @@ def public_names() -> Sequence[tuple[Sequence[str], str, str]]:
 
 @cache
 def _notes() -> Mapping[str, str]:
-    """The note on each name of the table."""
     return {name: PREFIXES[status] + note for names, status, note in public_names() for name in names}

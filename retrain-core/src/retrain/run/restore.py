@@ -10,7 +10,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.parts import Parts
-from retrain.kernel.plugins.build import build_part, declared_capabilities
+from retrain.kernel.plugins.resolve import build_part, declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import CheckpointMode, Kind
 from retrain.records.checkpoints import Checkpoint, clear_unfinished, set_newer_aside

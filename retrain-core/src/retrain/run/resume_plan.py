@@ -26,7 +26,7 @@ from retrain.records.manifest import LIBRARIES, public_values
 from retrain.records.reading import table_of
 from retrain.records.run import Run, recorded_resume
 from retrain.run.check import backend_options, free_options
-from retrain.run.steps.learning_rate import Course
+from retrain.run.steps.updates import Course
 from retrain.text.terminal_text import printable
 
 STEPS, OPTIONS = "training.max_steps", "backend.options"
@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePlan:
-    """What a resume would do. Without a valid checkpoint the run restarts from the beginning, with its own seed."""
+    """Plan of a resume. Without a valid checkpoint the run restarts from the beginning, with its own seed."""
 
     run: Path
     adapters: Path
@@ -64,37 +64,33 @@ class ResumePlan:
 
     @property
     def next_step(self) -> int:
-        """The step to continue with."""
         return self.checkpoint.next_step if self.checkpoint else 0
 
     def is_complete(self, max_steps: int) -> bool:
-        """Whether the run ended normally and its last checkpoint contains at least `max_steps` steps."""
+        """True if the run ended normally and its last checkpoint contains at least `max_steps` steps."""
         last = self.checkpoint
         is_whole = last is not None and last.path.name == FINAL and self.manifest.get("status") == "done"
         return is_whole and self.next_step >= max_steps
 
     @property
     def refused(self) -> list[Change]:
-        """The changes of code, data, model and plugins that make it a different run."""
         return [change for change in self.changes if change.refuses]
 
     @property
     def accepted(self) -> list[str]:
-        """What `--resume-anyway` accepts, one line each."""
+        """Everything that `--resume-anyway` accepts, one line each."""
         return [*(str(each) for each in (*self.differences, *self.refused)), *self.records.damaged]
 
     @property
     def input_notices(self) -> list[str]:
-        """Changes of code and libraries that stop no run from resuming."""
         return [*(str(change) for change in self.changes if not change.refuses), *self.libraries]
 
     @property
     def notices(self) -> list[str]:
-        """Everything that is reported and recorded but stops no run from resuming."""
         return [*self.input_notices, *self.records.notices]
 
     def recorded(self, accepted: Sequence[str] = ()) -> dict[str, Any]:
-        """What `run.json` keeps about this resume, with what else was accepted, and about earlier ones."""
+        """Entries of `run.json` about this resume, with `accepted` in addition, and about earlier ones."""
         time, accepted = datetime.now(UTC).isoformat(timespec="seconds"), [*self.accepted, *accepted]
         resumes = recorded_resume(
             self.manifest, step=self.next_step, time=time, accepted=accepted, noticed=self.notices
@@ -130,15 +126,15 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity, 
 
 
 def _refuse_stranger(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> None:
-    theirs, ours = checkpoint.state.get("run_started"), manifest.get("started")
-    if theirs != ours:
-        what = f"is a checkpoint of the run that started at {theirs}, not of this one ({ours})"
+    other, own = checkpoint.state.get("run_started"), manifest.get("started")
+    if other != own:
+        what = f"is a checkpoint of the run that started at {other}, not of this one ({own})"
         fix = "its own checkpoints were moved aside when that run began: move them back to [backend] adapter_path"
         raise ResumeError(Problem(where=str(checkpoint.path), what=what, fix=fix))
 
 
 def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
-    """ResumeError naming what would make it a different run, and every damaged record, unless one insists.
+    """ResumeError naming every change that makes it a different run, and every damaged record, unless `anyway`.
 
     A different run: the change of a key, of code, data, model or plugin.
     """
@@ -156,7 +152,6 @@ def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
 
 
 def _library_changes(manifest: Mapping[str, Any]) -> list[str]:
-    """Python and libraries of another version: numbers may differ in their last digits."""
     before = {"Python": manifest.get("python"), **dict(manifest.get("libraries") or {})}
     now = {"Python": platform.python_version(), **versions_of(LIBRARIES)}
     return [
@@ -191,10 +186,10 @@ PATHS = frozenset({"backend.devices", "backend.options"})
 
 
 def interchangeable(config: Config, manifest: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
-    """The keys whose recorded values may differ from those of `config`, according to its backend.
+    """The keys whose recorded values may differ from the values of `config`, according to its backend.
 
-    The model of its `[backend.options]` says it, where it has `kept_on_resume(devices)`: what a resumed run must keep
-    of `[backend] devices` and these options, as plain data.
+    The model of its `[backend.options]` says it with `kept_on_resume(devices)`, if it has that: the parts of `[backend]
+    devices` and these options that a resumed run must keep, as plain data.
     """
     before = table_of(manifest, "config", "backend")
     entries = plugins.find(Kind.BACKEND, config.backend.backend)

@@ -33,7 +33,6 @@ class RunRecords:
         view: RunView,
         give_up: Callable[[RetrainError], None],
     ) -> None:
-        """`give_up` ends the run, with a checkpoint, when its folder is gone."""
         self.path = folder.path
         self._folder = folder
         self._give_up = give_up
@@ -51,24 +50,18 @@ class RunRecords:
         is_trained: bool,
         metrics: Mapping[str, Any],
     ) -> None:
-        """Write texts, tokens and summary of a step."""
         self._notice_loss()
         tokenizer = self._parts.tokenizer
         generations = generation_records(step, prompts, groups, credit, tokenizer, is_trained=is_trained)
         self._folder.write_completions(step, step_summary(metrics, groups), generations, token_records(groups, credit))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Append one line to `metrics.jsonl`, after those of its evaluation to `eval.jsonl`."""
         self._notice_loss()
         if self._parts.evaluation and (records := self._parts.evaluation.records()):
             self._folder.write_evaluation(records)
         self._folder.write_metrics(metrics)
 
     def save(self, name: str, metrics: Mapping[str, Any]) -> Path:
-        """Save policy, optimizer, algorithm, pacer, plugins, counters and the sizes of the record files.
-
-        Then update `trainer_state.json` and prune older checkpoints.
-        """
         self._notice_loss(for_checkpoint=True)
         parts, training = self._parts, self._parts.config.training
         state = self._state(name, metrics)
@@ -105,7 +98,7 @@ class RunRecords:
         }
 
     def _summary(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The content of `trainer_state.json`: what other tools may read about the last checkpoint."""
+        """The content of `trainer_state.json`, for other tools."""
         progress, training = self._progress, self._parts.config.training
         return {
             "step": progress.step - 1,

@@ -1,8 +1,8 @@
-"""The sources of randomness that `[training] seeds` sets apart: which streams of a run belong to which.
+"""The sources of randomness that `[training] seeds` sets apart, and the streams of a run that belong to each.
 
 Every stream has a purpose (`retrain.kernel.seeding`). A purpose that is listed here follows its source's seed where
 `[training] seeds` names one; without, and every purpose that is not listed, such as a plugin's own, follows `seed`, and
-that of an evaluation `[eval] seed`. No stream changes unless its own source is named.
+an evaluation's `[eval] seed`. No stream changes unless its own source is named.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ PURPOSES: Mapping[SeedSource, tuple[str, ...]] = {
     # which prompts, in which order they are learnt from
     "data": ("shuffle", "sampler", "max_examples", "minibatches", "sft"),
     "initialisation": ("lora init",),
-    # completions, their worlds and scores, and what is drawn of them
+    # completions, their worlds and scores, and draws from them
     "sampling": ("sample", "clip_cov", "environment", "judge markers", "random_reward"),
     "evaluation": ("eval",),  # completions of held-out examples; which examples are held out stays with [eval] seed
 }
 
 
 def set_apart(config: Config) -> dict[str, int]:
-    """The seed of every purpose whose source `[training] seeds` names."""
     return {purpose: seed for source, seed in config.training.seeds.items() for purpose in PURPOSES[source]}
 
 
@@ -34,5 +33,5 @@ def run_seeds(config: Config, root: int | None = None) -> Seeds:
 
 
 def sample_seed(seed: int, prompt: int, index: int) -> int:
-    """Seed of completion `index` of prompt number `prompt`, the same wherever a policy is used."""
+    """Seed of completion `index` of prompt number `prompt`, outside of runs."""
     return Seeds(seed).derive("sample", prompt, index)

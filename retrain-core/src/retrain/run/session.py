@@ -29,14 +29,14 @@ from retrain.records.manifest import build_manifest, config_toml
 from retrain.records.places import ENTRY as PATHS
 from retrain.records.run import Run as RunReader
 from retrain.run.assemble import assemble
+from retrain.run.backend import RunDevices, choose_devices
+from retrain.run.check import identity_of
 from retrain.run.collector import resume_collector
 from retrain.run.configure import Checked
-from retrain.run.devices import RunDevices, choose_devices
 from retrain.run.interrupts import Interrupts
 from retrain.run.notices import credit_notices, unclipped, without_effect
 from retrain.run.run_records import RunRecords
 from retrain.run.seed_sources import run_seeds
-from retrain.run.selected import identity_of
 from retrain.tasks.tasks import Tasks
 from retrain.text.chat import prompt_text
 from retrain.text.secrets import hide_text
@@ -149,7 +149,6 @@ def _session(
 
 
 def _leave(interrupts: Interrupts, view: RunView, folder: RunFolder, identity: Identity, failure: RetrainError) -> None:
-    """End the run with a checkpoint because its folder is gone; the rescue folder gets copies of code and data too."""
     interrupts.give_up(failure)
     if folder.path != view.folder:
         with suppress(RecordError):
@@ -199,14 +198,14 @@ def _train(run: Run, folder: RunFolder, manifest: dict[str, Any], *, is_restored
 
 
 def _described(run: Run) -> dict[str, Any]:
-    """What watchers add to `run.json`; a faulty one is logged, and only these entries are lost."""
+    """Entries that watchers add to `run.json`; a faulty one is logged, and only these entries are lost."""
     entries: dict[str, Any] = {}
     try:
         for added in run.ask_watchers("describe_run", run.view):
             entries |= added
         json.dumps(entries, allow_nan=False)
     except (RetrainError, TypeError, ValueError) as error:
-        LOG.warning("run.json lacks what watchers would add: %s", error)
+        LOG.warning("run.json lacks the entries of watchers: %s", error)
         return {}
     return entries
 
@@ -220,7 +219,7 @@ KEY = "examples"  # of `run.json`
 
 @dataclass(slots=True, kw_only=True)
 class ExampleCheck:
-    """Called with the tasks before the model loads; `entry` is then what `run.json` keeps about them.
+    """Called with the tasks before the model loads; `entry` then goes into `run.json`.
 
     `before` is the `run.json` of the resumed run, empty for a new one. ResumeError when a source gives other tasks, or
     with `anyway` a line in `accepted`. A run that recorded none is not compared.
@@ -246,7 +245,7 @@ class ExampleCheck:
         what = f"the data source gives other examples: {counts}"
         if not self.anyway:
             why = "the run would not be the one that was stopped"
-            fix = "bring the data back as it was, or insist with --resume-anyway"
+            fix = "restore the data, or insist with --resume-anyway"
             raise ResumeError(Problem(where="[data] source", what=what, why=why, fix=fix))
         LOG.warning("Resuming although %s", what)
         self.accepted.append(what)

@@ -1,6 +1,6 @@
-"""Tokens as they are sampled, and requests that join while others are answered: for a chat or a server, not for a run.
+"""Streaming of tokens, and requests that join while others are answered: for a chat or a server, not for a run.
 
-Both are optional. `stream_from` works with every backend and engine: one without `stream` hands over whole completions.
+Both are optional. `stream_from` works with every backend and engine: one without `stream` delivers whole completions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from retrain.kernel.types import ActionRow, Floats, Sample, SampleRequest, Sampl
 
 
 class Feed(Protocol):
-    """Takes the tokens of a stream, and says what else is to be sampled."""
+    """Takes the tokens of a stream, and supplies further requests."""
 
     def take(self, request: int, place: int, piece: Sample, *, is_done: bool) -> bool:
         """The tokens of one completion since the last call; False ends the completion here, to save the work.
@@ -33,13 +33,13 @@ class StreamsTokens(Protocol):
     def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
         """Sample until every completion has ended and `feed.more` has nothing; `feed` is called in this thread.
 
-        The completions are those of `sample`, unless `feed` ends them.
+        The completions are the same as from `sample`, unless `feed` ends them.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TopLogprobs:
-    """Of a row's action tokens: log-probability, and the K likeliest in each one's place; elsewhere 0, ids of -1."""
+    """For a row's action tokens: log-probability, and the K likeliest in each one's place; for others 0, ids of -1."""
 
     logprobs_T: Floats
     top_ids_TK: Tokens
@@ -48,7 +48,7 @@ class TopLogprobs:
 
 @runtime_checkable
 class RanksTokens(Protocol):
-    """A backend that can say what else the policy could have written."""
+    """A backend that can list the likeliest alternatives to a token."""
 
     def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
         """One per row, of the trained policy at that temperature."""
@@ -56,10 +56,10 @@ class RanksTokens(Protocol):
 
 @runtime_checkable
 class ServedElsewhere(Protocol):
-    """An engine or backend whose policy is on servers that other programs can ask, too."""
+    """An engine or backend whose policy is on servers that other programs can use, too."""
 
     def addresses(self) -> Sequence[tuple[str, str]]:
-        """Base URL and name of the model, once per server; empty where there is no server."""
+        """Base URL and name of the model, once per server; empty without a server."""
 
 
 def stream_from(

@@ -1,4 +1,4 @@
-"""What a user names in order to use it: a run, one of its checkpoints, an adapter, or a model."""
+"""Resolves the name of something to use: a run, one of its checkpoints, an adapter, or a model."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class SubjectKind(StrEnum):
-    """What the name turned out to be."""
-
     RUN = "run"
     ADAPTER = "adapter"
     MODEL = "model"
@@ -42,9 +40,9 @@ class SubjectKind(StrEnum):
 class Subject:
     """Weights by the name that a user gave.
 
-    `model` is the base: a folder, a hub id or `builtin:NAME`. `folder` holds what was trained on it, a checkpoint or a
-    PEFT adapter; None is the base itself. `run` is the run that trained it, None where no run is known. `checkpoint`
-    names it within the run (`final`, `checkpoint_step_20`, `base`), and `steps` counts its optimizer steps.
+    `model` is the base: a folder, a hub id or `builtin:NAME`. `folder` holds the weights trained on it, a checkpoint or
+    a PEFT adapter; None is the base itself. `run` is the run that trained it, None if unknown. `checkpoint` names it
+    within the run (`final`, `checkpoint_step_20`, `base`), and `steps` counts its optimizer steps.
     """
 
     named: str
@@ -57,13 +55,12 @@ class Subject:
 
     @property
     def label(self) -> str:
-        """How messages and tables call it."""
         of_run = f"{self.run} ({self.checkpoint})" if self.run else self.named
         return printable(of_run)
 
 
 def find_subject(named: str | Path, checkpoint: str = "") -> Subject:
-    """The weights that `named` means; ConfigError when there are none.
+    """Find the weights of this name; ConfigError when there are none.
 
     `named` is a run folder, a checkpoint of a run, a folder with a PEFT adapter, a folder with a model, a hub id or
     `builtin:NAME`. Of a run, `checkpoint` chooses: `final`, `best` (the highest `[training] keep_best_metric`), a
@@ -76,7 +73,7 @@ def find_subject(named: str | Path, checkpoint: str = "") -> Subject:
         return _of_run(name, run, folder, checkpoint)
     if checkpoint:
         what, fix = f"--checkpoint {checkpoint} chooses among the checkpoints of a run", "give the folder of a run"
-        raise ConfigError(Problem(where=printable(name), what=f"{what}, and this is none", fix=fix))
+        raise ConfigError(Problem(where=printable(name), what=f"{what}, and this is not a run", fix=fix))
     if not folder.is_dir():
         _refuse_lost_path(name, folder)
         return Subject(named=name, kind=SubjectKind.MODEL, model=name)
@@ -122,13 +119,12 @@ def _of_run(name: str, run: Path, folder: Path, checkpoint: str) -> Subject:
     if chosen is None:
         known = ", ".join(path.name for path in reversed(checkpoint_folders(adapters))) or "none"
         what = f"there is no checkpoint {checkpoint!r}" if checkpoint else "this run has no checkpoint yet"
-        fix = f"give one of its own, {BEST} or {BASE}" if checkpoint else f"give `--checkpoint {BASE}`, or train on"
+        fix = f"give one of these, {BEST} or {BASE}" if checkpoint else f"give `--checkpoint {BASE}`, or train on"
         raise ConfigError(Problem(where=printable(name), what=what, why=f"there are: {known}", fix=fix))
     return _of_checkpoint(name, run, read_checkpoint(chosen), _model_of(manifest))
 
 
 def _chosen(adapters: Path, checkpoint: str, manifest: Any) -> Path | None:
-    """The folder of the checkpoint that was asked for; None if there is none."""
     found = checkpoint_folders(adapters)
     if checkpoint == BEST:
         metric = table_of(manifest, "config", "training").get("keep_best_metric", "eval_correct_rate")
@@ -199,7 +195,7 @@ def _unusable(name: str, folder: Path) -> ConfigError:
     if (folder / MODEL_FILE).is_file():
         what, fix = "has weights and no config.json", "give a complete model folder"
     elif runs:
-        what, fix = f"holds runs and is none: {', '.join(runs)}", f"give one of them: {Path(name) / runs[0]}"
+        what, fix = f"holds runs but is not a run: {', '.join(runs)}", f"give one of them: {Path(name) / runs[0]}"
     else:
         what, fix = "is neither a run nor an adapter nor a model", "give a folder with run.json, or a model's"
     return ConfigError(Problem(where=printable(name), what=what, fix=fix))

@@ -16,9 +16,8 @@ from retrain.kernel.config.load import Setting, TableEntry, load_config
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugin_spec import LoadFailure, Owner, Registered
-from retrain.kernel.plugins.first_party import install_line, left_out, promised_names, provider
-from retrain.kernel.registry import Plugins
+from retrain.kernel.plugins.first_party import promised_names, provider
+from retrain.kernel.registry import LoadFailure, Owner, Plugins, Registered
 from retrain.records.places import records_of
 from retrain.records.run import is_run
 from retrain.text.secrets import LEARNED
@@ -48,9 +47,9 @@ def read_config(
 ) -> tuple[Config, list[Problem]]:
     """`load_config` with the recipes and the hints of these plugins; the secrets in it are hidden from then on.
 
-    Of a run's own `config.toml`, the run's copies of its code can be imported from then on, where nothing else has a
-    module of that name: functions that were passed to `retrain.train` exist nowhere else. Its paths, and those of a run
-    that is resumed, lead where they led then: see `follow_record`.
+    For a run's own `config.toml`, the run's copies of its code can be imported from then on, unless another module has
+    that name: functions that were passed to `retrain.train` exist only there. Its paths, and a resumed run's, lead to
+    their recorded places: see `follow_record`.
     """
     if isinstance(file, Path) and (code := file.parent / COPIED_CODE).is_dir() and is_run(file.parent):
         sys.path += [folder for folder in (str(code.resolve()),) if folder not in sys.path]
@@ -74,7 +73,7 @@ def read_config(
 
 
 def about_recipe(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
-    """The same problems; those about a value of the recipe say which plugin it comes from."""
+    """Return the same problems; those about a value of the recipe name the plugin it comes from."""
     if not config.algorithm.recipe:
         return list(problems)
     from retrain.credit.recipes import with_owner
@@ -85,7 +84,6 @@ def about_recipe(problems: Sequence[Problem], config: Config, plugins: Plugins) 
 def _recipe_values(
     plugins: Plugins, tables: Mapping[str, TableEntry], given: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Setting], list[Problem]]:
-    """The values of the recipe that `[algorithm] recipe` names, for keys that are not given."""
     if not given.get("algorithm", {}).get("recipe"):
         return [], []
     from retrain.credit.recipes import recipe_values
@@ -94,23 +92,20 @@ def _recipe_values(
 
 
 def table_hint(plugins: Plugins, table: str) -> str:
-    """How to get one of our own tables, or keys in another's, that no plugin registered; empty for any other.
+    """Fix for a first-party table, or key in another's, that no plugin registered; empty for any other.
 
-    For a table or a `table.key` of the public package it is what that became.
+    For a table or a `table.key` of the public package it is its replacement.
     """
-    from retrain.run.public_package import note_on  # only a faulty configuration needs it
+    from retrain.kernel.plugins.missing import way_to_get  # only a faulty configuration needs them
+    from retrain.run.public_package import note_on
 
     if note := note_on(table):
         return note
     distribution = provider(Kind.CONFIG_TABLE, table)
     if distribution is None:
         return ""
-    if distribution in plugins.left_out:
-        return left_out(distribution)
-    installed = {entry.owner.distribution for kind in Kind for entry in plugins.registered(kind)}
-    if distribution in installed:
-        return f"the part of {distribution} that reads [{table}] is missing or failed to load: reinstall {distribution}"
-    return install_line(distribution)
+    failed = f"the part of {distribution} that reads [{table}] is missing or failed to load: reinstall {distribution}"
+    return way_to_get(distribution, plugins, if_installed=failed)
 
 
 def _extended(base: Registered, model: type[BaseModel], plugins: Plugins) -> TableEntry:
@@ -142,7 +137,6 @@ def _extended(base: Registered, model: type[BaseModel], plugins: Plugins) -> Tab
 
 
 def _merged(models: list[type[BaseModel]], defaults: Mapping[str, Any], plugins: Plugins) -> type[BaseModel]:
-    """One model with the keys of all models, those of the first before the others, and with these defaults."""
     fields: dict[str, Any] = {}
     for name, info in ((name, info) for model in models for name, info in model.model_fields.items()):
         description = info.description or ""

@@ -1,4 +1,4 @@
-"""Whether wandb has what it needs to send a run, found without importing it: for `doctor`, and for its recorder."""
+"""Checks, without importing wandb, that it has all it needs to send a run: for `doctor`, and for its recorder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SETTINGS = ("$WANDB_CONFIG_DIR/settings", "~/.config/wandb/settings", "$WANDB_DI
 
 
 def wandb_key() -> tuple[bool, str]:
-    """Whether there is a key, or none is needed, and where wandb finds it; else for which host it is missing."""
+    """True if there is a key, or none is needed, and its place; otherwise the host for which it is missing."""
     if (mode := os.environ.get("WANDB_MODE", "")) in MODES_WITHOUT_KEY:
         return True, f"none needed: WANDB_MODE={mode}"
     if given := next((name for name in VARIABLES if os.environ.get(name)), ""):

@@ -11,14 +11,14 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Rollouts
-from retrain.kernel.contracts.verifier import (
+from retrain.kernel.contracts.tasks import (
     Action,
     Environment,
     EpisodeResult,
     LoadedData,
     Observation,
     Reward,
+    Rollouts,
     TimedScore,
 )
 from retrain.kernel.errors import Problem, RewardError

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
-from retrain.kernel.contracts.verifier import Action, EpisodeResult, Observation
+from retrain.kernel.contracts.tasks import Action, EpisodeResult, Observation, Prompt, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, Problem, RewardError
 from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
 from retrain.tasks.rollout import draw_samples

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.contracts.verifier import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData, Prompt
 from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Tokens
 from retrain.tasks.scoring.build import uses_own_verifier
 from retrain.text.chat import check_template_args, encode, prompt_text
-from retrain.text.context import fit_context
 from retrain.text.terminal_text import printable
+from retrain.text.tokenizer import fit_context
 
 HEAD_CHARS = 60
 

@@ -10,16 +10,15 @@ from typing import Any, Protocol
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Prompt, Rollouts
-from retrain.kernel.contracts.verifier import LoadedData, Reward, TimedScore, Verifier
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.contracts.tasks import LoadedData, Prompt, Reward, Rollouts, TimedScore, Verifier
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Example, Kind, SamplingParams
 from retrain.tasks.prompts import PromptPool, build_pool
 from retrain.tasks.rollout import SingleTurn
 from retrain.tasks.scoring.build import brings_tasks, build_service, comparing_rewards, judges, load_data
 from retrain.tasks.scoring.service import ScoringService
-from retrain.text.context import context_length
 from retrain.text.terminal_text import printable
+from retrain.text.tokenizer import context_length
 
 LOG = logging.getLogger("retrain")
 

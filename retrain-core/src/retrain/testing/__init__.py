@@ -1,4 +1,4 @@
-"""Conformance suites: what every plugin of a kind must do, as checks that its author's tests and ours both run.
+"""Conformance suites: the contract of every kind of plugin as checks, for its author's tests and for our own.
 
 import pytest
 from retrain.testing import conformance

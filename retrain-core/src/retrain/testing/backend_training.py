@@ -1,11 +1,10 @@
-"""What training must do: move the policy as the credit says, by nothing else, and only visibly once published."""
+"""The training part of the backend suite: credit, and only credit, moves the policy, visibly once published."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,14 @@ from retrain.kernel.declared import Determinism
 from retrain.kernel.errors import BackendError
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainReport
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
-from retrain.testing.subjects import Subject, batch_of, open_subject, requests
+from retrain.testing.check import expect, expect_unchanged, fail
+from retrain.testing.subjects import Sampled, Subject, batch_of, open_subject, requests, sampled
 
 MAX_GAP = 1e-4  # nats between sampler and trainer on the policy that was sampled from
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=1.0)
 TEMPERATURES = (1.0, 2.0, 4.0)
 STEPS = 4
 SEEDS = 32
-Drawn = list[tuple[list[int], list[float]]]
 
 
 def makes_rewarded_tokens_likelier(bench: Bench) -> None:
@@ -31,10 +29,15 @@ def makes_rewarded_tokens_likelier(bench: Bench) -> None:
     asked = requests(bench, (SEEDS,))
     params, chosen = _choice(subject, asked)
     before = _log_probability(subject.sample(asked, params), chosen)
+    share = 0.0
+
+    def credit(sample: Sample) -> float:
+        """Reward minus its mean: the reward is 1 for the chosen token, 0 for others."""
+        return float(sample.tokens_T[0] == chosen) - share
+
     for step in range(STEPS):
         samples = subject.sample(asked, params)
-        share = sum(_is(sample, chosen) for sample in samples[0]) / SEEDS
-        credit = partial(_credit, chosen, share)
+        share = sum(sample.tokens_T[0] == chosen for sample in samples[0]) / SEEDS
         batch = batch_of(asked, samples, credit, step=step, temperature=params.temperature)
         subject.part.train(batch)
         subject.part.publish()
@@ -53,10 +56,10 @@ def reports_what_it_did(bench: Bench) -> None:
     batch, report = _trained(bench, subject)
     for field in fields(TrainReport):
         value = getattr(report, field.name)
-        # a remote trainer may report nothing, and a service that reports its loss may omit the gradient norm
+        # a remote trainer may report no loss, and a service that reports its loss may omit the gradient norm
         if value is None and (report.loss_is_placeholder or field.name in ("grad_norm", "lr")):
             continue
-        if isinstance(value, str | tuple):  # for a step of several updates, which the run puts together
+        if isinstance(value, str | tuple):  # the run joins these of a step of several updates
             continue
         expect(
             value is not None and math.isfinite(value),
@@ -110,14 +113,14 @@ def changes_nothing_without_credit(bench: Bench) -> None:
     subject = open_subject(bench)
     if not subject.is_repeatable:
         return
-    before = _drawn(bench, subject)
+    before = sampled(bench, subject)
     _trained(bench, subject, credit=0.0)
     subject.part.publish()
     expect(
-        _is_close(before, _drawn(bench, subject)),
+        _is_close(before, sampled(bench, subject)),
         "other completions after a step without any advantage",
         why="the gradient of such a step is zero, and [training] weight_decay is 0 here",
-        fix="add no term to the loss that the configuration does not ask for",
+        fix="add no term to the loss that is not configured",
     )
 
 
@@ -127,11 +130,11 @@ def credits_single_tokens(bench: Bench) -> None:
     found = subject.capabilities
     if found is None or not found.preserves_token_advantages or not subject.is_repeatable:
         return
-    before = _drawn(bench, subject)
+    before = sampled(bench, subject)
     _trained(bench, subject, credit=None)
     subject.part.publish()
     expect(
-        not _is_close(before, _drawn(bench, subject), gap=1e-6),
+        not _is_close(before, sampled(bench, subject), gap=1e-6),
         "nothing changed after a step whose advantages are +1 and -1 in turn",
         why="a backend that gives each row its mean advantage turns every token transform into none",
         fix="multiply each token by its own advantage, or declare preserves_token_advantages = False",
@@ -141,12 +144,12 @@ def credits_single_tokens(bench: Bench) -> None:
 def trains_at_the_rate_it_is_given(bench: Bench) -> None:
     """A step at `TrainBatch.lr` = 0 leaves the policy unchanged, if the backend reports a learning rate."""
     subject = open_subject(bench)
-    before = _drawn(bench, subject)
+    before = sampled(bench, subject)
     _, report = _trained(bench, subject, lr=0.0)
     if report.lr is None:
         return
     subject.part.publish()
-    is_same = not subject.is_repeatable or _is_close(before, _drawn(bench, subject))
+    is_same = not subject.is_repeatable or _is_close(before, sampled(bench, subject))
     expect(
         report.lr == 0.0 and is_same,
         f"a step at learning rate 0 reports {report.lr} and {'keeps' if is_same else 'changes'} the policy",
@@ -156,7 +159,7 @@ def trains_at_the_rate_it_is_given(bench: Bench) -> None:
 
 
 def remembers_its_reference(bench: Bench) -> None:
-    """Reference log-probabilities, if declared, are those of the policy at the start, however long it has trained."""
+    """Reference log-probabilities, if declared, stay at the policy of the start, however long it has trained."""
     subject = open_subject(bench)
     found = subject.capabilities
     if found is None or "kl_reward" not in found.regularisers:
@@ -180,21 +183,21 @@ def publishes_when_asked(bench: Bench) -> None:
     """`sample` uses the last published policy; the version starts at 0 and grows with each published training step."""
     subject = open_subject(bench)
     versions = [subject.part.publish()]
-    before = _drawn(bench, subject)
+    before = sampled(bench, subject)
     _trained(bench, subject)
     if subject.is_repeatable:
         expect(
-            before == _drawn(bench, subject),
+            before == sampled(bench, subject),
             "after train and before publish, sample returns different completions",
             why="a step's completions must come from one policy",
             fix="let sample use what publish() froze",
         )
     for _ in range(2):
         versions.append(subject.part.publish())
-        told = {s.policy_version for group in subject.sample(requests(bench)) for s in group}
+        of_samples = {s.policy_version for group in subject.sample(requests(bench)) for s in group}
         expect(
-            told == {versions[-1]},
-            f"publish() returned {versions[-1]}, samples say {sorted(told)}",
+            of_samples == {versions[-1]},
+            f"publish() returned {versions[-1]}, samples have {sorted(of_samples)}",
             why="stale samples are found by it",
             fix="set Sample.policy_version to what publish() returned last",
         )
@@ -212,10 +215,22 @@ def refuses_numbers_that_are_not_finite(bench: Bench) -> None:
     subject = open_subject(bench)
     asked = requests(bench)
     good = batch_of(asked, subject.sample(asked), lambda sample: 1.0)
-    before, version = _drawn(bench, subject), subject.part.publish()
+    before, version = sampled(bench, subject), subject.part.publish()
     for field in ("advantages_T", "logprobs_T"):
         for value in (float("nan"), float("inf")):
-            _expect_refused(subject, _spoilt(good, field, value), f"{field} with {value}")
+            row = good.rows[-1]
+            values_T = np.array(getattr(row, field))
+            values_T[-1] = value
+            spoilt: dict[str, Any] = {field: values_T}
+            try:
+                subject.part.train(replace(good, rows=(*good.rows[:-1], replace(row, **spoilt))))
+            except BackendError:
+                continue
+            fail(
+                f"train took {field} with {value}",
+                why="one NaN in the weights is the end of the run",
+                fix="raise retrain.api.NonFiniteError before anything has changed",
+            )
     expect(
         subject.part.publish() == version,
         f"the version is {subject.part.publish()} after refused steps, it was {version}",
@@ -223,7 +238,7 @@ def refuses_numbers_that_are_not_finite(bench: Bench) -> None:
         fix="count a step after the optimizer has stepped",
     )
     expect(
-        not subject.is_repeatable or _is_close(before, _drawn(bench, subject), gap=1e-6),
+        not subject.is_repeatable or _is_close(before, sampled(bench, subject), gap=1e-6),
         "other completions after refused steps",
         why="one NaN in a weight, or in a moment of the optimizer, is the end of the run",
         fix="check loss and gradients for finiteness before the optimizer steps, and set the gradients back",
@@ -238,42 +253,27 @@ def leaves_batches_alone(bench: Bench) -> None:
     subject.part.train(batch)
     for row, was in zip(batch.rows, before.rows, strict=True):
         for field in fields(row):
-            expect(
-                np.array_equal(getattr(row, field.name), getattr(was, field.name)),
-                f"{field.name} of a row has changed",
-                why="rows are recorded after training",
-                fix="copy what you change",
-            )
+            is_same = np.array_equal(getattr(row, field.name), getattr(was, field.name))
+            expect_unchanged(is_same, f"{field.name} of a row", why="rows are recorded after training")
 
 
 def _choice(subject: Subject, asked: list[SampleRequest]) -> tuple[SamplingParams, int]:
-    """A token that is sampled sometimes but not always, and the temperature at which it is."""
+    """Return a token that is sampled sometimes but not always, and the temperature for that."""
     for temperature in TEMPERATURES:
         params = replace(ONE_TOKEN, temperature=temperature)
         counts = Counter(int(sample.tokens_T[0]) for sample in subject.sample(asked, params)[0])
         if len(counts) > 1:
             return params, counts.most_common()[1][0]
-    expect(
-        False,
+    fail(
         f"{SEEDS} seeds sampled the same token, even at temperature {TEMPERATURES[-1]:g}",
         why="nothing can be learnt without variety",
         fix="sample with the seeds of the request",
     )
-    raise AssertionError
-
-
-def _is(sample: Sample, token: int) -> bool:
-    return int(sample.tokens_T[0]) == token
-
-
-def _credit(token: int, share: float, sample: Sample) -> float:
-    """Reward minus its mean: the reward is 1 for the chosen token, which a fraction `share` of the samples has."""
-    return float(_is(sample, token)) - share
 
 
 def _log_probability(samples: list[list[Sample]], token: int) -> float | None:
-    """The log-probability that the sampler reported; None if the token was not sampled."""
-    return next((float(s.logprobs_T[0]) for s in samples[0] if _is(s, token)), None)
+    """Return the log-probability that the sampler reported; None if the token was not sampled."""
+    return next((float(s.logprobs_T[0]) for s in samples[0] if s.tokens_T[0] == token), None)
 
 
 def _trained(
@@ -284,60 +284,21 @@ def _trained(
     temperature: float = 1.0,
     lr: float | None = None,
 ) -> tuple[TrainBatch, TrainReport]:
-    """One step on completions of the policy; None credits +1 and -1 alternately, on an even number of tokens."""
+    """Train a step on completions of the policy; None credits +1 and -1 in turn, on an even number of tokens."""
     asked = requests(bench)
     samples = subject.sample(asked, SamplingParams(max_tokens=6, temperature=temperature))
 
     def advantages(sample: Sample) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         if credit is not None:
             return np.full(len(sample.tokens_T), credit)
-        even = len(sample.tokens_T) // 2 * 2
-        return np.where(np.arange(len(sample.tokens_T)) < even, 1.0 - 2.0 * (np.arange(len(sample.tokens_T)) % 2), 0.0)
+        places_T = np.arange(len(sample.tokens_T))
+        return np.where(places_T < len(places_T) // 2 * 2, 1.0 - 2.0 * (places_T % 2), 0.0)
 
     batch = replace(batch_of(asked, samples, advantages, temperature=temperature), lr=lr)
     return batch, subject.part.train(batch)
 
 
-def _drawn(bench: Bench, subject: Subject) -> Drawn:
-    groups = subject.sample(requests(bench))
-    return [([int(t) for t in s.tokens_T], [float(v) for v in s.logprobs_T]) for group in groups for s in group]
-
-
-def _is_close(first: Drawn, second: Drawn, gap: float = 1e-5) -> bool:
-    return all(a == b and np.allclose(x, y, rtol=0.0, atol=gap) for (a, x), (b, y) in zip(first, second, strict=True))
-
-
-def _spoilt(batch: TrainBatch, field: str, value: float) -> TrainBatch:
-    """One action token of the last row with that value."""
-    row = batch.rows[-1]
-    values_T = np.array(getattr(row, field))
-    values_T[-1] = value
-    spoilt: dict[str, Any] = {field: values_T}
-    return replace(batch, rows=(*batch.rows[:-1], replace(row, **spoilt)))
-
-
-def _expect_refused(subject: Subject, batch: TrainBatch, what: str) -> None:
-    try:
-        subject.part.train(batch)
-    except BackendError:
-        return
-    expect(
-        False,
-        f"train took {what}",
-        why="one NaN in the weights is the end of the run",
-        fix="raise retrain.api.NonFiniteError before anything has changed",
+def _is_close(first: Sampled, second: Sampled, gap: float = 1e-5) -> bool:
+    return all(
+        a == b and np.allclose(x, y, rtol=0.0, atol=gap) for (a, x, _), (b, y, _) in zip(first, second, strict=True)
     )
-
-
-TRAINING = (
-    makes_rewarded_tokens_likelier,
-    reports_what_it_did,
-    has_ratio_1_on_its_own_policy,
-    changes_nothing_without_credit,
-    credits_single_tokens,
-    remembers_its_reference,
-    trains_at_the_rate_it_is_given,
-    publishes_when_asked,
-    refuses_numbers_that_are_not_finite,
-    leaves_batches_alone,
-)

@@ -1,24 +1,21 @@
-"""What a backend must do: sample, learn from credit, publish, refuse non-finite numbers, and keep its promises."""
+"""The suite of backends: sampling, training, a repeatable run, exact checkpoints, and true declarations."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from retrain.kernel.declared import Capabilities, CheckpointMode, Determinism
 from retrain.kernel.errors import BackendError
-from retrain.testing.backend_training import TRAINING
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
-from retrain.testing.peft_files import expect_peft_files
-from retrain.testing.sampling import SAMPLING
-from retrain.testing.subjects import Subject, backend_subject, batch_of, open_subject, requests
+from retrain.testing.check import expect, fail
+from retrain.testing.subjects import Sampled, Subject, backend_subject, batch_of, open_subject, plain, requests, sampled
 
-# What a backend must preserve: a repeated seed, and a resume from a checkpoint, reproduce the same run.
-
-
-Step = list[tuple[list[int], list[float], int]]
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def repeats_a_run(bench: Bench) -> None:
@@ -27,11 +24,17 @@ def repeats_a_run(bench: Bench) -> None:
     if subject.capabilities is None or subject.capabilities.determinism is Determinism.NONE:
         return
     first = [_step(bench, subject, step) for step in range(2)]
-    other = backend_subject(bench, bench.build())
+    other = backend_subject(bench)
     again = [_step(bench, other, step) for step in range(2)]
+    differing = (
+        f"completion {number} of step {step}"
+        for step, (one, two) in enumerate(zip(first, again, strict=True))
+        for number, (a, b) in enumerate(zip(one, two, strict=True))
+        if a != b
+    )
     expect(
         first == again,
-        f"two runs with seed {bench.config.training.seed} differ from {_first_difference(first, again)} on",
+        f"two runs with seed {bench.config.training.seed} differ from {next(differing, '')} on",
         why=f"determinism is declared as {subject.capabilities.determinism.value}",
         fix="draw every random number from context.seeds, before any weight is made; or declare none",
     )
@@ -46,7 +49,7 @@ def goes_on_from_a_checkpoint(bench: Bench) -> None:
     _step(bench, subject, 0)
     folder = _empty(bench, "state")
     subject.part.save(folder)
-    resumed = backend_subject(bench, bench.build())
+    resumed = backend_subject(bench)
     resumed.part.load(folder)
     version, wanted = resumed.part.publish(), subject.part.publish()
     expect(
@@ -62,12 +65,12 @@ def goes_on_from_a_checkpoint(bench: Bench) -> None:
         one, two = _step(bench, subject, step), _step(bench, resumed, step)
         expect(
             one == two,
-            f"step {step} after a resume differs from that without one",
+            f"step {step} after a resume differs from the uninterrupted one",
             why="checkpoint_resume_mode is declared as exact",
-            fix="save the optimizer's moments and its step count beside the adapter; or declare adapter_only",
+            fix="save the optimizer's moments and its step count with the adapter; or declare adapter_only",
         )
     expect(
-        _drawn(bench, subject) == _drawn(bench, resumed),
+        sampled(bench, subject) == sampled(bench, resumed),
         "other completions after save and load",
         why=f"checkpoint_resume_mode is declared as {found.checkpoint_resume_mode.value}",
         fix="save and load every trained weight, without rounding",
@@ -75,19 +78,19 @@ def goes_on_from_a_checkpoint(bench: Bench) -> None:
 
 
 def saving_changes_nothing(bench: Bench) -> None:
-    """`save` and `save_adapter` leave policy and optimizer unchanged, as far as that is observable."""
+    """`save` and `save_adapter` leave policy and optimizer observably unchanged."""
     subject = open_subject(bench)
     found = subject.capabilities
     if found is None or found.determinism is Determinism.NONE or not found.supports_checkpoint_resume:
         return
-    other = backend_subject(bench, bench.build())
+    other = backend_subject(bench)
     for step in range(2):
         for each in (subject, other):
             _step(bench, each, step)
         other.part.save(_empty(bench, f"state-{step}"))
         other.part.save_adapter(_empty(bench, f"adapter-{step}"))
     expect(
-        _drawn(bench, subject) == _drawn(bench, other),
+        sampled(bench, subject) == sampled(bench, other),
         "a run that saves after each step samples different completions from one that does not",
         why="save_every must not change the experiment",
         fix="save copies, and touch neither weights nor optimizer",
@@ -100,7 +103,7 @@ def writes_a_peft_adapter(bench: Bench) -> None:
     for number in range(2):
         folder = _empty(bench, f"peft-{number}")
         subject.part.save_adapter(folder)
-        expect_peft_files(folder)
+        _expect_peft_files(folder)
         _step(bench, subject, number)
 
 
@@ -110,7 +113,7 @@ def _empty(bench: Bench, name: str) -> Path:
     return folder
 
 
-def _step(bench: Bench, subject: Subject, step: int) -> Step:
+def _step(bench: Bench, subject: Subject, step: int) -> Sampled:
     """Sample, train on the samples with seeded credit, publish; return the samples."""
     asked = requests(bench)
     samples = subject.sample(asked)
@@ -119,42 +122,42 @@ def _step(bench: Bench, subject: Subject, step: int) -> Step:
     )
     subject.part.train(batch)
     subject.part.publish()
-    return _plain(samples)
+    return plain(samples)
 
 
-def _drawn(bench: Bench, subject: Subject) -> Step:
-    return _plain(subject.sample(requests(bench)))
-
-
-def _plain(groups: Any) -> Step:
-    return [
-        ([int(t) for t in s.tokens_T], [float(v) for v in s.logprobs_T], s.policy_version)
-        for group in groups
-        for s in group
-    ]
-
-
-def _first_difference(first: list[Step], again: list[Step]) -> str:
-    for step, (one, two) in enumerate(zip(first, again, strict=True)):
-        for number, (a, b) in enumerate(zip(one, two, strict=True)):
-            if a != b:
-                return f"completion {number} of step {step}"
-    return "their end"
-
-
-CHECKPOINTS = (repeats_a_run, goes_on_from_a_checkpoint, saving_changes_nothing, writes_a_peft_adapter)
+def _expect_peft_files(folder: Path) -> None:
+    """Expect configuration and weights that PEFT, vLLM and SGLang can read, and nothing that needs unpickling."""
+    why = "PEFT, inference servers, squeeze and the hub read exactly these two files"
+    fix = "write what peft's save_pretrained(folder, safe_serialization=True) writes"
+    found = sorted(path.name for path in folder.rglob("*"))
+    for name in (CONFIG, WEIGHTS):
+        expect((folder / name).is_file(), f"save_adapter wrote {found}, and no {name}", why=why, fix=fix)
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        is_lora = config["peft_type"] == "LORA"
+        rank = config["r"] if is_lora else 1
+    except (ValueError, KeyError, TypeError) as error:
+        fail(f"{CONFIG} is not a PEFT configuration: {error!r}", why=why, fix=fix)
+    expect(isinstance(rank, int) and rank > 0, f"{CONFIG} has r = {rank!r}", why=why, fix=fix)
+    try:
+        with safe_open(folder / WEIGHTS, framework="numpy") as file:
+            names = list(file.keys())
+    except (SafetensorError, OSError) as error:
+        fail(f"{WEIGHTS} cannot be read: {error}", why=why, fix=fix)
+    expect(names, f"{WEIGHTS} contains no tensor", why=why, fix=fix)
+    foreign = [name for name in names if is_lora and ".lora_" not in name]
+    expect(not foreign, f"{WEIGHTS} contains {foreign[:2]}: not tensors of a LoRA adapter", why=why, fix=fix)
 
 
 def declares_its_capabilities(bench: Bench) -> None:
     """The traits of its registration equal the `capabilities` of the object and are consistent."""
-    found = backend_subject(bench, bench.build()).capabilities
+    found: Any = backend_subject(bench).capabilities
     expect(
         isinstance(found, Capabilities),
         f"capabilities is {type(found).__name__}",
         why="the kernel reads them before it samples",
         fix="set capabilities = Capabilities(...) on the class",
     )
-    assert found is not None
     can_resume = found.checkpoint_resume_mode is not CheckpointMode.UNSUPPORTED
     expect(
         found.supports_checkpoint_resume == can_resume,
@@ -186,12 +189,8 @@ def is_closed_for_good(bench: Bench) -> None:
             call()
         except BackendError:
             continue
-        expect(
-            False,
+        fail(
             f"{name} works after close",
             why="code that uses a closed backend would train something that is never saved",
             fix='raise BackendError("the backend is closed")',
         )
-
-
-BACKEND = (declares_its_capabilities, *SAMPLING, *TRAINING, *CHECKPOINTS, is_closed_for_good)

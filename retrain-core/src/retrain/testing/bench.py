@@ -6,26 +6,23 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import tomli_w
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.resolve import Found, resolve
+from retrain.kernel.plugins.resolve import Found, build_part, resolve
 from retrain.kernel.registry import Plugins
-from retrain.kernel.types import NOTHING, Kind
+from retrain.kernel.types import Kind
 from retrain.run.seed_sources import run_seeds
 from retrain.run.tables import read_config, registered_tables
-from retrain.testing.tokens import tokenizer_of, toy_model
+from retrain.text.tokenizer import load_tokenizer
 
-FILE = "conformance.toml"
 KEY_OF_KIND = {
     Kind.ADVANTAGE: "algorithm.advantage_mode",
     Kind.TRANSFORM: "algorithm.transform_mode",
@@ -35,6 +32,16 @@ KEY_OF_KIND = {
     Kind.LOSS: "algorithm.loss",
     Kind.DATA_SOURCE: "data.source",
     Kind.BACKEND: "backend.backend",
+    # Another distribution may register the tables of these: the key is omitted where its table is not installed.
+    Kind.REWARD: "reward.type",
+    Kind.ENVIRONMENT: "environment.provider",
+    Kind.PLANNING_DETECTOR: "planning.detector",
+    Kind.INFERENCE_ENGINE: "inference.engine",
+    Kind.PACER: "backpressure.pacer",
+    Kind.SAMPLER: "data.sampler",
+    Kind.LAUNCHER: "campaign.launcher",
+    Kind.RECORDER: "logging.recorders",
+    Kind.HEALTH_MONITOR: "health.monitors",
 }
 OPTIONS_OF_KIND = {
     Kind.ADVANTAGE: "algorithm.advantage_params",
@@ -47,36 +54,24 @@ OPTIONS_OF_KIND = {
     Kind.REWARD: "reward.params",
     Kind.PLANNING_DETECTOR: "planning.params",
 }
-# Keys of tables that another distribution registers: set if the table exists, omitted without harm if it does not.
-OPTIONAL_KEY_OF_KIND = {
-    Kind.REWARD: "reward.type",
-    Kind.ENVIRONMENT: "environment.provider",
-    Kind.PLANNING_DETECTOR: "planning.detector",
-    Kind.INFERENCE_ENGINE: "inference.engine",
-    Kind.PACER: "backpressure.pacer",
-    Kind.SAMPLER: "data.sampler",
-    Kind.LAUNCHER: "campaign.launcher",
-}
-LISTS_OF_KIND = {Kind.RECORDER: "logging.recorders", Kind.HEALTH_MONITOR: "health.monitors"}
-TOY_CREDIT = "retrain.testing.toy_credit"
+TOYS = "retrain.testing.toys"
+BUILTIN = "builtin:tiny"
+TOY_MODEL = "conformance:toy"  # neither a folder nor a hub id: `Bench.tokenizer` is `toy_tokenizer()`
+SPECIAL = ["<|end|>", "<|unknown|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 @dataclass(slots=False, kw_only=True)
 class Bench:
-    """Everything that a check needs around one part; what it creates is released when the check ends."""
+    """The surroundings that a check needs for one part; `exits` releases them when the check ends."""
 
     kind: Kind
     name: str
-    given: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    exits: ExitStack = field(default_factory=ExitStack)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.exits.__exit__(kind, error, trace)
+    given: Mapping[str, Mapping[str, Any]]
+    exits: ExitStack = field(repr=False)
 
     @cached_property
     def folder(self) -> Path:
@@ -92,32 +87,16 @@ class Bench:
     @cached_property
     def config(self) -> Config:
         """The toy configuration with the caller's values; ConfigError when those are invalid."""
-        return self.configure(NOTHING)
+        return self.configure()
 
-    def configure(self, more: Mapping[str, Any]) -> Config:
-        """The configuration with the tables in `more` overriding everything else."""
-        tables = registered_tables(self.plugins)
-        document = self._base(set(tables))
-        for layer in (self.given, more):
-            for table, content in layer.items():
-                for key, value in content.items():
-                    document.setdefault(table, {})[key] = value
-        self._name_part(document, tables)
-        file = self.folder / FILE
-        file.write_text(tomli_w.dumps(document), encoding="utf-8")
-        config, problems = read_config(file, self.plugins, tables)
-        if problems:
-            raise ConfigError(*problems)
-        return config
-
-    def _base(self, tables: set[str]) -> dict[str, dict[str, Any]]:
-        return {
-            "model": {"model": toy_model(self.plugins), "lora_rank": 4},
-            "backend": {"devices": "cpu"},
+    def configure(self, **more: Mapping[str, Any]) -> Config:
+        """Return the configuration with the tables of `more` overriding everything else."""
+        document = {
+            **self.smallest_document(),
             "algorithm": {
-                "advantage_mode": f"{TOY_CREDIT}.centred",
-                "transform_mode": f"{TOY_CREDIT}.FLAT",
-                "uncertainty_kind": f"{TOY_CREDIT}.surprisal",
+                "advantage_mode": f"{TOYS}.centred",
+                "transform_mode": f"{TOYS}.FLAT",
+                "uncertainty_kind": f"{TOYS}.surprisal",
             },
             "training": {
                 "seed": 1,
@@ -130,15 +109,30 @@ class Bench:
             },
             "logging": {"log_dir": str(self.folder / "run")},
         }
+        document["model"]["lora_rank"] = 4
+        return self.read(document, more)
 
-    def _name_part(self, document: dict[str, dict[str, Any]], tables: Mapping[str, Any]) -> None:
-        """Set the key under which a user would name the part."""
-        key, many = KEY_OF_KIND.get(self.kind), LISTS_OF_KIND.get(self.kind, "")
-        optional = OPTIONAL_KEY_OF_KIND.get(self.kind, "")
-        for path, value in ((key, self.name), (optional, self.name), (many, [self.name])):
-            table, _, name = (path or "").partition(".")
-            if table in tables:
-                document.setdefault(table, {})[name] = value
+    def smallest_document(self) -> dict[str, dict[str, Any]]:
+        """Return the tables without which no configuration is valid here."""
+        model = BUILTIN if self.plugins.locate_model(BUILTIN) else TOY_MODEL
+        return {"model": {"model": model}, "backend": {"devices": "cpu"}}
+
+    def read(self, document: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> Config:
+        """Read a document from a file, overridden by the caller's values, by `more`, and by the part's name."""
+        tables = registered_tables(self.plugins)
+        for layer in (self.given, more):
+            for table, content in layer.items():
+                document.setdefault(table, {}).update(content)
+        table, _, key = KEY_OF_KIND.get(self.kind, "").partition(".")
+        if table in tables:
+            is_list = self.kind in (Kind.RECORDER, Kind.HEALTH_MONITOR)
+            document.setdefault(table, {})[key] = [self.name] if is_list else self.name
+        file = self.folder / "conformance.toml"
+        file.write_text(tomli_w.dumps(document), encoding="utf-8")
+        config, problems = read_config(file, self.plugins, tables)
+        if problems:
+            raise ConfigError(*problems)
+        return config
 
     @cached_property
     def found(self) -> Found:
@@ -148,29 +142,44 @@ class Bench:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer of the configured model."""
-        return tokenizer_of(self.config, self.plugins)
+        """The tokenizer of `[model] model`; ConfigError when it has no tokenizer."""
+        return toy_tokenizer() if self.config.model.model == TOY_MODEL else load_tokenizer(self.config, self.plugins)
 
-    def context(self, config: Config | None = None) -> PluginContext:
-        """What the part's factory receives, apart from its parameters."""
-        config = config or self.config
+    def context(self) -> PluginContext:
+        """Return the context that the part's factory receives."""
         tokenizer = None if self.kind is Kind.DATA_SOURCE else self.tokenizer
-        seeds = run_seeds(config)
-        return PluginContext(config=config, seeds=seeds, plugins=self.plugins, tokenizer=tokenizer)
+        seeds = run_seeds(self.config)
+        return PluginContext(config=self.config, seeds=seeds, plugins=self.plugins, tokenizer=tokenizer)
 
-    def build(
-        self, options: Mapping[str, Any] | None = None, config: Config | None = None, given: Sequence[Any] = ()
-    ) -> Any:
-        """What the part's factory returns when called as in a run, with what else is `given` to factories of its kind.
-
-        `options` replace the configured ones.
-        """
-        context = self.context(config)
+    def build(self, given: Sequence[Any] = ()) -> Any:
+        """Call the part's factory as a run does, with the further arguments `given` to factories of its kind."""
         path = OPTIONS_OF_KIND.get(self.kind, "")
-        chosen = options if options is not None else (context.config.value(path, {}) if path else {})
-        where = KEY_OF_KIND.get(self.kind) or OPTIONAL_KEY_OF_KIND.get(self.kind) or f"{self.kind}.name"
-        return build_part(self.kind, self.name, where, context, chosen, path, given)
+        options: Mapping[str, Any] = self.config.value(path, {}) if path else {}
+        where = KEY_OF_KIND.get(self.kind, f"{self.kind}.name")
+        return build_part(self.kind, self.name, where, self.context(), options, path, given)
 
     def closing(self, close: Callable[[], object]) -> None:
         """Call this when the check ends."""
         self.exits.callback(close)
+
+
+@cache
+def toy_tokenizer() -> Any:
+    """Return a tokenizer with one token per printable ASCII character and a chat template; its end token is 0."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*SPECIAL, *(chr(code) for code in range(32, 127)), "\n"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|end|>",
+        unk_token="<|unknown|>",
+        additional_special_tokens=SPECIAL[2:],
+    )
+    made.chat_template = TEMPLATE
+    return made

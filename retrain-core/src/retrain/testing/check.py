@@ -1,14 +1,15 @@
-"""One check of one part, and the error that says what is wrong with the part, why it matters, and how to fix it."""
+"""One check of one part, the error that a broken promise raises, and the expectations that several suites share."""
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.types import Kind
@@ -29,8 +30,8 @@ class ConformanceError(AssertionError):
 class Check:
     """One promise of a kind, bound to one part: `check()` tests it and raises ConformanceError when it is broken.
 
-    `name` is what `str(check)` gives, `purpose` the promise in one line, `subject` the name of the part. A check of
-    something optional passes when the part does not offer it. `config` is merged over the toy configuration.
+    `name` is also the text of the check, `purpose` the promise in one line, `subject` the name of the part. A check
+    of something optional passes when the part does not offer it. `config` is merged over the toy configuration.
     """
 
     kind: Kind
@@ -44,17 +45,17 @@ class Check:
         return self.name
 
     def __call__(self) -> None:
-        """Test it now: resolve, configure and build the part as a run would."""
+        """Resolve, configure and build the part as a run would, and test it."""
         __tracebackhide__ = True  # pytest then shows the message, not this frame
         where = f"{self.kind} {self.subject!r}, check {self.name}"
         try:
-            with _current_folder_on_path(), Bench(kind=self.kind, name=self.subject, given=self.config) as bench:
-                self.run(bench)
+            with _current_folder_on_path(), ExitStack() as exits:
+                self.run(Bench(kind=self.kind, name=self.subject, given=self.config, exits=exits))
         except ConformanceError as error:
             raise ConformanceError(replace(error.problem, where=where)) from error.__cause__
         except RetrainError as error:
             fixes = [problem.fix for problem in error.problems if problem.fix]
-            what = "; ".join(_without_fix(problem) for problem in error.problems)
+            what = "; ".join(str(replace(problem, fix="")).replace("\n    ", " ") for problem in error.problems)
             raise ConformanceError(Problem(where=where, what=what, why=self.purpose, fix="; ".join(fixes))) from error
         except (Exception, SystemExit) as error:
             what = f"{type(error).__name__}: {error} (raised in {_place(error)})"
@@ -63,14 +64,84 @@ class Check:
             ) from error
 
 
+def fail(what: str, *, why: str, fix: str) -> NoReturn:
+    """Raise ConformanceError: the fault of the part, why it breaks a run, and the smallest change that repairs it."""
+    raise ConformanceError(Problem(what=what, why=why, fix=fix))
+
+
 def expect(is_kept: object, what: str, *, why: str, fix: str) -> None:
-    """ConformanceError unless `is_kept`: what the part did, why that breaks a run, and the smallest change."""
+    """Raise ConformanceError unless `is_kept`."""
     if not is_kept:
-        raise ConformanceError(Problem(what=what, why=why, fix=fix))
+        fail(what, why=why, fix=fix)
 
 
-def _without_fix(problem: Problem) -> str:
-    return str(replace(problem, fix="")).replace("\n    ", " ")
+def expect_unchanged(is_unchanged: object, what: str, *, why: str) -> None:
+    """Expect a call to leave its arguments unmodified; `what` names those that must not change."""
+    expect(is_unchanged, f"the call has changed {what}", why=why, fix="copy it, and change the copy")
+
+
+def expect_json(value: Any, what: str, *, why: str, fix: str) -> str:
+    """Return the value as JSON text; NaN and infinity are refused."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        fail(f"{what} is not JSON: {error}", why=why, fix=fix)
+
+
+def expect_plain_state(part: Any) -> dict[str, Any]:
+    """Return the state of the part after the JSON round trip that a checkpoint makes."""
+    why = "it is written into trainer_state.json"
+    state = part.state()
+    expect(
+        isinstance(state, Mapping),
+        f"state() returned {type(state).__name__}",
+        why=why,
+        fix="return a dictionary, {} when there is nothing to keep",
+    )
+    fix = "keep plain numbers, text, lists and tables; no arrays, no NaN"
+    text = expect_json(dict(state), "state()", why=why, fix=fix)
+    expect(
+        expect_json(dict(part.state()), "state()", why=why, fix=fix) == text,
+        "a second call of state() returns something else",
+        why="it is called at every checkpoint, and must change nothing",
+        fix="compute nothing in state()",
+    )
+    plain: dict[str, Any] = json.loads(text)
+    return plain
+
+
+def resumed(bench: Bench, part: Any, given: Sequence[Any] = ()) -> Any:
+    """Build the part of the bench again, and restore it from the state of `part`."""
+    again = bench.build(given)
+    again.restore(expect_plain_state(part))
+    return again
+
+
+def expect_same(went_on: Any, after: Any, *, what: str) -> None:
+    """Expect the restored part to return the same as the uninterrupted one."""
+    expect(
+        went_on == after,
+        f"{what}: {went_on!r:.300} without a resume, {after!r:.300} after one",
+        why="a resumed run must equal the run that was never interrupted",
+        fix="put all that the part remembers into state(), and take it back in restore()",
+    )
+
+
+def expect_plain_metrics(metrics: Any, *, allows_text: bool) -> None:
+    """Expect valid fields for a line of `metrics.jsonl`."""
+    expect(
+        isinstance(metrics, Mapping),
+        f"metrics() returned {type(metrics).__name__}",
+        why="its fields are added to the step's line",
+        fix="return a dictionary, {} when there is nothing to report",
+    )
+    why = "a line of metrics.jsonl holds finite numbers, so that every reader can plot it"
+    fix = "omit a field that has no value yet; convert numpy numbers with float()"
+    plain = (int, float, bool, str) if allows_text else (int, float, bool)
+    for name, value in metrics.items():
+        what = f"{name!r} = {value!r} of metrics()"
+        expect(isinstance(name, str) and isinstance(value, plain), f"{what} is not a number", why=why, fix=fix)
+        expect_json(value, what, why=why, fix=fix)
 
 
 def _place(error: BaseException) -> str:

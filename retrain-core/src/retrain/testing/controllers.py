@@ -1,15 +1,14 @@
-"""What a controller must do: return one number in [0, 1] per step, and the same numbers after a resume."""
+"""The suite of controllers: one number in [0, 1] per step, and the same numbers after a resume."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from retrain.credit.specs import ControllerView
 from retrain.kernel.seeding import Seeds
+from retrain.records.reading import number
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
-from retrain.testing.state import expect_plain_metrics, expect_plain_state, expect_same
+from retrain.testing.check import expect, expect_plain_metrics, expect_same, resumed
 
 STEPS = 60
 RESUME_AT = 23
@@ -32,8 +31,8 @@ def changes_only_when_it_observes(bench: Bench) -> None:
         expect(
             first == again,
             f"value({step}) is {first}, then {again}",
-            why="a step that is retried, for example with fewer prompts, asks again",
-            fix="change state in observe() alone",
+            why="a step that is retried, for example with fewer prompts, calls it again",
+            fix="change state in observe() only",
         )
         controller.observe(view)
 
@@ -53,11 +52,9 @@ def goes_on_after_a_resume(bench: Bench) -> None:
     """Restored from its state, after a JSON round trip, it continues with the same numbers."""
     controller = bench.build()
     _run(controller, 0, RESUME_AT)
-    state = expect_plain_state(controller)
-    resumed = bench.build()
-    resumed.restore(state)
+    again = resumed(bench, controller)
     rest = _run(controller, RESUME_AT, STEPS)
-    expect_same(rest, _run(resumed, RESUME_AT, STEPS), what=f"values and metrics from step {RESUME_AT} on")
+    expect_same(rest, _run(again, RESUME_AT, STEPS), what=f"values and metrics from step {RESUME_AT} on")
 
 
 def reports_plain_metrics(bench: Bench) -> None:
@@ -71,7 +68,7 @@ def reports_plain_metrics(bench: Bench) -> None:
 
 
 def _views() -> list[ControllerView]:
-    """Steps of a run that learns, some of which measure nothing."""
+    """Return the steps of a run that learns; some of them measure nothing."""
     stream = Seeds(0).stream("conformance controller")
     return [
         ControllerView(
@@ -86,7 +83,7 @@ def _views() -> list[ControllerView]:
 def _value(controller: Any, step: int) -> float:
     value = controller.value(step)
     expect(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= 1,
+        number(value) is not None and 0 <= value <= 1,
         f"value({step}) is {value!r}",
         why="it is lambda, the strength with which credit is pooled",
         fix="return a float in [0, 1]",
@@ -101,12 +98,3 @@ def _run(controller: Any, start: int, end: int) -> list[tuple[float, dict[str, A
         controller.observe(view)
         seen.append((value, dict(controller.metrics())))
     return seen
-
-
-CONTROLLER = (
-    gives_a_number_between_0_and_1,
-    changes_only_when_it_observes,
-    repeats_its_schedule,
-    goes_on_after_a_resume,
-    reports_plain_metrics,
-)

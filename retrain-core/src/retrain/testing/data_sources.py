@@ -1,18 +1,16 @@
-"""What a data source must provide: tasks with stable ids, in a fixed order, that fit the model's chat template."""
+"""The suite of data sources: tasks with stable ids, in a fixed order, that fit the model's chat template."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
-from retrain.kernel.contracts.verifier import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData
 from retrain.kernel.types import Example
 from retrain.tasks.prompts import encode_prompts
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
+from retrain.testing.check import expect, expect_json
 from retrain.testing.rewards import ANSWERS, expect_gold, expect_sound
-from retrain.testing.tokens import tokenizer_of
 from retrain.testing.toys import MAX_EXAMPLES, as_text
 
 MAX_ENCODED = 200
@@ -58,13 +56,13 @@ def can_be_put_to_the_model(bench: Bench) -> None:
                 why="chat templates render such a message differently",
                 fix='give each message {"role": "user", "content": "..."}',
             )
-    encoded = encode_prompts(examples, tokenizer_of(bench.config, bench.plugins), bench.config)
+    encoded = encode_prompts(examples, bench.tokenizer, bench.config)
     for example, tokens_T in zip(examples, encoded, strict=True):
         expect(
             len(tokens_T) > 0,
             f"the prompt of example {example.id!r} has no tokens",
             why="there is nothing to answer",
-            fix="leave such examples out of load() and say so in its notes",
+            fix="omit such examples from load() and say so in its notes",
         )
 
 
@@ -117,26 +115,14 @@ def expect_plain_examples(examples: tuple[Example, ...]) -> None:
     """Expect info and chats to survive a JSON round trip."""
     for example in examples:
         for what, value in (("prompt", example.prompt), ("info", dict(example.info))):
-            try:
-                json.dumps(value, allow_nan=False)
-            except (TypeError, ValueError) as error:
-                expect(
-                    False,
-                    f"{what} of example {example.id!r} is not JSON: {error}",
-                    why="examples travel to other processes and into records",
-                    fix="convert arrays, dates and numbers of other libraries to plain Python ones",
-                )
+            expect_json(
+                value,
+                f"{what} of example {example.id!r}",
+                why="examples travel to other processes and into records",
+                fix="convert arrays, dates and numbers of other libraries to plain Python ones",
+            )
 
 
 def _load(bench: Bench) -> LoadedData:
     data: LoadedData = bench.build().load()
     return data
-
-
-DATA_SOURCE = (
-    gives_examples,
-    names_examples_for_good,
-    holds_plain_data,
-    can_be_put_to_the_model,
-    brings_a_sound_verifier,
-)

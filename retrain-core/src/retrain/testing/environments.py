@@ -1,20 +1,18 @@
-"""What an environment must do: play many episodes side by side, end them all, and work in another process."""
+"""The suite of environments: play many episodes side by side, end them all, and work in another process."""
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.kernel.contracts.verifier import Action, EpisodeResult, Observation
+from retrain.kernel.contracts.tasks import Action, EpisodeResult, Observation
 from retrain.kernel.types import Example, Outcome, Score, StopReason
 from retrain.tasks.environment import EnvironmentProcess
 from retrain.tasks.scoring.build import brings_tasks
 from retrain.tasks.scoring.verdict import verdict
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
+from retrain.testing.check import expect, expect_json
 from retrain.testing.data_sources import expect_examples, expect_plain_examples, expect_unique_ids
 from retrain.testing.toys import HOSTILE, TOYS
 
@@ -24,23 +22,15 @@ TIMEOUT_S = 60.0
 HARMLESS = ("1", r"\boxed{2}", "I do not know.")
 
 
-@dataclass(slots=True)
-class _Played:
-    """The observations turn by turn, and the results."""
-
-    seen: list[Mapping[int, Observation]] = field(default_factory=list)
-    results: Sequence[EpisodeResult] = ()
-
-
 def gives_tasks(bench: Bench) -> None:
-    """`load` returns LoadedData with tasks of plain data, each with a unique id; none if it plays those of `[data]`."""
+    """`load` returns LoadedData with tasks of plain data and unique ids, or without tasks if it plays `[data]`."""
     data = bench.build().load()
     if not brings_tasks(bench.config, bench.plugins):
         expect(
             not data.examples,
-            f"load() gave {len(data.examples)} examples, and the registration says that it plays those of [data]",
+            f"load() gave {len(data.examples)} examples, but by its registration it plays the examples of [data]",
             why="a run takes its tasks from one of the two",
-            fix="return LoadedData(examples=()), or leave the traits out",
+            fix="return LoadedData(examples=()), or omit the traits",
         )
         return
     expect_examples(data)
@@ -68,23 +58,20 @@ def plays_episodes_side_by_side(bench: Bench) -> None:
 def asks_in_plain_data(bench: Bench) -> None:
     """An observation is a text or a chat, and tools as JSON schemas."""
     environment, examples = _loaded(bench)
-    for observations in _play(environment, examples[:2], HARMLESS).seen:
+    for observations in _play(environment, examples[:2], HARMLESS)[0]:
         for number, observation in observations.items():
             expect(
                 isinstance(observation, Observation) and 0 <= number < 2,
                 f"reset() or step() returned {number!r}: {observation!r:.100}",
-                why="the number says which episode waits, and an Observation what the policy sees",
+                why="the number identifies the waiting episode, and the policy sees the Observation",
                 fix="return {number of the episode: retrain.api.Observation(prompt=...)}",
             )
-            try:
-                json.dumps([observation.prompt, list(observation.tools)])
-            except (TypeError, ValueError) as error:
-                expect(
-                    False,
-                    f"the observation of episode {number} is not JSON: {error}",
-                    why="it crosses a process boundary and goes into the chat template",
-                    fix="use plain text, lists and dictionaries in Observation.prompt and Observation.tools",
-                )
+            expect_json(
+                [observation.prompt, list(observation.tools)],
+                f"the observation of episode {number}",
+                why="it crosses a process boundary and goes into the chat template",
+                fix="use plain text, lists and dictionaries in Observation.prompt and Observation.tools",
+            )
 
 
 def survives_hostile_replies(bench: Bench) -> None:
@@ -121,12 +108,15 @@ def _play(
     *,
     by_episode: bool = False,
     stop: StopReason = StopReason.EOS,
-) -> _Played:
-    """Play to the end; every episode gets the texts in turn, or its own text on every turn."""
-    played = _Played()
+) -> tuple[list[Mapping[int, Observation]], Sequence[EpisodeResult]]:
+    """Play to the end; every episode gets the texts in turn, or the text of its number on every turn.
+
+    Return the observations turn by turn, and the results.
+    """
+    seen: list[Mapping[int, Observation]] = []
     observations = environment.reset(list(examples))
     while observations:
-        turn = len(played.seen)
+        turn = len(seen)
         shown = next(iter(observations.values()))
         expect(
             turn < MAX_TURNS,
@@ -134,25 +124,25 @@ def _play(
             why="a run waits until every episode has ended",
             fix="end an episode after a number of turns, with EpisodeResult(hit_turn_limit=True)",
         )
-        played.seen.append(dict(observations))
+        seen.append(dict(observations))
         actions = {
             number: Action(text=texts[(number if by_episode else turn) % len(texts)], stop_reason=stop)
             for number in observations
         }
         observations = environment.step(actions)
-    played.results = environment.results()
-    return played
+    return seen, environment.results()
 
 
-def _expect_results(played: _Played, count: int, *, failures: bool = False) -> None:
+def _expect_results(played: tuple[Any, Sequence[EpisodeResult]], count: int, *, failures: bool = False) -> None:
     """Expect one valid result per episode; a failed score only if `failures` are acceptable."""
+    _, results = played
     expect(
-        len(played.results) == count,
-        f"results() returned {len(played.results)} results for {count} episodes",
+        len(results) == count,
+        f"results() returned {len(results)} results for {count} episodes",
         why="a result belongs to the episode with its number",
         fix="return one EpisodeResult for every example that reset() was given, in that order",
     )
-    for number, result in enumerate(played.results):
+    for number, result in enumerate(results):
         score = None
         if isinstance(result, EpisodeResult):
             score = verdict(result.score if result.answer is None else Score.no_verdict("[reward] judges the answer"))
@@ -162,14 +152,3 @@ def _expect_results(played: _Played, count: int, *, failures: bool = False) -> N
             why="a failed score leaves the episode out, and a run stops when too many fail",
             fix="give EpisodeResult(score=Score.of(number)), or Score.no_verdict(reason)",
         )
-
-
-ENVIRONMENT = (
-    gives_tasks,
-    plays_in_a_process_of_its_own,
-    plays_episodes_side_by_side,
-    asks_in_plain_data,
-    survives_hostile_replies,
-    ends_when_the_context_is_full,
-    drops_what_was_left_open,
-)

@@ -1,4 +1,4 @@
-"""What a launcher must do: start a process as the job says, report how it ended, and stop it with its children."""
+"""The suite of launchers: start a process as its job says, report its end, and stop it with its children."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def runs_a_process_to_its_end(bench: Bench) -> None:
     expect(
         code == CODE,
         f"a process that exited with {CODE} ended as {code!r}",
-        why="the exit code tells a campaign whether a run is done, failed or can be resumed",
+        why="by the exit code a campaign distinguishes runs that are done, have failed or can be resumed",
         fix="pass the exit code of the process on in poll()",
     )
 
@@ -56,7 +57,7 @@ def gives_it_environment_folder_and_logs(bench: Bench) -> None:
     expect(
         out.split("\n").count(wanted) == 2,
         f"stdout.log holds {out!r:.300} after two runs that print {wanted!r}",
-        why="a run needs its own settings and finds its data in cwd; what earlier attempts said must stay readable",
+        why="a run needs its own settings and finds its data in cwd; logs of earlier attempts must stay readable",
         fix="pass environ over os.environ and cwd to the process, and open the logs for appending",
     )
     expect(
@@ -101,7 +102,7 @@ def kills_it_with_all_it_started(bench: Bench) -> None:
         isinstance(code, int) and code != 0,
         f"a killed process ended as {code!r}",
         why="0 would mean that the run is done",
-        fix="tell the negative number of the signal",
+        fix="return the negative number of the signal",
     )
     running.kill()
     if running.pid is None:  # it runs on another machine
@@ -135,15 +136,12 @@ def runs_several_at_a_time(bench: Bench) -> None:
 def tells_of_a_program_that_is_not_there(bench: Bench) -> None:
     """A command that cannot be started raises BackendError, or its job ends with a non-zero code."""
     job = _job(bench, "")
-    missing = Job(
-        name=job.name, argv=(str(bench.folder / "no-such-program"),), environ={}, cwd=job.cwd, folder=job.folder
-    )
     try:
-        running = _launcher(bench).start(missing)
+        running = _launcher(bench).start(replace(job, argv=(str(bench.folder / "no-such-program"),), environ={}))
     except BackendError:
         return
-    code = _ended(running)
-    expect(code != 0, "a program that is not there ended with 0", why="0 means that the run is done", fix="return 127")
+    what = "a program that does not exist ended with 0"
+    expect(_ended(running) != 0, what, why="0 means that the run is done", fix="return 127")
 
 
 def lets_go(bench: Bench) -> None:
@@ -160,46 +158,43 @@ def _launcher(bench: Bench) -> Any:
     return launcher
 
 
-def _job(bench: Bench, program: str, *, name: str = "job", environ: Mapping[str, str] | None = None) -> Job:
+def _job(bench: Bench, program: str, *, name: str = "job") -> Job:
     folder, cwd = bench.folder / name, bench.folder / "cwd"
     folder.mkdir(exist_ok=True)
     cwd.mkdir(exist_ok=True)
     argv = (sys.executable, "-c", program)
-    return Job(name=name, argv=argv, environ=environ or {"GREETING": "hello"}, cwd=cwd, folder=folder)
+    return Job(name=name, argv=argv, environ={"GREETING": "hello"}, cwd=cwd, folder=folder)
 
 
-def _ended(running: Any) -> int:
-    codes: list[int] = []
-
-    def has_ended() -> bool:
-        code = running.poll()
-        codes.extend([] if code is None else [code])
-        return bool(codes)
-
+def _ended(running: Any) -> Any:
+    """Return the exit code, once there is one."""
     try:
-        _wait_for(has_ended, "poll() to tell the exit code")
+        code = _wait_for(running.poll, "poll() to return the exit code")
     except BaseException:
         running.kill()
         raise
+    again = running.poll()
     expect(
-        running.poll() == codes[0],
-        f"poll() returned {codes[0]!r}, then {running.poll()!r}",
-        why="a campaign may ask more than once",
+        again == code,
+        f"poll() returned {code!r}, then {again!r}",
+        why="a campaign may call it more than once",
         fix="keep the code",
     )
-    return codes[0]
+    return code
 
 
-def _wait_for(is_so: Callable[[], bool], what: str) -> None:
+def _wait_for(value: Callable[[], Any], what: str) -> Any:
+    """Return the value once it is neither None nor False."""
     end = time.monotonic() + WAIT_S
-    while not is_so():
+    while (found := value()) is None or found is False:
         expect(
             time.monotonic() < end,
             f"waited {WAIT_S:g} s for {what}",
-            why="a campaign would wait for ever",
+            why="a campaign would wait forever",
             fix="let start() start the process at once, and stop() and kill() reach it",
         )
         time.sleep(PAUSE_S)
+    return found
 
 
 def _is_alive(pid: int) -> bool:
@@ -209,27 +204,11 @@ def _is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return not _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Whether the process is dead but not yet reaped by its new parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    try:  # a dead process that its new parent has not reaped is a zombie
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
-        return False
+        return True
 
 
 def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8") if file.exists() else ""
-
-
-LAUNCHER = (
-    runs_a_process_to_its_end,
-    gives_it_environment_folder_and_logs,
-    asks_it_to_stop,
-    kills_it_with_all_it_started,
-    runs_several_at_a_time,
-    tells_of_a_program_that_is_not_there,
-    lets_go,
-)

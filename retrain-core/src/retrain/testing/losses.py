@@ -1,4 +1,4 @@
-"""What a policy loss must do with the tokens of a step: tried without a model, by the backend that applies it."""
+"""The suite of policy losses, on the tokens of a step without a model, by the backend that applies them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.seeding import generator
 from retrain.kernel.types import Floats, TrainBatch, TrainRow
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
+from retrain.testing.check import expect, fail
 
 LENGTHS = (1, 4, 2, 5)  # action tokens of each row
 CUTS = (((0,), (1,), (2,), (3,)), ((3, 1), (0, 2)), ((2,), (0, 1, 3)))
@@ -31,8 +31,7 @@ EXTREMES = {
 
 def names_its_backends(bench: Bench) -> None:
     """It says which backends apply it, and a configuration with it is accepted."""
-    entries = bench.plugins.find(Kind.LOSS, bench.name)
-    traits = entries[0].spec.traits if entries else None
+    entries, traits = bench.plugins.find(Kind.LOSS, bench.name), bench.found.traits
     expect(
         not entries or isinstance(traits, LossTraits),
         f"its traits are {traits!r}",
@@ -41,7 +40,7 @@ def names_its_backends(bench: Bench) -> None:
     )
     problems = check_loss(_config(bench), bench.plugins)
     what = "; ".join(problem.what for problem in problems)
-    expect(not problems, f"a configuration with it is refused: {what}", why="no run can choose it", fix="see there")
+    expect(not problems, f"a configuration with it is refused: {what}", why="no run can choose it", fix="repair that")
 
 
 def gives_finite_numbers(bench: Bench) -> None:
@@ -54,21 +53,22 @@ def gives_finite_numbers(bench: Bench) -> None:
             np.isfinite(found.loss) and all(np.isfinite(each).all() for each in found.gradients),
             f"with {name} the loss is {found.loss} and its gradient {_flat(found)}",
             why="a run rejects such a step, and stops after a few",
-            fix="use ctx.ratios_M, whose logarithm is clamped, and bound what can overflow",
+            fix="use ctx.ratios_M, whose logarithm is clamped, and bound every term that can overflow",
         )
 
 
 def has_the_gradient_of_its_value(bench: Bench) -> None:
-    """The gradient is that of finite differences in float64, on and off policy."""
+    """The gradient equals finite differences in float64, on and off policy."""
     config, stops = _config(bench), as_loss(bench.found).stops_gradient
     for gap in (0.0, 0.2):
         batch, logprobs = _step(gap=gap)
         found = _flat(_value(bench, config, batch, logprobs))
-        for number, (row, place) in enumerate(_actions(batch)):
+        actions = [(n, int(place)) for n, row in enumerate(batch.rows) for place in np.flatnonzero(row.action_T)]
+        for number, (row, place) in enumerate(actions):
             slopes = _slopes(bench, config, batch, logprobs, row=row, place=place, stops=stops)
             near = [slope for slope in slopes if np.isclose(found[number], slope, rtol=SLOPE_REL, atol=1e-7)]
             expect(
-                bool(near),
+                near,
                 f"the gradient of token {place} of row {row} is {found[number]:.8g}, by finite differences "
                 f"{slopes[0]:.8g}",
                 why="the policy would be moved in another direction than the loss says",
@@ -87,7 +87,7 @@ def raises_what_was_good(bench: Bench) -> None:
         expect(
             moved > 0.0 if sign > 0 else moved <= 0.0,
             f"where every advantage is {sign:g}, a step of gradient descent moves log-probabilities by {moved:.4g}",
-            why="the policy would unlearn what was rewarded",
+            why="the policy would unlearn the rewarded completions",
             fix="return terms that grow with what should happen: the trainer minimises minus their mean",
         )
 
@@ -103,9 +103,9 @@ def does_not_depend_on_packs_or_order(bench: Bench) -> None:
             same and np.allclose(_flat(found), _flat(whole), rtol=REL, atol=1e-12),
             f"the loss is {found.loss:.9g} with {found.clipped} clipped tokens in {len(cut)} packs {cut}, and "
             f"{whole.loss:.9g} with {whole.clipped} in one",
-            why="what is learnt would depend on how much memory was free",
+            why="the result of training would depend on how much memory was free",
             fix="return one term per token and divide by nothing that depends on the pack: not its tokens, not its "
-            "mean; ctx.sequence_mean averages over a sequence, which is never cut",
+            "mean; ctx.sequence_mean averages over a sequence, and no pack cuts a sequence",
         )
 
 
@@ -142,23 +142,21 @@ def repeats_its_numbers(bench: Bench) -> None:
         first.loss == again.loss and np.array_equal(_flat(first), _flat(again)),
         f"the loss of the same step is {first.loss:.9g}, and later {again.loss:.9g}",
         why="a run that is resumed, or repeated with its seed, must train on the same numbers",
-        fix="use no randomness and no state: the answer may depend on the context alone",
+        fix="use no randomness and no state: the answer may depend only on the context",
     )
 
 
 def _config(bench: Bench, **algorithm: str) -> Config:
-    """The toy configuration, with a backend that the loss names."""
-    entries = bench.plugins.find(Kind.LOSS, bench.name)
-    traits = entries[0].spec.traits if entries else None
-    more = {"algorithm": algorithm}
+    """Return the toy configuration, with a backend that the loss names."""
+    traits, more = bench.found.traits, {"algorithm": algorithm}
     named = sorted(traits.backends) if isinstance(traits, LossTraits) else []
     if named and bench.config.backend.backend not in named:
         more["backend"] = {"backend": named[0]}
-    return bench.configure(more)
+    return bench.configure(**more)
 
 
 def _step(*, gap: float, scale: float = 1.0) -> tuple[TrainBatch, list[Floats]]:
-    """A step of four rows, and log-probabilities that are `gap` (and up to half of it more) away from the sampler's."""
+    """Return four rows, and log-probabilities that are 1 to 1.5 times `gap` away from the sampler's."""
     random, rows, logprobs = generator(7), [], []
     for number, count in enumerate(LENGTHS):
         old_T = np.concatenate([np.zeros(2), -random.uniform(0.1, 2.0, count)])
@@ -171,22 +169,17 @@ def _step(*, gap: float, scale: float = 1.0) -> tuple[TrainBatch, list[Floats]]:
 
 
 def _value(
-    bench: Bench,
-    config: Config,
-    batch: TrainBatch,
-    logprobs: Sequence[Floats],
-    packs: Sequence[Sequence[int]] | None = None,
+    bench: Bench, config: Config, batch: TrainBatch, logprobs: Sequence[Floats], packs: Sequence[Sequence[int]] = ()
 ) -> LossValue:
     trial = LossTrial(batch=batch, logprobs=logprobs, packs=packs or (tuple(range(len(batch.rows))),))
     name = config.backend.backend
     found: LossValue | None = bench.plugins.call_backend("evaluate_loss", config, bench.plugins, trial, backend=name)
-    expect(
-        found is not None,
-        f"backend {name!r} cannot evaluate a loss by itself",
-        why="without that the loss cannot be tried before a run",
-        fix="give the backend's PluginSpec functions=BackendFunctions(evaluate_loss=...)",
-    )
-    assert found is not None
+    if found is None:
+        fail(
+            f"backend {name!r} cannot evaluate a loss by itself",
+            why="without that the loss cannot be tried before a run",
+            fix="give the backend's PluginSpec functions=BackendFunctions(evaluate_loss=...)",
+        )
     return found
 
 
@@ -200,43 +193,25 @@ def _slopes(
     place: int,
     stops: bool,
 ) -> list[float]:
-    """Central difference quotient, and the one-sided ones, of which a term at a kink has one as its gradient.
+    """Return the central difference quotient and the one-sided ones: at a kink, one of these is the gradient.
 
-    With `stops` the sampler's log-probability moves along, so that the ratio stays.
+    With `stops` the sampler's log-probability moves too, so that the ratio stays.
     """
 
     def at(change: float) -> float:
         moved = [values_T.copy() for values_T in logprobs]
         moved[row][place] += change
-        given = batch
+        rows = [*batch.rows]
         if stops:
-            old_T = batch.rows[row].logprobs_T.copy()
+            old_T = rows[row].logprobs_T.copy()
             old_T[place] += change
-            rows = [*batch.rows]
             rows[row] = replace(rows[row], logprobs_T=old_T)
-            given = replace(batch, rows=tuple(rows))
-        return _value(bench, config, given, moved).loss
+        return _value(bench, config, replace(batch, rows=tuple(rows)), moved).loss
 
     below, here, above = at(-STEP), at(0.0), at(STEP)
     return [(above - below) / (2 * STEP), (above - here) / STEP, (here - below) / STEP]
 
 
-def _actions(batch: TrainBatch) -> list[tuple[int, int]]:
-    """Row and place of every action token, in the order of `_flat`."""
-    return [(number, int(place)) for number, row in enumerate(batch.rows) for place in np.flatnonzero(row.action_T)]
-
-
 def _flat(found: LossValue) -> Floats:
     """The gradients of the action tokens; every row begins with a prompt of two tokens."""
     return np.concatenate([gradient_T[2:] for gradient_T in found.gradients])
-
-
-LOSS = (
-    names_its_backends,
-    gives_finite_numbers,
-    has_the_gradient_of_its_value,
-    raises_what_was_good,
-    does_not_depend_on_packs_or_order,
-    has_the_denominator_of_the_step,
-    repeats_its_numbers,
-)

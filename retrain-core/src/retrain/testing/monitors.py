@@ -1,15 +1,14 @@
-"""What a health monitor must do: find the same in the same lines, whichever fields are absent, and after a resume."""
+"""The suite of health monitors: the same findings in the same lines, after a resume and with absent fields too."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from retrain.observe.health.contract import Finding
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
-from retrain.testing.state import expect_plain_state, expect_same
+from retrain.testing.check import expect, expect_same, expect_unchanged, resumed
 from retrain.testing.toys import STEPS, collapsing, lines
 
 RESUME_AT = STEPS // 2 + 4
@@ -24,7 +23,7 @@ def finds_what_can_be_told(bench: Bench) -> None:
 
 
 def bears_lines_that_lack_fields(bench: Bench) -> None:
-    """Lines with only a step, with None, and with unknown fields do not break it."""
+    """It accepts lines with only a step, with None, and with unknown fields."""
     monitor = bench.build()
     for line in lines():
         for poorer in (
@@ -41,37 +40,32 @@ def leaves_lines_alone(bench: Bench) -> None:
     for line in collapsing():
         given = dict(line)
         _observe(monitor, given)
-        expect(
-            given == line,
-            f"the line of step {line['step']} has changed",
-            why="it is written to metrics.jsonl after that",
-            fix="copy what you change",
-        )
+        what = f"the line of step {line['step']}"
+        expect_unchanged(given == line, what, why="it is written to metrics.jsonl after that")
 
 
 def repeats_its_findings(bench: Bench) -> None:
     """A second instance finds the same in the same lines."""
-    first, again = ([_told(_observe(m, line)) for line in collapsing()] for m in (bench.build(), bench.build()))
+    first, again = ([_observe(m, line) for line in collapsing()] for m in (bench.build(), bench.build()))
     expect(
         first == again,
         "two monitors found different things in the same lines",
-        why="findings must depend on the lines alone",
+        why="findings must depend only on the lines",
         fix="use no clock, no randomness and no state of the module",
     )
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:
-    """Restored from its state, after a JSON round trip, it finds what it would have found without a resume."""
+    """Restored from its state, after a JSON round trip, it has the findings of an uninterrupted run."""
     monitor, all_lines = bench.build(), collapsing()
     for line in all_lines[:RESUME_AT]:
         _observe(monitor, line)
-    resumed = bench.build()
-    resumed.restore(expect_plain_state(monitor))
-    went_on, after = ([_told(_observe(m, line)) for line in all_lines[RESUME_AT:]] for m in (monitor, resumed))
+    again = resumed(bench, monitor)
+    went_on, after = ([_observe(m, line) for line in all_lines[RESUME_AT:]] for m in (monitor, again))
     expect_same(went_on, after, what="findings")
 
 
-def _observe(monitor: Any, line: Mapping[str, Any]) -> Sequence[Finding]:
+def _observe(monitor: Any, line: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     findings = monitor.observe(line)
     for finding in findings:
         expect(
@@ -80,20 +74,7 @@ def _observe(monitor: Any, line: Mapping[str, Any]) -> Sequence[Finding]:
             and bool(finding.message.strip())
             and finding.severity in ("warn", "stop"),
             f"observe() returned {finding!r:.200}",
-            why="the state is a field of metrics.jsonl, the message is what the user reads",
+            why="the state is a field of metrics.jsonl, and the user reads the message",
             fix='return retrain.api.Finding(state="lower_case", message="cause, and the key to change")',
         )
-    return list(findings)
-
-
-def _told(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
     return [(finding.state, finding.message, finding.severity) for finding in findings]
-
-
-HEALTH_MONITOR = (
-    finds_what_can_be_told,
-    bears_lines_that_lack_fields,
-    leaves_lines_alone,
-    repeats_its_findings,
-    goes_on_after_a_resume,
-)

@@ -1,13 +1,12 @@
-"""What a pacer must do: set the number of prompts of each step, at least 1, and back off when memory runs out."""
+"""The suite of pacers: set the number of prompts of each step, at least 1, and back off when memory runs out."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from retrain.kernel.contracts.pacing import PaceView
+from retrain.kernel.contracts.views import PaceView
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
-from retrain.testing.state import expect_plain_metrics, expect_plain_state, expect_same
+from retrain.testing.check import expect, expect_plain_metrics, expect_same, resumed
 
 STEPS = 40
 RESUME_AT = 17
@@ -37,7 +36,7 @@ def changes_only_when_it_observes(bench: Bench) -> None:
             size == again,
             f"batch_size({step}) is {size}, then {again}",
             why="a run calls it more than once, and samples as many prompts as the last call returned",
-            fix="change state in observe() alone",
+            fix="change state in observe() only",
         )
         pacer.observe(_view(bench, step, size))
 
@@ -49,7 +48,8 @@ def backs_off_when_memory_runs_out(bench: Bench) -> None:
         pacer.observe(_view(bench, step, _size(pacer, step)))
     failed = _size(pacer, RESUME_AT)
     while failed > 1:
-        pacer.observe(PaceView(step=RESUME_AT, batch_size=failed, group_size=_group_size(bench), out_of_memory=True))
+        group_size = bench.config.training.group_size
+        pacer.observe(PaceView(step=RESUME_AT, batch_size=failed, group_size=group_size, out_of_memory=True))
         size = _size(pacer, RESUME_AT)
         expect(
             size < failed,
@@ -61,7 +61,7 @@ def backs_off_when_memory_runs_out(bench: Bench) -> None:
 
 
 def bears_steps_that_say_nothing(bench: Bench) -> None:
-    """Steps without tokens, without an optimizer step or without any measured time do not break it."""
+    """It accepts steps without tokens, without an optimizer step or without any measured time."""
     pacer = bench.build()
     for step in range(STEPS):
         pacer.observe(_view(bench, step, _size(pacer, step), **ODD_STEPS[step % len(ODD_STEPS)]))
@@ -73,25 +73,21 @@ def goes_on_after_a_resume(bench: Bench) -> None:
     pacer = bench.build()
     for step in range(RESUME_AT):
         pacer.observe(_view(bench, step, _size(pacer, step)))
-    resumed = bench.build()
-    resumed.restore(expect_plain_state(pacer))
-    expect_same(_size(pacer, RESUME_AT), _size(resumed, RESUME_AT), what="the batch size of the next step")
-    expect_plain_metrics(resumed.metrics(), allows_text=True)
-
-
-def _group_size(bench: Bench) -> int:
-    return bench.config.training.group_size
+    again = resumed(bench, pacer)
+    expect_same(_size(pacer, RESUME_AT), _size(again, RESUME_AT), what="the batch size of the next step")
+    expect_plain_metrics(again.metrics(), allows_text=True)
 
 
 def _view(bench: Bench, step: int, size: int, **changes: Any) -> PaceView:
-    """A step whose throughput grows with its size, and flattens."""
-    completions = size * _group_size(bench)
+    """Return a step; its throughput grows with its size, and flattens."""
+    group_size = bench.config.training.group_size
+    completions = size * group_size
     fields: dict[str, Any] = {
         "sampled_tokens": completions * TOKENS_PER_COMPLETION,
         "step_time_s": 0.5 + 0.05 * completions,
         "has_trained": True,
     }
-    return PaceView(step=step, batch_size=size, group_size=_group_size(bench), **(fields | changes))
+    return PaceView(step=step, batch_size=size, group_size=group_size, **(fields | changes))
 
 
 def _size(pacer: Any, step: int) -> int:
@@ -103,12 +99,3 @@ def _size(pacer: Any, step: int) -> int:
         fix="return an int of at least 1",
     )
     return int(size)
-
-
-PACER = (
-    wants_at_least_one_prompt,
-    changes_only_when_it_observes,
-    backs_off_when_memory_runs_out,
-    bears_steps_that_say_nothing,
-    goes_on_after_a_resume,
-)

@@ -1,4 +1,4 @@
-"""What a recorder must do: accept everything that a run records, and release it however the run ends."""
+"""The suite of recorders: accept everything that a run records, and release it however the run ends."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import Any
 
 from retrain.records.manifest import build_manifest
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
-from retrain.testing.peft_files import write_toy_adapter
-from retrain.testing.state import expect_plain_state
-from retrain.testing.toys import lines
+from retrain.testing.check import expect, expect_plain_state, expect_unchanged
+from retrain.testing.toys import lines, write_toy_adapter
 
 RESUME_AT = 5
-TIMES = {"started": ""}
 
 
 def records_a_whole_run(bench: Bench) -> None:
@@ -22,7 +19,11 @@ def records_a_whole_run(bench: Bench) -> None:
     recorder.start(_manifest(bench), folder)
     for line in lines():
         recorder.step(line)
-    _checkpoint(bench, recorder)
+    if hasattr(recorder, "checkpoint"):
+        adapter = bench.folder / "checkpoint"
+        adapter.mkdir()
+        write_toy_adapter(adapter)
+        recorder.checkpoint(adapter, "step_000030")
     recorder.finish(None)
 
 
@@ -48,19 +49,11 @@ def leaves_lines_alone(bench: Bench) -> None:
     for line in lines()[:3]:
         given = dict(line)
         recorder.step(given)
-        expect(
-            given == line,
-            f"the line of step {line['step']} has changed",
-            why="every other recorder gets the same line",
-            fix="copy what you change",
-        )
+        what = f"the line of step {line['step']}"
+        expect_unchanged(given == line, what, why="every other recorder gets the same line")
     recorder.finish(None)
-    expect(
-        manifest | TIMES == before | TIMES,
-        "the manifest has changed",
-        why="others read it too",
-        fix="copy what you change",
-    )
+    is_same = {**manifest, "started": ""} == {**before, "started": ""}
+    expect_unchanged(is_same, "the manifest", why="other recorders read it too")
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:
@@ -76,7 +69,7 @@ def goes_on_after_a_resume(bench: Bench) -> None:
         expect(
             hasattr(resumed, "restore"),
             f"state() returns {state!r:.100}, and there is no restore()",
-            why="what a checkpoint keeps is lost otherwise",
+            why="the state in a checkpoint would be lost",
             fix="add restore(self, state)",
         )
         resumed.restore(state)
@@ -87,7 +80,6 @@ def goes_on_after_a_resume(bench: Bench) -> None:
 
 
 def _manifest(bench: Bench) -> dict[str, Any]:
-    """Content of `run.json`."""
     return build_manifest(bench.config, bench.plugins, seed=1, condition="toy")
 
 
@@ -95,21 +87,3 @@ def _run_folder(bench: Bench, name: str = "run") -> Path:
     folder = bench.folder / name
     folder.mkdir(exist_ok=True)
     return folder
-
-
-def _checkpoint(bench: Bench, recorder: Any) -> None:
-    if not hasattr(recorder, "checkpoint"):
-        return
-    folder = bench.folder / "checkpoint"
-    folder.mkdir()
-    write_toy_adapter(folder)
-    recorder.checkpoint(folder, "step_000030")
-
-
-RECORDER = (
-    records_a_whole_run,
-    lets_go_of_a_run_that_failed,
-    can_be_finished_before_it_started,
-    leaves_lines_alone,
-    goes_on_after_a_resume,
-)

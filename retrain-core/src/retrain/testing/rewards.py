@@ -1,4 +1,4 @@
-"""What a reward must do: score any text, in a scoring process, and reproduce its scores."""
+"""The suite of rewards: score any text, in a scoring process, and reproduce the scores."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.types import Example, Outcome, Score
+from retrain.records.reading import number
 from retrain.tasks.scoring.service import NamedReward, ScoringService
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
+from retrain.testing.check import expect, expect_unchanged, fail
 from retrain.testing.toys import HOSTILE, as_text, examples_for
 
 ANSWERS = ("42", r"The answer is \boxed{42}.", "Paris", r"\boxed{\frac{1}{6}}", "I do not know.")
@@ -24,15 +25,14 @@ def can_score(bench: Bench) -> None:
     score = getattr(reward, "score", None)
     expect(
         callable(score),
-        f"the factory returned {type(reward).__name__}, which has no method score",
+        f"the {type(reward).__name__} that the factory returned has no method score",
         why="a run calls reward.score(example, text) for every completion",
         fix="let the factory return an object with score(self, example, text)",
     )
     try:
         inspect.signature(score).bind(None, "")  # type: ignore[arg-type]
     except TypeError as error:
-        expect(
-            False,
+        fail(
             f"score cannot be called as score(example, text): {error}",
             why="a run passes exactly these two",
             fix="make it score(self, example, text)",
@@ -76,12 +76,8 @@ def leaves_examples_alone(bench: Bench) -> None:
     examples = examples_for(bench)
     before = as_text(examples)
     scores_of(bench, bench.build(), [(example, answer) for example in examples for answer in ANSWERS])
-    expect(
-        as_text(examples) == before,
-        "an example has changed while it was scored",
-        why="the same example is scored for every completion of its group, and recorded",
-        fix="copy what you change: dict(example.info)",
-    )
+    why = "the same example is scored for every completion of its group, and recorded"
+    expect_unchanged(as_text(examples) == before, "an example", why=why)
 
 
 def reports_finite_metrics(bench: Bench) -> None:
@@ -92,15 +88,15 @@ def reports_finite_metrics(bench: Bench) -> None:
     scores_of(bench, reward, [(examples_for(bench)[0], ANSWERS[0])])
     for name, value in reward.metrics().items():
         expect(
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
+            number(value) is not None,
             f"metrics() returned {name} = {value!r}",
-            why="the fields of metrics.jsonl are finite numbers; a run leaves all of yours out if one is not",
-            fix="leave out a field that has no value yet",
+            why="the fields of metrics.jsonl are finite numbers; a run omits all of yours if one is not",
+            fix="omit a field that has no value yet",
         )
 
 
 def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
-    """Scores from a run's scoring service: in another process, or in an event loop for a coroutine."""
+    """Return scores from a run's scoring service: in another process, or in an event loop for a coroutine."""
     settings: ScoringTable = bench.config.scoring.model_copy(update={"workers": 1, "retries": 0, "cache": False})
     service = ScoringService([NamedReward(name=bench.name, reward=reward)], settings)
     try:
@@ -114,8 +110,8 @@ def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
 
 def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] = ()) -> None:
     """Expect none of these scores to be a failure."""
-    for number, score in enumerate(scores_of(bench, reward, pairs)):
-        shown = names[number] if names else repr(pairs[number][1])
+    for place, score in enumerate(scores_of(bench, reward, pairs)):
+        shown = names[place] if names else repr(pairs[place][1])
         expect(
             score.outcome is not Outcome.FAILED,
             f"scoring {shown} failed: {score.detail}",
@@ -141,7 +137,7 @@ def expect_gold(bench: Bench, reward: Any, examples: Sequence[Example]) -> None:
     for (example, answer), score in zip(pairs, scores_of(bench, reward, pairs), strict=True):
         expect(
             score.value is not None and math.isclose(score.value, 1.0),
-            f"gold() of example {example.id!r} is {answer[:200]!r}, which gets {_shown(score)}",
+            f"gold() of example {example.id!r} is {answer[:200]!r}, but scores {_shown(score)}",
             why="the audit before training refuses a reward that scores its own right answer as wrong",
             fix="let gold and score agree, or return None from gold",
         )
@@ -149,14 +145,3 @@ def expect_gold(bench: Bench, reward: Any, examples: Sequence[Example]) -> None:
 
 def _shown(score: Score) -> str:
     return f"{score.value!r}" if score.value is not None else f"{score.outcome.value} ({score.detail[:200]})"
-
-
-REWARD = (
-    can_score,
-    works_in_the_process_of_a_run,
-    survives_hostile_texts,
-    calls_its_gold_right,
-    repeats_its_scores,
-    leaves_examples_alone,
-    reports_finite_metrics,
-)

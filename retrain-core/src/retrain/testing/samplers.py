@@ -1,16 +1,15 @@
-"""What a sampler must do: choose distinct training prompts, the same when asked again, and go on after a resume."""
+"""The suite of samplers: choose distinct training prompts, repeatably, and continue after a resume."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from retrain.kernel.types import Example
 from retrain.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
-from retrain.testing.state import expect_plain_state, expect_same
+from retrain.testing.check import expect, expect_same, resumed
 
 POOL, COUNT, STEPS = 12, 4, 9
 EXAMPLES = tuple(
@@ -20,7 +19,7 @@ EXAMPLES = tuple(
 
 
 def chooses_training_examples(bench: Bench) -> None:
-    """It chooses as many prompts as are wanted, and only examples that it was given, down to a pool of one."""
+    """It chooses as many prompts as are requested, and only examples that it was given, down to a pool of one."""
     for size in (1, 3, POOL):
         sampler = _sampler(bench, EXAMPLES[:size])
         for request in _steps(min(size, COUNT)):
@@ -29,7 +28,7 @@ def chooses_training_examples(bench: Bench) -> None:
             expect(
                 known.issuperset(ids),
                 f"it chose {[each for each in ids if each not in known]!r}",
-                why="what it was not given may be held out for evaluation",
+                why="another example may be held out for evaluation",
                 fix="choose the ids of the examples that the factory received",
             )
             _observe(sampler, request.step, ids)
@@ -47,26 +46,25 @@ def chooses_each_once(bench: Bench) -> None:
             ids += _ids(sampler, PromptRequest(step=request.step, cursor=cursor, count=COUNT, taken=taken))
         expect(
             len(set(ids)) == POOL,
-            f"asked for all {POOL} prompts in rounds, it chose {ids!r}",
+            f"over the rounds that request all {POOL} prompts, it chose {ids!r}",
             why="a prompt that a step has twice says less than two prompts",
-            fix="leave out request.taken, and choose without replacement",
+            fix="exclude request.taken, and choose without replacement",
         )
         _observe(sampler, request.step, ids[:COUNT])
 
 
 def answers_the_same_when_asked_again(bench: Bench) -> None:
-    """`choose` changes nothing: asked again, and after fewer prompts were wanted, it answers the same."""
+    """`choose` changes nothing: a second call, even after one for fewer prompts, returns the same."""
     sampler = _sampler(bench)
     for request in _steps(COUNT):
         first = _ids(sampler, request)
-        fewer = PromptRequest(step=request.step, cursor=request.cursor, count=1, taken=request.taken)
-        _ids(sampler, fewer)
+        _ids(sampler, replace(request, count=1))
         again = _ids(sampler, request)
         expect(
             first == again,
             f"for step {request.step} it chose {first!r}, then {again!r}",
             why="a step that ran out of memory or was interrupted is chosen again, and must be the same step",
-            fix='change state in observe() alone; draw from context.seeds.stream("sampler", step, cursor)',
+            fix='change state in observe() only; draw from context.seeds.stream("sampler", step, cursor)',
         )
         _observe(sampler, request.step, first)
 
@@ -82,7 +80,7 @@ def chooses_by_the_seed(bench: Bench) -> None:
 
 
 def bears_groups_that_say_nothing(bench: Bench) -> None:
-    """Groups without a verdict, and steps without groups, do not break it."""
+    """It accepts groups without a verdict, and steps without groups."""
     sampler = _sampler(bench)
     for request in _steps(COUNT):
         ids = _ids(sampler, request) if request.step % 2 else []
@@ -92,13 +90,12 @@ def bears_groups_that_say_nothing(bench: Bench) -> None:
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:
-    """Restored after any step from its state, after a JSON round trip, it chooses what it would have chosen."""
+    """Restored after any step from its state, after a JSON round trip, it chooses the same prompts."""
     sampler = _sampler(bench)
     for request in _steps(COUNT):
-        resumed = _sampler(bench)
-        resumed.restore(expect_plain_state(sampler))
+        again = resumed(bench, sampler, [EXAMPLES])
         chosen = _choices(sampler, request)
-        expect_same(chosen, _choices(resumed, request), what=f"the choices for step {request.step}")
+        expect_same(chosen, _choices(again, request), what=f"the choices for step {request.step}")
         _observe(sampler, request.step, [choice.example_id for choice in chosen])
 
 
@@ -118,7 +115,8 @@ def _choices(sampler: Any, request: PromptRequest) -> list[PromptChoice]:
         why="a step samples as many prompts as it has",
         fix="return request.count of retrain.api.PromptChoice",
     )
-    wrong = [choice.chance for choice in chosen if choice.chance is not None and not _is_probability(choice.chance)]
+    chances = [choice.chance for choice in chosen if choice.chance is not None]
+    wrong = [chance for chance in chances if not 0.0 <= chance <= 1.0]
     expect(not wrong, f"chances {wrong!r}", why="a forecast is a probability", fix="give a number from 0 to 1, or None")
     return chosen
 
@@ -128,7 +126,7 @@ def _ids(sampler: Any, request: PromptRequest) -> list[str]:
 
 
 def _observe(sampler: Any, step: int, ids: Sequence[str]) -> None:
-    """Four completions of each prompt, of which as many are correct as its number says."""
+    """Report four completions of each prompt, as many of them correct as follows from its number and the step."""
     rights = [(int(each.split()[1]) + step) % 5 for each in ids]
     sampler.observe(
         step,
@@ -137,17 +135,3 @@ def _observe(sampler: Any, step: int, ids: Sequence[str]) -> None:
             for each, right in zip(ids, rights, strict=True)
         ],
     )
-
-
-def _is_probability(chance: float) -> bool:
-    return math.isfinite(chance) and 0.0 <= chance <= 1.0
-
-
-SAMPLER = (
-    chooses_training_examples,
-    chooses_each_once,
-    answers_the_same_when_asked_again,
-    chooses_by_the_seed,
-    bears_groups_that_say_nothing,
-    goes_on_after_a_resume,
-)

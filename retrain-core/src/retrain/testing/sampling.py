@@ -1,7 +1,7 @@
-"""What sampling must return, from an engine or a backend: right shapes, true numbers, and one completion per seed.
+"""The suite of inference engines, shared by backends: right shapes, true numbers, and one completion per seed.
 
-Backends and inference engines share these checks; an engine runs inside the backend `local`, or with a toy policy
-if that is not installed. An engine that cannot reproduce a seed declares `EngineTraits(determinism=Determinism.NONE)`.
+An engine runs inside the backend `local`, or with a toy policy if that is not installed. An engine that cannot
+reproduce a seed declares `EngineTraits(determinism=Determinism.NONE)`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 
 from retrain.kernel.types import Sample, SamplingParams, StopReason
 from retrain.testing.bench import Bench
-from retrain.testing.check import expect
-from retrain.testing.subjects import MAX_TOKENS, QUESTIONS, open_subject, requests
-from retrain.text.context import context_length
+from retrain.testing.check import expect, expect_unchanged
+from retrain.testing.subjects import MAX_TOKENS, open_subject, requests
+from retrain.text.tokenizer import context_length
 
 ROUNDING = 1e-3  # nats by which half-precision arithmetic may exceed zero
 GAP = 1e-3  # nats between two ways of batching the same completion
@@ -56,7 +56,7 @@ def gives_log_probabilities(bench: Bench) -> None:
         any(np.any(np.asarray(sample.logprobs_T) < 0) for sample in samples),
         "all log-probabilities are 0",
         why="that says every token was certain; the importance ratio would be wrong for all of them",
-        fix="return what the sampler knew of the token",
+        fix="return the log-probability that the sampler used",
     )
 
 
@@ -71,7 +71,7 @@ def ends_where_it_says(bench: Bench) -> None:
         if sample.stop_reason is StopReason.EOS and (last := int(sample.tokens_T[-1])) not in ends:
             expect(
                 last not in inner,
-                f"a completion with stop_reason 'eos' ends with token {last}, which others have in their middle",
+                f"a completion with stop_reason 'eos' ends with token {last}, but others have it in their middle",
                 why="the end token is sampled and must be trained, or the policy never learns to stop",
                 fix="keep the end token in tokens_T, with its log-probability",
             )
@@ -111,7 +111,7 @@ def cuts_at_max_tokens(bench: Bench) -> None:
 
 
 def tells_the_policy_version(bench: Bench) -> None:
-    """Every sample states the version of the published policy that it came from; 0 before any training."""
+    """Every sample has the version of the published policy that it came from; 0 before any training."""
     subject = open_subject(bench)
     versions = {sample.policy_version for sample in _flat(subject.sample(requests(bench)))}
     expect(
@@ -123,7 +123,7 @@ def tells_the_policy_version(bench: Bench) -> None:
 
 
 def repeats_a_seed(bench: Bench) -> None:
-    """A seed reproduces its completion: alone, in another order, and beside other prompts, as declared."""
+    """A seed reproduces its completion, as declared: in any order, and with or without other prompts."""
     subject = open_subject(bench)
     if not subject.is_repeatable:
         return
@@ -131,14 +131,14 @@ def repeats_a_seed(bench: Bench) -> None:
     together = subject.sample(asked)
     backwards = [replace(request, seeds_G=request.seeds_G[::-1]) for request in reversed(asked)]
     other = [list(reversed(group)) for group in reversed(subject.sample(backwards))]
-    alone = [[s for seed in r.seeds_G for s in subject.sample([replace(r, seeds_G=(seed,))])[0]] for r in asked]
-    for how, again in (("sampled in another order", other), ("sampled alone", alone)):
+    single = [[s for seed in r.seeds_G for s in subject.sample([replace(r, seeds_G=(seed,))])[0]] for r in asked]
+    for how, again in (("sampled in another order", other), ("sampled by itself", single)):
         for first, second in zip(_flat(together), _flat(again), strict=True):
             expect(
                 _is_same(first, second),
                 f"{how}, a completion is {_shown(second)}; it was {_shown(first)}",
-                why="a completion must depend on its prompt and seed alone, or batch size changes the experiment",
-                fix="sample each completion with a generator of its own seed, or declare determinism none",
+                why="a completion must depend only on its prompt and seed, or batch size changes the experiment",
+                fix="sample each completion with a generator seeded for it, or declare determinism none",
             )
 
 
@@ -197,7 +197,7 @@ def takes_a_long_prompt(bench: Bench) -> None:
     """A prompt of several hundred tokens works like a short one."""
     limit = context_length(bench.config, bench.plugins)
     wanted = min(LONG_PROMPT, limit // 2) if limit else LONG_PROMPT
-    (request,) = requests(bench, (2,), QUESTIONS[:1])
+    (request,) = requests(bench, (2,))
     long_T = np.resize(request.prompt_T, wanted)
     samples = open_subject(bench).sample(
         [replace(request, prompt_T=long_T)], SamplingParams(max_tokens=4, temperature=1.0)
@@ -214,16 +214,12 @@ def leaves_requests_alone(bench: Bench) -> None:
     """Sampling does not modify prompts."""
     asked, before = requests(bench), requests(bench)
     open_subject(bench).sample(asked)
-    expect(
-        all(np.array_equal(a.prompt_T, b.prompt_T) for a, b in zip(asked, before, strict=True)),
-        "a prompt has changed",
-        why="the same array is sampled from again and trained on",
-        fix="copy it",
-    )
+    is_same = all(np.array_equal(a.prompt_T, b.prompt_T) for a, b in zip(asked, before, strict=True))
+    expect_unchanged(is_same, "a prompt", why="the same array is sampled from again and trained on")
 
 
 def delivers_what_it_returns(bench: Bench) -> None:
-    """With `delivers_early`, each sample is delivered at most once, exactly as it is returned."""
+    """With `delivers_early`, each sample is delivered at most once, and equals the one returned."""
     delivered: dict[tuple[int, int], Sample] = {}
 
     def deliver(request: int, place: int, sample: Sample) -> None:
@@ -267,21 +263,3 @@ def _shown(sample: Sample) -> str:
     tokens: Sequence[int] = [int(token) for token in sample.tokens_T[:8]]
     numbers = [round(float(value), 4) for value in sample.logprobs_T[:4]]
     return f"{tokens} with log-probabilities {numbers}"
-
-
-SAMPLING = (
-    samples_one_completion_per_seed,
-    gives_log_probabilities,
-    ends_where_it_says,
-    cuts_at_max_tokens,
-    tells_the_policy_version,
-    repeats_a_seed,
-    draws_by_the_seed,
-    heeds_the_temperature,
-    gives_entropies_when_asked,
-    takes_an_empty_list,
-    takes_a_long_prompt,
-    leaves_requests_alone,
-    delivers_what_it_returns,
-    can_be_closed_twice,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,25 @@ import numpy as np
 
 from retrain.kernel.contracts.backend import Deliver
 from retrain.kernel.declared import Capabilities, Determinism, EngineTraits, Kind
-from retrain.kernel.plugins.build import build_part
-from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.plugins.resolve import build_part, resolve
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainRow
 from retrain.run.check import backend_options
 from retrain.tasks.rollout import draw_samples
 from retrain.testing.bench import Bench
-from retrain.testing.peft_files import write_toy_adapter
+from retrain.testing.toys import write_toy_adapter
 from retrain.text.chat import encode
 
 HOST_BACKEND = "local"  # hosts the engine under test, unless the caller names another
 QUESTIONS = ("12 + 34 = ?", "7 * 8 = ?", "What is half of 90?")
 COUNTS = (4, 2, 1)  # completions of each
 MAX_TOKENS = 12
+Sampled = list[tuple[list[int], list[float], int]]  # tokens, log-probabilities and policy version of each completion
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ToyPolicy:
-    """The policy that an engine gets if no backend is installed: a version, and an adapter that changes nothing."""
+    """The policy of an engine where no backend is installed: a version, and an adapter that changes nothing."""
 
     model_path: str
     version: int = 0
@@ -41,10 +41,7 @@ class ToyPolicy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Subject:
-    """Something that samples: `part` is the backend, or the engine alone.
-
-    `capabilities` are those that a backend declares, `traits` those of an engine.
-    """
+    """A backend (`part`, with its `capabilities`), or an engine (`part`, with the `traits` of its registration)."""
 
     part: Any
     version: int
@@ -53,13 +50,13 @@ class Subject:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether a seed must reproduce its completion; an engine that declares nothing promises that it does."""
+        """True if a seed must reproduce its completion, as for an engine that declares nothing."""
         declared = self.capabilities or self.traits
         return declared is None or declared.determinism is not Determinism.NONE
 
     @property
     def provides_entropy(self) -> bool:
-        """Whether samples must have entropies when requested."""
+        """True if samples must have entropies when requested."""
         declared = self.capabilities or self.traits
         return declared is not None and declared.provides_entropy
 
@@ -76,9 +73,12 @@ class Subject:
 
 
 def open_subject(bench: Bench) -> Subject:
-    """The backend under test; or the backend that hosts the engine under test; or that engine with a toy policy."""
+    """Build the backend under test; or the backend that hosts the engine under test; or that engine with a toy policy.
+
+    The bench closes it.
+    """
     if bench.kind is Kind.BACKEND:
-        return backend_subject(bench, bench.build())
+        return backend_subject(bench)
     traits = bench.found.traits if isinstance(bench.found.traits, EngineTraits) else None
     context, config = bench.context(), bench.config
     if "backend" in bench.given.get("backend", {}) or bench.plugins.find(Kind.BACKEND, HOST_BACKEND):
@@ -93,16 +93,17 @@ def open_subject(bench: Bench) -> Subject:
     return subject
 
 
-def backend_subject(bench: Bench, backend: Any) -> Subject:
-    """A backend that the bench closes."""
+def backend_subject(bench: Bench) -> Subject:
+    """Build the backend under test; the bench closes it."""
+    backend = bench.build()
     bench.closing(backend.close)
     return Subject(part=backend, version=0, capabilities=backend.capabilities)
 
 
-def requests(bench: Bench, counts: Sequence[int] = COUNTS, questions: Sequence[str] = QUESTIONS) -> list[SampleRequest]:
-    """Prompts through the chat template, of unequal lengths, with unequal numbers of completions."""
-    chats = [[{"role": "user", "content": question}] for question in questions]
-    encoded = encode(chats, bench.tokenizer, bench.config, names=list(questions))
+def requests(bench: Bench, counts: Sequence[int] = COUNTS) -> list[SampleRequest]:
+    """Return prompts of unequal lengths through the chat template, with unequal numbers of completions."""
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    encoded = encode(chats, bench.tokenizer, bench.config, names=QUESTIONS)
     seeds = Seeds(0)
     return [
         SampleRequest(
@@ -110,6 +111,20 @@ def requests(bench: Bench, counts: Sequence[int] = COUNTS, questions: Sequence[s
             seeds_G=tuple(seeds.derive("conformance", number, completion) for completion in range(count)),
         )
         for number, (ids, count) in enumerate(zip(encoded, counts, strict=False))
+    ]
+
+
+def sampled(bench: Bench, subject: Subject) -> Sampled:
+    """Sample completions of the usual prompts, as plain values."""
+    return plain(subject.sample(requests(bench)))
+
+
+def plain(groups: Iterable[Iterable[Sample]]) -> Sampled:
+    """Return completions as values that can be compared."""
+    return [
+        (np.asarray(s.tokens_T).tolist(), np.asarray(s.logprobs_T).tolist(), s.policy_version)
+        for group in groups
+        for s in group
     ]
 
 
@@ -121,7 +136,7 @@ def batch_of(
     step: int = 0,
     temperature: float = 1.0,
 ) -> TrainBatch:
-    """The rows of an optimizer step; `credit(sample)` is one advantage for all of its tokens, or one for each."""
+    """Return the rows of an optimizer step; `credit(sample)` is one advantage for all its tokens, or one per token."""
     rows = []
     for number, (request, group) in enumerate(zip(asked, samples, strict=True)):
         ahead = len(request.prompt_T)

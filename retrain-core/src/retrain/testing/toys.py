@@ -1,4 +1,4 @@
-"""Tasks and hostile texts for testing rewards and environments."""
+"""Toys for the suites: a credit flow, tasks, hostile texts, groups of completions, metrics, an adapter."""
 
 from __future__ import annotations
 
@@ -6,21 +6,39 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrain.credit.pipeline import CreditGroup
+from retrain.credit.specs import TransformSpec, UncertaintyContext
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Example, Floats, Group, Kind, Score, StopReason
 from retrain.testing.bench import Bench
 
+# A minimal credit flow around the part under test.
+
+
+def centred(rewards_G: Floats) -> Floats:
+    """Reward minus the mean of its group, `[G]`."""
+    return rewards_G - np.mean(rewards_G)
+
+
+def surprisal(ctx: UncertaintyContext) -> Floats:
+    """-log p of the sampled token, nats >= 0, `[T]`."""
+    return np.maximum(-ctx.logprobs_T, 0.0)
+
+
+FLAT = TransformSpec(name="flat")
+
+# Tasks and hostile texts for rewards, data sources and environments.
+
 MAX_EXAMPLES = 4
 HUGE_CHARS = 200_000
-
 TOYS = (
     Example(id="toy-sum", prompt="What is 12 + 30?", reference="42"),
     Example(id="toy-fraction", prompt="Half of one third?", reference=r"\frac{1}{6}", info={"level": 2}),
@@ -46,7 +64,7 @@ HOSTILE = {
 
 
 def examples_for(bench: Bench) -> tuple[Example, ...]:
-    """The first examples of the configured data source, or toy examples if none is configured."""
+    """Return the first examples of the configured data source, or toy examples without one."""
     if "source" not in bench.given.get("data", {}):
         return TOYS
     config, context = bench.config, bench.context()
@@ -61,14 +79,13 @@ def examples_for(bench: Bench) -> tuple[Example, ...]:
 
 
 def as_text(examples: Sequence[Example]) -> str:
-    """The examples as text, to detect whether they were modified."""
+    """Return the examples as text, to detect a modification."""
     return json.dumps(
         [[e.id, e.prompt, e.reference, e.task, dict(e.info)] for e in examples], default=repr, sort_keys=True
     )
 
 
 # Groups of completions for the credit suites: ordinary ones and edge cases.
-
 
 LAMBDAS = (0.0, 0.5, 1.0)
 PROMPT_TOKENS = 2
@@ -98,7 +115,7 @@ LENGTHS: dict[str, tuple[int, ...]] = {
 
 
 def groups(*, entropies: bool = True) -> list[CreditGroup]:
-    """Fresh, seeded groups: every reward pattern, every pattern of lengths, extreme log-probabilities and marks."""
+    """Return fresh, seeded groups: all patterns of rewards and lengths, extreme log-probabilities and marks."""
     shaped = [(name, REWARDS["some right, some wrong"], lengths) for name, lengths in LENGTHS.items()]
     usual = LENGTHS["usual lengths"]
     rewarded = [(f"rewards: {name}", r, (usual * len(r))[: len(r)]) for name, r in REWARDS.items() if len(r) <= 4]
@@ -107,41 +124,38 @@ def groups(*, entropies: bool = True) -> list[CreditGroup]:
 
 
 def rewarded_steps(*, whole: bool) -> list[list[CreditGroup]]:
-    """Fresh steps: every reward pattern as a step of one group; with `whole` also all of them as one step, and none."""
+    """Return fresh steps: every reward pattern as a step of one group.
+
+    With `whole`, also a step of all of them and a step without groups.
+    """
     lengths = LENGTHS["usual lengths"]
-    alone = [[_group(name, r, tuple(np.resize(lengths, len(r))), False)] for name, r in REWARDS.items()]
-    if not whole:
-        return alone
-    together = [_group(name, r, tuple(np.resize(lengths, len(r))), False) for name, r in REWARDS.items()]
-    return [*alone, together, []]
+    single, together = (
+        [_group(name, r, tuple(np.resize(lengths, len(r))), False) for name, r in REWARDS.items()] for _ in range(2)
+    )
+    return [[group] for group in single] + ([together, []] if whole else [])
 
 
 def reordered(group: CreditGroup, order: NDArray[np.int64]) -> CreditGroup:
-    """The group with its completions in another order."""
-    asked_for = {"tokens_G": group.tokens_G, "texts_G": group.texts_G, "token_rewards_G": group.token_rewards_G}
-    moved: dict[str, Any] = {name: [of_G[n] for n in order] for name, of_G in asked_for.items() if of_G is not None}
-    return replace(
-        group,
-        **moved,
-        rewards_G=group.rewards_G[order],
-        named_rewards={name: rewards_G[order] for name, rewards_G in group.named_rewards.items()},
-        logprobs_G=[group.logprobs_G[number] for number in order],
-        planning_G=[group.planning_G[number] for number in order],
-    )
+    """Return the group with its completions in another order."""
+    lists = ("tokens_G", "texts_G", "token_rewards_G", "logprobs_G", "planning_G")
+    moved: dict[str, Any] = {name: [getattr(group, name)[number] for number in order] for name in lists}
+    named_rewards = {name: rewards_G[order] for name, rewards_G in group.named_rewards.items()}
+    return replace(group, **moved, rewards_G=group.rewards_G[order], named_rewards=named_rewards)
 
 
 def scored_groups(credit_groups: Sequence[CreditGroup]) -> list[Group]:
-    """The same groups in the form of a step: prompts of two tokens, completions, scores."""
-    return [_scored_group(group) for group in credit_groups]
-
-
-def _scored_group(group: CreditGroup) -> Group:
-    entropies_G: Sequence[Floats | None] = group.entropies_G or [None] * len(group.logprobs_G)
-    return Group(
-        example=Example(id=group.name, prompt="a prompt", reference="an answer"),
-        completions=tuple(_completion(*arrays) for arrays in zip(group.logprobs_G, entropies_G, strict=True)),
-        scores=tuple(Score.of(value) for value in group.rewards_G),
-    )
+    """Return the same groups in the form of a step: prompts of two tokens, completions, scores."""
+    return [
+        Group(
+            example=Example(id=group.name, prompt="a prompt", reference="an answer"),
+            completions=tuple(
+                _completion(logprobs_A, group.entropies_G[number] if group.entropies_G else None)
+                for number, logprobs_A in enumerate(group.logprobs_G)
+            ),
+            scores=tuple(Score.of(value) for value in group.rewards_G),
+        )
+        for group in credit_groups
+    ]
 
 
 def _completion(logprobs_A: Floats, entropies_A: Floats | None) -> Completion:
@@ -166,13 +180,13 @@ def _group(name: str, rewards_G: Floats, lengths: tuple[int, ...], entropies: bo
         planning_G=[stream.random(length) < 0.25 for length in lengths],
         entropies_G=[stream.exponential(0.8, size=length) for length in lengths] if entropies else None,
         named_rewards={"a": rewards_G.copy(), "b": -0.5 * rewards_G},
-        **_asked_for(lengths),
+        **_optional_fields(lengths),
         name=name,
     )
 
 
-def _asked_for(lengths: Sequence[int]) -> dict[str, Any]:
-    """Ids, texts and rewards of single tokens, which the flow passes on to a part that asks for them."""
+def _optional_fields(lengths: Sequence[int]) -> dict[str, Any]:
+    """Ids, texts and rewards of single tokens, for a part that needs them."""
     return {
         "tokens_G": [np.arange(length) for length in lengths],
         "texts_G": [list(islice(cycle(TEXTS), length)) for length in lengths],
@@ -191,21 +205,20 @@ def _extremes(entropies: bool) -> list[CreditGroup]:
             logprobs_G=[certain_T.copy(), impossible_T.copy(), mixed_T.copy()],
             planning_G=[np.full(5, is_planning) for _ in range(3)],
             entropies_G=[np.zeros(5), np.full(5, 12.0), np.array([0.0, 1e-12, 12.0, 0.0, 1.0])] if entropies else None,
-            **_asked_for((5, 5, 5)),
+            **_optional_fields((5, 5, 5)),
             name=f"extreme log-probabilities, {'every' if is_planning else 'no'} token planning",
         )
         for is_planning in (True, False)
     ]
 
 
-# Lines of `metrics.jsonl` as a run writes them, for recorders and health monitors.
-
+# Lines of `metrics.jsonl` and an adapter as a run writes them, for recorders and health monitors.
 
 STEPS = 30
 
 
 def lines() -> list[dict[str, Any]]:
-    """A run that learns, with an initial evaluation, steps that train nothing, and fields that come and go."""
+    """Return a run that learns, with an initial evaluation, steps that train nothing, and fields that come and go."""
     stream = Seeds(0).stream("conformance metrics")
     made: list[dict[str, Any]] = [{"step": -1, "condition": "toy", "eval_correct_rate": 0.25}]
     for step in range(STEPS):
@@ -233,7 +246,7 @@ def lines() -> list[dict[str, Any]]:
 
 
 def collapsing() -> list[dict[str, Any]]:
-    """A run in which everything goes wrong from the start and stays wrong."""
+    """Return a run in which every metric goes wrong halfway and stays wrong."""
     broken = {
         "truncation_rate": 1.0,
         "correct_rate": 0.0,
@@ -245,3 +258,14 @@ def collapsing() -> list[dict[str, Any]]:
         "useful_groups": 0,
     }
     return [line | broken if line["step"] >= STEPS // 2 else line for line in lines()]
+
+
+def write_toy_adapter(folder: Path) -> None:
+    """Write a PEFT adapter of rank 2 on one layer; its weights change nothing."""
+    from safetensors.numpy import save_file
+
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{layer}.lora_A.weight": np.ones((2, 8), "f4"), f"{layer}.lora_B.weight": np.zeros((8, 2), "f4")}
+    save_file(tensors, folder / "adapter_model.safetensors")

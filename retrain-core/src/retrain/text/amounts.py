@@ -1,4 +1,4 @@
-"""How numbers are said everywhere: times, sizes, counts, rates and intervals."""
+"""Words for numbers: times, sizes, counts, rates and intervals."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def amount(value: float) -> str:
 
 
 def decimal(value: float | None, digits: int) -> str:
-    """A number with so many digits after the point; a dash for none."""
+    """A number with `digits` after the point; a dash for None."""
     return ABSENT if value is None else f"{value:.{digits}f}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share in [0, 1] as `41.2%`; a dash for none."""
+    """A share in [0, 1] as `41.2%`; a dash for None."""
     return ABSENT if share is None else f"{100 * share:.{digits}f}%"
 
 
 def rate_interval(low: float | None, high: float | None) -> str:
-    """The interval of a rate behind that rate, in percent: `[38.0, 44.5]`; empty without one."""
+    """The interval of a rate, in percent, to follow that rate: `[38.0, 44.5]`; empty without one."""
     return "" if low is None or high is None else f"[{100 * low:.1f}, {100 * high:.1f}]"

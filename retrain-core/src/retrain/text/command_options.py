@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, so that each has one spelling, one meaning and one help text."""
+"""Options and arguments shared by commands, so that each has one spelling, one meaning and one help text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether the Hugging Face hub can be asked, so that a model that is nowhere is refused at once.
+"""Probes the Hugging Face hub, so that a model that cannot be found is refused at once.
 
-By itself, `transformers` asks an unreachable hub for half a minute, for each file again.
+By itself, `transformers` tries an unreachable hub for half a minute, and again for each file.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ OTHER_CACHES = ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE")  # of older 
 
 
 def hub_options(name: str, *, where: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a hub id: the cache alone when the hub cannot be reached.
+    """Arguments of `from_pretrained` for a hub id: only the cache when the hub cannot be reached.
 
-    ConfigError when the cache has nothing of it either. A hub that is slow to answer counts as reachable.
+    ConfigError when the cache does not hold the model either. A hub that is slow to answer counts as reachable.
     """
     from huggingface_hub import constants
 
@@ -44,7 +44,7 @@ def hub_options(name: str, *, where: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _unreachable(endpoint: str) -> str:
-    """Why no connection to the hub can be made; empty when it can, or when the hub is only slow."""
+    """Return why the hub cannot be connected; empty when it can, or when it is only slow."""
     from huggingface_hub import get_session
 
     fault = ""
@@ -62,7 +62,7 @@ def _unreachable(endpoint: str) -> str:
 
 
 def _no_connection(error: BaseException | None) -> str:
-    """The fault in the causes of an error that says that there is no way to the hub; empty for any other."""
+    """The error in the chain of causes that shows there is no route to the hub; empty for any other."""
     while error is not None:
         if isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno in NO_ROUTE):
             return str(error)

@@ -8,8 +8,8 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.text.secrets import redacted
-from retrain.text.terminal_text import DUMB, is_redrawable
+from retrain.text.secrets import LEARNED, redacted
+from retrain.text.terminal_text import DUMB
 
 COLOR_VARIABLES = ("NO_COLOR", "FORCE_COLOR")
 QUIET = {
@@ -23,35 +23,16 @@ QUIET = {
 
 
 def prepare_process() -> bool:
-    """Put the current folder on the path, load `.env` and quieten libraries; whether there was an `.env`.
+    """Put the current folder on the path, load `.env` and quieten libraries; True if there was an `.env`.
 
-    ConfigError when that cannot be used; the rest is done then.
+    ConfigError when `.env` cannot be used, after everything else is done.
     """
     import_from_here()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    return load_dotenv_file()
-
-
-def import_from_here() -> None:
-    """Put the current folder on the import path: first, or last where Python is to be safe from it (`-P`)."""
-    here = str(Path.cwd())
-    if "" not in sys.path and here not in sys.path:
-        sys.path.insert(len(sys.path) if sys.flags.safe_path else 0, here)
-
-
-def python_command() -> tuple[str, ...]:
-    """The command that starts another Python like this one; one that is safe from its folder starts such a one."""
-    return (sys.executable, *(("-P",) if sys.flags.safe_path else ()))
-
-
-def load_dotenv_file() -> bool:
-    """Load `.env`, if there is one; a variable that is set already wins. ConfigError when it cannot be used."""
     if not Path(".env").is_file():
         return False
     from dotenv import dotenv_values, load_dotenv
-
-    from retrain.text.secrets import LEARNED
 
     try:
         load_dotenv(".env", override=False)
@@ -62,8 +43,20 @@ def load_dotenv_file() -> bool:
     return True
 
 
+def import_from_here() -> None:
+    """Put the current folder on the import path: first, or last if Python must not prefer it (`-P`)."""
+    here = str(Path.cwd())
+    if "" not in sys.path and here not in sys.path:
+        sys.path.insert(len(sys.path) if sys.flags.safe_path else 0, here)
+
+
+def python_command() -> tuple[str, ...]:
+    """The command that starts another Python with the same `-P`."""
+    return (sys.executable, *(("-P",) if sys.flags.safe_path else ()))
+
+
 class RedactingStream(TextIOWrapper):
-    """Writes to the file of another text stream, without known secrets: of messages, logs and tracebacks alike."""
+    """Writes to the file of another text stream without known secrets: messages, logs and tracebacks."""
 
     def __init__(self, stream: TextIOWrapper) -> None:
         super().__init__(
@@ -76,14 +69,16 @@ class RedactingStream(TextIOWrapper):
         self._first = stream  # collected, it would close the file
 
     def write(self, text: str) -> int:
-        """Write the text; the count is that of the text given, as callers expect."""
+        """Write the text; returns the length of the given text, as callers expect."""
         super().write(redacted(text))
         return len(text)
 
 
 def prepare_streams() -> None:
-    """Make printing safe: known secrets are hidden, characters missing from the encoding become `?`, output to a
-    closed stream is dropped."""
+    """Make printing safe.
+
+    Known secrets are hidden, characters missing from the encoding become `?`, output to a closed stream is dropped.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # `>&-`
@@ -101,7 +96,7 @@ def prepare_streams() -> None:
 def wants_color() -> bool | None:
     """False for `NO_COLOR` or a dumb terminal, True for `FORCE_COLOR`; None: only if the stream is a terminal.
 
-    The rules are those of rich, which prints tables and panels; an empty variable counts as absent.
+    The rules are rich's, which prints tables and panels; an empty variable counts as absent.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -110,13 +105,8 @@ def wants_color() -> bool | None:
     return False if os.environ.get("TERM", "").lower() in DUMB else None
 
 
-def can_redraw() -> bool:
-    """Whether stdout is a terminal that can move its cursor; TERM=dumb says that it cannot."""
-    return is_redrawable(sys.stdout)
-
-
 def is_interactive() -> bool:
-    """Whether stdin and stdout are both a terminal, so that the user can be prompted."""
+    """True if stdin and stdout are both a terminal, so that the user can be prompted."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 

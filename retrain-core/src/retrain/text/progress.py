@@ -1,19 +1,14 @@
-"""How far a phase of a run has come, as data for `heartbeat.json` and as text for a console."""
+"""Progress of a phase of a run, as data for `heartbeat.json` and as text for a console."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from retrain.kernel.contracts.context import PhaseProgress, PluginContext
-from retrain.text.amounts import duration, percent
-from retrain.text.terminal_text import is_redrawable, printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from retrain.text.amounts import counted, duration
+from retrain.text.terminal_text import printable
 
 SCORES = "scores"  # the unit of scoring, which is counted where sampling is
 MOST = 1e12  # larger numbers come from a damaged file
@@ -22,8 +17,8 @@ MOST = 1e12  # larger numbers come from a damaged file
 def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, Any]:
     """Unit, done, total, tokens, their rate and the time left of a phase that began at `since` on the monotonic clock.
 
-    Empty when nothing has been reported. Unfinished completions are taken to need all their tokens, so the time left
-    shrinks faster than the clock when they end early; without limit and tokens it follows from the share that is done.
+    Empty before the first report. Unfinished completions are assumed to need all their tokens, so the time left shrinks
+    faster than the clock when they end early; without limit and tokens it follows from the share that is done.
     """
     shown = context.sampling_progress if phase in ("sampling", "scoring", "eval") else None
     if phase in ("training", "starting"):  # what starts is the model: its tensors are counted
@@ -35,7 +30,7 @@ def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, A
 
 
 def progress_data(shown: PhaseProgress) -> dict[str, Any]:
-    """The same of counters that are known to be those of the work under way."""
+    """The same for counters that belong to the work under way."""
     elapsed_s = max(time.monotonic() - shown.started, 1e-9)
     tokens = max(shown.tokens, shown.drawn)
     data = {"unit": shown.unit, "done": shown.done, "total": shown.total}
@@ -45,9 +40,9 @@ def progress_data(shown: PhaseProgress) -> dict[str, Any]:
 
 
 def share_of(data: Mapping[str, Any]) -> float | None:
-    """How much of a phase is over, in [0, 1]; None where nothing is known. The data may come from a file.
+    """The share of a phase that is over, in [0, 1]; None where nothing is known. The data may come from a file.
 
-    Completions often end together at last, so the share is one of time where the rate of tokens is known.
+    Completions often end together, so the share is one of time where the rate of tokens is known.
     """
     numbers = _numbers(data)
     if numbers.get("tokens_per_s") and {"tokens", "time_left_s"} <= numbers.keys():
@@ -78,9 +73,8 @@ def phase_text(phase: str, step: float, elapsed_s: float, data: Mapping[str, Any
 
 
 def warm_up_left(step: float) -> str:
-    """Steps before the first one that are left at a negative step, itself included: they end with step -2."""
-    left = int(min(-step, MOST)) - 1
-    return f"{left} step{'s' * (left != 1)} left"
+    """Warm-up steps left at a negative step, itself included: they end with step -2."""
+    return f"{counted(int(min(-step, MOST)) - 1, 'step')} left"
 
 
 def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
@@ -93,45 +87,3 @@ def _time_left_s(progress: PhaseProgress, elapsed_s: float) -> float | None:
         left = missing * progress.limit - (progress.drawn - progress.tokens)
         return max(left, 0) * elapsed_s / progress.drawn
     return missing * elapsed_s / progress.done if progress.done else None
-
-
-BAR_COLUMNS = 30
-
-
-@contextmanager
-def progress_bar(label: str, progress: PhaseProgress) -> Iterator[None]:
-    """Show how far `progress` is and the time left during the block; only a line where stderr cannot be redrawn."""
-    if not is_redrawable(sys.stderr):
-        print(f"{printable(label)} ...", file=sys.stderr)
-        yield
-        return
-    from rich.console import Console  # only a terminal needs rich
-    from rich.live import Live
-
-    since = time.monotonic()
-    with Live(
-        console=Console(stderr=True),
-        get_renderable=lambda: _row(label, progress, since),
-        refresh_per_second=4,
-        transient=True,
-        redirect_stdout=False,  # it may be a file
-    ):
-        yield
-
-
-def _row(label: str, progress: PhaseProgress, since: float) -> Table:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    data = progress_data(progress) if progress.total and progress.started >= since else {}
-    share, left_s = share_of(data), data.get("time_left_s")
-    shown = f"for {duration(time.monotonic() - since)}" if left_s is None else f"time left: {duration(left_s)}"
-    bar = ProgressBar(total=None if share is None else 1.0, completed=share or 0.0, pulse=share is None)
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    grid.add_column(width=BAR_COLUMNS)
-    grid.add_column(no_wrap=True)
-    done = "" if share is None else f"{percent(share, 0)}  "
-    grid.add_row(Text(printable(label), style="bold"), bar, Text(done + shown, style="cyan"))
-    return grid

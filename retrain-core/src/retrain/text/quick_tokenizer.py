@@ -1,15 +1,15 @@
 """A tokenizer of a shipped model that saves the seconds of importing `transformers`.
 
-A run needs little of its tokenizer: ids of texts, texts of ids, and chats rendered one at a time. Where a model is no
-more than a plain `tokenizer.json`, `tokenizers` and Jinja do that exactly as `transformers` does. Any other call, or
-any other option, goes to the real tokenizer, which is loaded then.
+A run needs little of its tokenizer: ids of texts, texts of ids, and chats rendered one at a time. For a model that is
+just a plain `tokenizer.json`, `tokenizers` and Jinja do that exactly as `transformers` does. Any other call, or any
+other option, goes to the real tokenizer, loaded at that moment.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ PLAIN_KEYS = frozenset(  # of `tokenizer_config.json`: with others, `transformer
 
 
 def quick_tokenizer(folder: Path, load: Callable[[], Any]) -> QuickTokenizer | None:
-    """The tokenizer in `folder`, with `load` for the real one; None where only `transformers` knows what it means."""
+    """The tokenizer in `folder`, with `load` for the real one; None where only `transformers` reads it correctly."""
     from tokenizers import Tokenizer  # only sampling needs it
 
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ def quick_tokenizer(folder: Path, load: Callable[[], Any]) -> QuickTokenizer | N
 
 
 class QuickTokenizer:
-    """Stands for a `transformers` tokenizer, and passes for one in `isinstance`; see the module.
+    """Behaves as a `transformers` tokenizer, and passes for one in `isinstance`.
 
     Once the real tokenizer is loaded, it handles every call, so that changes made to it apply here too.
     """
@@ -52,14 +52,12 @@ class QuickTokenizer:
         self.__dict__.update(_compiled=compiled(template, special) if template else None)
 
     def real(self) -> Any:
-        """The tokenizer of `transformers`; loads it if that has not happened yet."""
         if self._loaded is None:
             self.__dict__["_loaded"] = self._load()
         return self._loaded
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The class of the real tokenizer, for `isinstance`."""
         return type(self.real())
 
     def __getattr__(self, name: str) -> Any:
@@ -82,7 +80,6 @@ class QuickTokenizer:
 
     @property
     def chat_template(self) -> Any:
-        """The template's text, or None."""
         return self._template if self._loaded is None else self._loaded.chat_template
 
     @property
@@ -91,7 +88,6 @@ class QuickTokenizer:
         return self._backend if self._loaded is None else self._loaded.backend_tokenizer
 
     def get_vocab(self) -> dict[str, int]:
-        """Token -> id, added tokens included."""
         return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
@@ -107,7 +103,6 @@ class QuickTokenizer:
         return _Encoded(ids[0] if isinstance(given, str) else ids, lambda: self.real()(*texts, **options))
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
-        """The text of ids."""
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
         are_ids = isinstance(ids, list) and all(type(token) is int for token in ids)
         is_simple = self._loaded is None and are_ids and options.keys() <= {"clean_up_tokenization_spaces"}
@@ -116,7 +111,6 @@ class QuickTokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, ids: Any, *others: Any, **options: Any) -> Any:
-        """The tokens of ids, spelt as in the vocabulary."""
         if self._loaded is not None or others or options or not isinstance(ids, list):
             return self.real().convert_ids_to_tokens(ids, *others, **options)
         return [self._backend.id_to_token(int(index)) for index in ids]
@@ -128,12 +122,16 @@ class QuickTokenizer:
             and options.keys() <= {"tools", "tokenize", "add_generation_prompt"}
             and options.get("tokenize") is False
             and options.get("tools") is None
-            and is_plain(conversation)
+            and isinstance(conversation, list)
+            and bool(conversation)
+            and all(
+                type(turn) is dict and turn.keys() == {"role", "content"} and all(type(t) is str for t in turn.values())
+                for turn in conversation
+            )
         )
-        template = self._compiled if is_simple else None
-        if template is None:
+        if not is_simple or self._compiled is None:
             return self.real().apply_chat_template(conversation, **options)
-        return template.render(
+        return self._compiled.render(
             messages=conversation,
             tools=None,
             documents=None,
@@ -167,7 +165,6 @@ class _Encoded(Mapping[str, Any]):
 
 
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "range"})
-MESSAGE_KEYS = frozenset({"role", "content"})
 
 
 def compiled(text: str, special: Iterable[str]) -> Template | None:
@@ -176,35 +173,14 @@ def compiled(text: str, special: Iterable[str]) -> Template | None:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja2's own would escape HTML
+    environment.globals["raise_exception"] = raise_exception
     try:
         needed = meta.find_undeclared_variables(environment.parse(text))
         return environment.from_string(text) if needed <= TEMPLATE_NAMES | set(special) else None
     except TemplateError:
         return None
-
-
-def is_plain(conversation: Any) -> bool:
-    """Whether a chat is a list of messages with a role and a content, both text, and nothing else."""
-    return (
-        isinstance(conversation, list)
-        and bool(conversation)
-        and all(
-            type(message) is dict and message.keys() == MESSAGE_KEYS and all(type(t) is str for t in message.values())
-            for message in conversation
-        )
-    )
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    from jinja2.exceptions import TemplateError
-
-    raise TemplateError(message)

@@ -1,7 +1,7 @@
 """Keeps keys, tokens, passwords and URL logins out of everything that is recorded or shown.
 
-Configurations are hidden by the names of their keys (`hide`), messages by their form (`hide_text`). Whatever leaves the
-process, records, pages and console alike, passes `redacted`, which knows the *values* that must not: those of the
+Configurations are hidden by the names of their keys (`hide`), messages by their form (`hide_text`). Everything that
+leaves the process (records, pages, console) passes `redacted`, which knows the secret *values*: those of the
 environment's secret-looking variables, of `.env`, and of the configuration's secret keys.
 """
 
@@ -50,9 +50,9 @@ def _hidden(value: Any, name: str, forms: Sequence[str]) -> Any:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value under this name is a secret: `api_key`, `hf_token`, ...
+    """True if a value under this name is a secret: `api_key`, `hf_token`, ...
 
-    `max_tokens` is not, nor is `api_key_env`, which names the environment variable that holds a key.
+    `max_tokens` is not, nor is `api_key_env`, the name of the environment variable that holds a key.
     """
     plain = name.lstrip("-").replace("-", "_").replace(".", "_")
     return bool(_SECRET_NAME.search(plain)) and not plain.lower().endswith("_env")
@@ -75,11 +75,10 @@ class LearnedSecrets:
         self.values: set[str] = set()
 
     def learn_environ(self, environ: Mapping[str, str | None]) -> None:
-        """The values of secret-looking variables."""
         self.values.update(_of_environ(environ))
 
     def learn_config(self, value: Any, name: str = "") -> None:
-        """The values of secret keys in plain data, if they look like keys rather than words or markers."""
+        """Add the values of secret keys in plain data, if they look like keys rather than words or markers."""
         if isinstance(value, Mapping):
             for key, item in value.items():
                 self.learn_config(item, str(key))
@@ -99,11 +98,11 @@ def known_forms() -> tuple[str, ...]:
 
 
 def redacted(value: Any) -> Any:
-    """Plain data or text, with the known secrets replaced in every string; numbers and everything else as they are.
+    """Plain data or text, with the known secrets replaced in every string.
 
     Known are the values of the environment's secret-looking variables, and `LEARNED`. The longest is replaced first, so
-    that no rest of it remains where it contains another one. A value that is short, a number, or the path of a file
-    that exists is no secret: see `is_secret_name` for the names.
+    that no rest of it remains where it contains another one. A value that is short, a number, or the path of an
+    existing file is no secret.
     """
     forms = known_forms()
     return _redacted(value, forms) if forms else value
@@ -137,12 +136,10 @@ def _without(text: str, forms: Sequence[str]) -> str:
 
 @lru_cache(maxsize=8)
 def _forms(values: frozenset[str]) -> tuple[str, ...]:
-    """As it is, and inside JSON, HTML, a template of jinja2, a URL and Python's `repr`."""
-    import html  # its table of entities would be read by every command
-
+    """Every secret as such, and inside JSON, HTML, a template of jinja2, a URL and Python's `repr`."""
     forms: set[str] = set()
-    if values:
-        import html  # `retrain --help` has nothing to hide as a rule
+    if values:  # rarely so in `retrain --help`, which must start fast
+        import html
         from urllib.parse import quote
     for value in values:
         in_html = html.escape(value)
@@ -157,14 +154,13 @@ def _of_environ(environ: Mapping[str, str | None]) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def is_secret_variable(name: str) -> bool:
-    """Whether the value of an environment variable of this name is a secret."""
     is_ours = name.upper().startswith(_CONFIG_VARIABLE)
     return is_secret_name(name.rpartition("__")[2]) if is_ours else bool(_SECRET_VARIABLE.search(name))
 
 
 @lru_cache(maxsize=4096)
 def _is_secret(value: str) -> bool:
-    """Whether a value may be hidden wherever it stands: no ordinary short word, no number, no path of a file."""
+    """True if a value may be hidden wherever it occurs: no ordinary short word, no number, no path of a file."""
     return len(value) >= MIN_SECRET_CHARS and not _NUMBER.fullmatch(value) and not os.path.exists(value)
 
 

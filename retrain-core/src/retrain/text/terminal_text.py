@@ -29,7 +29,7 @@ def harmless_lines(text: str) -> str:
 
 
 def is_redrawable(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that can move its cursor; TERM=dumb says that it cannot."""
+    """True if a stream is a terminal that can move its cursor; TERM=dumb cannot."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in DUMB
 
 

@@ -1,4 +1,4 @@
-"""Reads the tool calls of messages, and those in a policy's text, in the blocks that Hermes and Qwen models write."""
+"""Reads tool calls: those of messages, and the blocks in a policy's text that Hermes and Qwen models write."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 def plain_tool_calls(calls: Any) -> list[dict[str, Any]]:
     """The tool calls of a message as chat templates read them: named functions with an object of arguments.
 
-    Arguments that are left out are empty, and JSON text is read. ValueError for what is not a list of named calls.
+    Missing arguments are empty, and JSON text is parsed. ValueError for anything but a list of named calls.
     """
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise ValueError("tool_calls must be a list of objects")

@@ -1,4 +1,4 @@
-"""The exact tokens of an episode over its turns: those that the policy saw, and those that it sampled."""
+"""The exact tokens of an episode over its turns, both observed and sampled."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ class Transcript:
     ) -> bool:
         """Append an observation: a chat, or plain text that no template touches; `context_T` ends with it.
 
-        False when the context would leave no room for a token below `limit`; then nothing but a first prompt is
-        appended.
+        False when the context would leave no room for a token below `limit`; then only a first prompt is appended.
         """
         is_chat = not isinstance(prompt, str)
         text = prompt if isinstance(prompt, str) else chat_text(prompt, self.tokenizer, self.template_args, tools)
@@ -56,14 +55,13 @@ class Transcript:
         return has_room
 
     def show(self, tokens_T: Tokens, *, starts: bool) -> None:
-        """Append tokens that the policy did not sample, or does not sample here; `starts` begins a new context."""
+        """Append tokens that the policy did not sample, or not in this episode; `starts` begins a new context."""
         if starts:
             self.starts.append(self.length)
         self._append(tokens_T, None)
         self._opening = self._opening or self.length
 
     def sampled(self, sample: Sample) -> None:
-        """Append what the policy sampled next."""
         self._append(np.asarray(sample.tokens_T, dtype=np.int64), sample)
         self.stops.append(sample.stop_reason)
         self.versions.append(sample.policy_version)
@@ -76,12 +74,11 @@ class Transcript:
 
     @property
     def context_T(self) -> Tokens:
-        """Tokens since the last start, which are those that the policy sees."""
+        """Tokens since the last start: the ones that the policy sees."""
         return np.concatenate(self.tokens_T)[self.starts[-1] :]
 
     @property
     def length(self) -> int:
-        """Number of tokens so far."""
         return sum(len(part) for part in self.tokens_T)
 
     def completion(self, stop_reason: StopReason) -> Completion:
@@ -112,7 +109,7 @@ class Transcript:
 
 
 def written(tokenizer: Any, context_T: Tokens, tokens_T: Tokens) -> str:
-    """The text of tokens with all special ones, as it stands after its context.
+    """The text of tokens with all special ones, as it reads after its context.
 
     Some tokenizers write the first piece of a text differently, so the context is decoded with it.
     """
@@ -125,6 +122,6 @@ def _decoded(tokenizer: Any, tokens_T: Tokens) -> str:
 
 
 def _joined(parts: Sequence[Floats | None]) -> Floats | None:
-    """All parts as one array, None when a turn has none."""
+    """All parts as one array; None when a turn lacks its part."""
     present = [part for part in parts if part is not None]
     return np.concatenate(present) if len(present) == len(parts) else None

@@ -1,5 +1,4 @@
-"""Tools around training: squeeze (which rank an adapter needs), capacity (does it fit), doctor, pack and rerun.
+"""Tools around training: squeeze (the rank that an adapter needs), capacity (does it fit), doctor, pack and rerun.
 
-Each folder is a plugin that may be deleted; begin with the file that its `__init__.py` names. No tool imports
-another.
+Each folder is a plugin that may be deleted, and begins with its command. No tool imports another.
 """

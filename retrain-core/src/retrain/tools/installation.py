@@ -1,4 +1,4 @@
-"""Whether the installed files of retrain-core are its own; it imports only Python, for there may be nothing else left.
+"""Compares the files of retrain-core with its installation; imports only Python, since nothing else may be left.
 
 The public package `retrain` has the same import name: whichever is installed last replaces files of the other, and
 uninstalling one removes what both have.
@@ -9,7 +9,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from pathlib import Path
 
 OURS, PUBLIC = "retrain-core", "retrain"
@@ -19,7 +19,7 @@ REINSTALL = "pip install --force-reinstall --no-deps retrain-core (in a clone ./
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """What was found: files that are not as they were installed, and the version of the public package, if any."""
+    """Files that differ from those installed, and the version of the public package, if any."""
 
     num_files: int
     public: str = ""
@@ -28,25 +28,22 @@ class Installation:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every file is ours, and none will go with another package."""
         return not (self.public or self.replaced or self.missing)
 
     @property
     def detail(self) -> str:
-        """What is wrong, in one sentence."""
         if self.is_whole:
-            return f"{self.num_files} files of {OURS} as they were installed"
+            return f"{self.num_files} files of {OURS}, unchanged"
         damage = f"{_names(self.replaced)} of {OURS} replaced" if self.replaced else ""
         if self.missing:
             damage += f"{'; ' if damage else ''}{_names(self.missing)} missing"
         if not self.public:
-            return f"files of {OURS} are not as they were installed: {damage}"
+            return f"files of {OURS} have changed since it was installed: {damage}"
         same = f"the public package `retrain` {self.public}, another program of the same import name, is installed too"
         return f"{same}: {damage or 'uninstalling it will remove files of ' + OURS}"
 
     @property
     def fix(self) -> str:
-        """The commands that repair it; empty if nothing is wrong."""
         first = "pip uninstall --yes retrain && " if self.public else ""
         return "" if self.is_whole else f"{first}{REINSTALL}"
 
@@ -56,27 +53,20 @@ def examine(path: Sequence[str] | None = None) -> Installation:
 
     An editable installation records no modules, so that nothing of it can be replaced.
     """
-    found = {_name(each): each for each in reversed(list(distributions(path=list(path or sys.path))))}
+    installed = reversed(list(distributions(path=list(path or sys.path))))  # the first of a name wins
+    found = {str(each.metadata["Name"] or "").lower().replace("_", "-"): each for each in installed}
     ours, public = found.get(OURS), found.get(PUBLIC)
     files = [(file, Path(str(file.locate()))) for file in (ours.files or () if ours else ()) if file.hash]
     here = [(file, place) for file, place in files if "dist-info" not in str(file)]
-    return Installation(
-        num_files=len(here),
-        public=public.version if public else "",
-        replaced=tuple(
-            str(file) for file, place in here if place.is_file() and file.hash and file.hash.value != _sha256(place)
-        ),
-        missing=tuple(str(file) for file, place in here if not place.is_file()),
-    )
-
-
-def _name(distribution: Distribution) -> str:
-    return str(distribution.metadata["Name"] or "").lower().replace("_", "-")
-
-
-def _sha256(file: Path) -> str:
-    """As a RECORD writes it."""
-    return base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).rstrip(b"=").decode()
+    replaced, missing = list[str](), list[str]()
+    for file, place in here:
+        if not place.is_file():
+            missing.append(str(file))
+        elif file.hash:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(place.read_bytes()).digest()).rstrip(b"=").decode()
+            replaced += [] if digest == file.hash.value else [str(file)]
+    version = public.version if public else ""
+    return Installation(num_files=len(here), public=version, replaced=tuple(replaced), missing=tuple(missing))
 
 
 def _names(files: Sequence[str]) -> str:

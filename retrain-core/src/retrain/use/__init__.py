@@ -1,7 +1,7 @@
-"""A trained model at work: evaluated, talked to, sampled, served, exported, called by agents.
+"""Uses of a trained model: evaluate, chat, sample, serve and export it; the gateway for agents.
 
-Begin with `retrain.run.subject` (a run, checkpoint or model by its name) and `retrain.run.opened` (loaded, ready to
-answer). Imports nothing of campaigns, and nothing of what reads finished runs but the ledger.
+Begin with `retrain.run.subject` (finds a run, checkpoint or model by name) and `retrain.run.opened` (loads it). Imports
+nothing of campaigns, and of the packages that read finished runs only the ledger.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import MetricSpec, PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -36,14 +35,12 @@ COMMANDS = (
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """One command for each use."""
     for name, summary, module in COMMANDS:
         register(PluginSpec(name=name, summary=summary, factory=f"retrain.use.{module}:command", traits="use"))
 
 
 @hookimpl
 def retrain_register_environments(register: Callable[[PluginSpec], None]) -> None:
-    """`agent`: your own agent plays the tasks of `[data]`, and `[reward]` judges what it answers."""
     summary = "your own agent, in its own process, whose calls to an OpenAI-compatible API the policy answers"
     factory = "retrain.use.agents.player:make_agent"
     register(PluginSpec(name="agent", summary=summary, factory=factory, traits={"plays_data": True}))
@@ -51,14 +48,12 @@ def retrain_register_environments(register: Callable[[PluginSpec], None]) -> Non
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The keys of `[eval]` about further sets."""
     factory, summary = "retrain.kernel.config.plugin_tables:SetsKeys", "Further sets to evaluate on."
     register(PluginSpec(name="eval", summary=summary, factory=factory, traits=TableTraits(extends=True)))
 
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """The fields of further sets, and that of agents."""
     dropped = "Answers of the policy that no agent received, because it had gone or asked again; they are not trained."
     of_sets = "What `eval_{field}` is to the held-out examples, for `[eval.sets.{set}]`."
     absent = "except on lines with an evaluation; without [eval.sets]"
@@ -70,7 +65,6 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
-    """Problems with `[eval.sets]`."""
     if not _has_sets(config):
         return ()
     from retrain.use.evaluate.sets import problems_of
@@ -80,7 +74,6 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
 
 @hookimpl
 def retrain_explain(config: Config) -> Mapping[str, Any] | None:
-    """What each further set is scored on, and how."""
     if not _has_sets(config):
         return None
     from retrain.use.evaluate.sets import read_sets
@@ -90,7 +83,6 @@ def retrain_explain(config: Config) -> Mapping[str, Any] | None:
 
 @hookimpl
 def retrain_evaluation(context: PluginContext, tasks: Tasks) -> Evaluation | None:
-    """The held-out examples and the sets of a run, if it has any."""
     if not tasks.pool.held_out and not _has_sets(context.config):
         return None
     from retrain.use.evaluate.evaluation import evaluation_of  # only a run that evaluates needs it

@@ -37,9 +37,8 @@ from retrain.tasks.rollout import SingleTurn
 from retrain.tasks.scoring.build import build_rewards, data_reward
 from retrain.tasks.scoring.service import ScoringService
 from retrain.text.chat import encode
-from retrain.text.context import context_length
 from retrain.text.terminal_text import printable
-from retrain.text.token_text import token_texts
+from retrain.text.tokenizer import context_length, token_texts
 from retrain.use.serving.text_stream import TextStream
 
 GROUP_SIZE = 8  # answers that share the credit of a question
@@ -57,7 +56,7 @@ HELP = """\
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Spoken:
-    """One answer as it arrives: printed at once, and measured."""
+    """One answer: printed as it arrives, and measured."""
 
     stream: TextStream
     is_shaded: bool
@@ -67,7 +66,6 @@ class Spoken:
     reason: StopReason | None = None
 
     def take(self, request: int, place: int, piece: Sample, *, is_done: bool) -> bool:
-        """See `Feed.take`."""
         entropies = [0.0] * len(piece.tokens_T) if piece.entropies_T is None else piece.entropies_T.tolist()
         for token, entropy in zip(piece.tokens_T.tolist(), entropies, strict=True):
             self._show(self.stream.add(token), entropy)
@@ -80,7 +78,6 @@ class Spoken:
         return True
 
     def more(self) -> Sequence[SampleRequest]:
-        """See `Feed.more`: one answer at a time."""
         return ()
 
     def _show(self, text: str, entropy: float) -> None:
@@ -88,7 +85,6 @@ class Spoken:
             click.echo(shaded(text, entropy / UNSURE, ORANGE) if self.is_shaded else harmless(text), nl=False)
 
     def summary(self) -> str:
-        """How sure it was."""
         if not self.logprobs:
             return "no token"
         text = f"{len(self.tokens)} tokens, mean log-probability {np.mean(self.logprobs):.2f}"
@@ -98,7 +94,7 @@ class Spoken:
 
 
 class Conversation:
-    """The turns so far, and who answers; the first voice's answers are what the next turn reads."""
+    """The turns so far, and the policies that answer; the next turn reads the first one's answers."""
 
     def __init__(self, source: Opened, *, plain: bool) -> None:
         self._source = source
@@ -115,7 +111,6 @@ class Conversation:
         self._limit = context_length(source.config, source.plugins)
 
     def introduce(self) -> None:
-        """Who is there and how it is spoken to."""
         notes = [f"{self._voices[0][0]}, temperature {self.temperature:g}. /help lists the commands."]
         notes += [f"System prompt: {self.system}"] if self.system else []
         notes += [f"As in training, each question ends with: {self._instruction}"] if self._instruction else []
@@ -123,7 +118,7 @@ class Conversation:
             _say(note)
 
     def hear(self, line: str) -> bool:
-        """One line of the user's; False when that ends the conversation."""
+        """Process one line of input; False ends the conversation."""
         if not line.startswith("/"):
             if line.strip():
                 self.ask(line)
@@ -151,7 +146,7 @@ class Conversation:
         return True
 
     def ask(self, question: str) -> None:
-        """A turn: every voice answers, and the first one's words are kept."""
+        """Let every policy answer, and keep the first one's answer."""
         text = f"{question}\n{self._instruction}" if self._instruction else question
         turn: list[Message] = [*self.messages, {"role": "user", "content": text}]
         try:
@@ -280,7 +275,7 @@ class Conversation:
 
 
 def _say(text: str) -> None:
-    """What the program says, apart from what the policy says."""
+    """Print a line of the program, apart from the policy's words."""
     click.echo(click.style(harmless(text), fg=DIM), err=True)
 
 
@@ -295,12 +290,12 @@ ORANGE, GREEN, RED = (255, 145, 45), (70, 205, 110), (255, 130, 120)
 
 
 def harmless(text: str) -> str:
-    """Text that may have several lines, without characters that could steer a terminal."""
+    """Return a text of one or more lines without characters that could steer a terminal."""
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
 
 
 def shaded(text: str, depth: float, colour: Colour) -> str:
-    """The text on a colour as deep as `depth` in [0, 1] says."""
+    """Return the text on a colour of this depth, in [0, 1]."""
     if depth < FAINTEST or not text:
         return harmless(text)
     red, green, blue = (round(255 - (255 - end) * min(depth, 1.0)) for end in colour)
@@ -309,7 +304,7 @@ def shaded(text: str, depth: float, colour: Colour) -> str:
 
 
 def by_credit(texts: Sequence[str], credit_A: Floats, largest: float) -> str:
-    """The texts of tokens: green for credit, red for blame, full at the `largest` of all that is shown."""
+    """Colour the texts of tokens: green for credit, red for blame, full at the `largest` shown."""
     depths_A = np.sqrt(np.abs(credit_A) / largest) if largest > 0.0 else np.zeros(len(credit_A))
     pairs = zip(texts, depths_A.tolist(), (credit_A > 0).tolist(), strict=True)
     return "".join(shaded(text, depth, GREEN if is_praise else RED) for text, depth, is_praise in pairs)
@@ -320,7 +315,7 @@ def by_credit(texts: Sequence[str], credit_A: Floats, largest: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditedAnswer:
-    """One answer of the group: its score, and the credit of each of its tokens."""
+    """An answer of the group with its score and the credit of each token."""
 
     score: Score
     texts: Sequence[str]
@@ -329,7 +324,7 @@ class CreditedAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditedGroup:
-    """The answers, by which rules, and whether such a group would be trained."""
+    """The answers, the condition that credits them, and whether such a group would be trained."""
 
     condition: str
     status: GroupStatus
@@ -339,8 +334,8 @@ class CreditedGroup:
 def credit_of(source: Opened, question: str, reference: str, *, size: int, number: int) -> CreditedGroup:
     """Sample `size` answers as a step of the run would, score them with its reward, and give credit.
 
-    `number` keeps the groups of a session apart. ConfigError when the tasks of the run are an environment's, which a
-    question and an answer are not.
+    `number` distinguishes the groups of a session. ConfigError when the run's tasks come from an environment: a
+    question with an answer is not such a task.
     """
     config = source.config
     if config.environment.provider:

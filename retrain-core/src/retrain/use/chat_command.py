@@ -65,7 +65,7 @@ def command(
 
 
 def _read() -> str | None:
-    """What the user types, None at its end."""
+    """Return the next input, None at its end."""
     parts: list[str] = []
     asks = is_interactive()
     if asks:

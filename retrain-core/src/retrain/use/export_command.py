@@ -25,8 +25,7 @@ from retrain.run.subject import find_subject
 from retrain.text.command_options import checkpoint_option, json_option, subject_argument
 from retrain.text.terminal_text import printable, program
 from retrain.use.hub_upload import push
-from retrain.use.whole_model import WholeModel, refuse_existing
-from retrain.use.whole_model import lines as whole_lines
+from retrain.use.whole_model import WholeModel, lines_of, refuse_existing, usage_error
 
 TRANSFORMERS = "transformers"
 MERGED_TYPES = ("bf16", "fp32")
@@ -114,15 +113,16 @@ def _check_options(form: str | None, out: Path | None, dtype: str, repo: str | N
         raise click.UsageError(f"--push goes without --format or with --format {TRANSFORMERS}")
     form = form or TRANSFORMERS
     if dtype and dtype not in TYPES[form]:
-        raise _usage(f"--dtype {dtype} is none of {form}'s", f"give one of {', '.join(TYPES[form])}")
+        raise usage_error(f"--dtype {dtype} is none of {form}'s", f"give one of {', '.join(TYPES[form])}")
     if out is None and form != "vllm" and not repo:
-        raise _usage(f"--format {form} needs --out", f"--out {'model.gguf' if form == 'gguf' else f'{form}-model'}")
+        raise usage_error(
+            f"--format {form} needs --out", f"--out {'model.gguf' if form == 'gguf' else f'{form}-model'}"
+        )
     if form == "mlx" and importlib.util.find_spec("mlx_lm") is None:
-        raise _usage("mlx-lm, whose converter writes MLX models, is missing", "pip install mlx-lm")
+        raise usage_error("mlx-lm, whose converter writes MLX models, is missing", "pip install mlx-lm")
 
 
 def _export(whole: WholeModel, form: str, out: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """Write the model and say how to run it, as data and as lines."""
     if out is None:  # vLLM's only
         run = _vllm_line(whole)
         data: dict[str, Any] = {"format": "vllm", "subject": whole.subject.named, "run": run}
@@ -138,12 +138,11 @@ def _export(whole: WholeModel, form: str, out: Path | None) -> tuple[dict[str, A
         written = whole.write(out, "folder")
         if form == TRANSFORMERS:
             purpose, run = "train on from it:", f"{program()} --model {where}"
-    lines = whole_lines(whole, out, written)
+    lines = lines_of(whole, out, written)
     return {**whole.as_data(out, written), "run": run, "lines": lines}, [*lines, purpose, f"  {run}"]
 
 
 def _write_gguf(whole: WholeModel, out: Path) -> ExportedModel:
-    """One file."""
     if out.exists() or out.is_symlink():
         raise ConfigError(Problem(where=str(out), what="exists", fix="name a new file: nothing is ever written over"))
     folder = out.with_name(f".{out.name}.folder")
@@ -155,7 +154,7 @@ def _write_gguf(whole: WholeModel, out: Path) -> ExportedModel:
 
 
 def _write_mlx(whole: WholeModel, out: Path) -> ExportedModel:
-    """A folder, by mlx-lm's own converter, from a merged one that is thrown away."""
+    """Write a folder by mlx-lm's own converter, from a temporary merged one."""
     refuse_existing(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
@@ -176,7 +175,7 @@ def _write_mlx(whole: WholeModel, out: Path) -> ExportedModel:
 
 
 def _vllm_line(whole: WholeModel) -> str:
-    """The command line with which vLLM serves a LoRA adapter as it is."""
+    """Return the command line with which vLLM serves an unmerged LoRA adapter."""
     base = whole.located_base
     words = ["vllm", "serve", whole.plugins.locate_model(base) or base]
     if adapter := whole.adapter:
@@ -185,11 +184,7 @@ def _vllm_line(whole: WholeModel) -> str:
         fits = next((known for known in VLLM_RANKS if known >= rank), None)
         if document.get("use_dora") or fits is None:
             what = "vLLM does not serve DoRA" if document.get("use_dora") else f"vLLM serves no rank of {rank}"
-            raise _usage(f"{what}, so it has to be merged", "add --out DIR")
+            raise usage_error(f"{what}, so it has to be merged", "add --out DIR")
         name = (whole.subject.run or adapter).resolve().name
         words += ["--enable-lora", "--max-lora-rank", str(fits), "--lora-modules", f"{name}={adapter.resolve()}"]
     return shlex.join(words)
-
-
-def _usage(what: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(where="command line", what=what, fix=fix))

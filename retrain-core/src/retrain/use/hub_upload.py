@@ -23,7 +23,7 @@ from retrain.text.amounts import percent, rate_interval
 from retrain.text.secrets import hide_text, redacted
 from retrain.text.tables import markdown_table
 from retrain.text.terminal_text import printable
-from retrain.use.whole_model import WholeModel, fill_new
+from retrain.use.whole_model import WholeModel, fill_new, usage_error
 
 ADAPTER_FILE = "adapter_model.safetensors"
 
@@ -31,11 +31,11 @@ ADAPTER_FILE = "adapter_model.safetensors"
 def push(
     whole: WholeModel, repo: str, *, merged: bool, private: bool, dry_run: bool, out: Path | None
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """Write the folder and upload it, or write it only; returns the result as data and as lines."""
+    """Write the folder and upload it, or only write it; returns the result as data and as lines."""
     if not HUB_ID.fullmatch(repo):
-        raise _usage(f"{repo!r} is no name of a repository", "give NAME or OWNER/NAME")
+        raise usage_error(f"{repo!r} is no name of a repository", "give NAME or OWNER/NAME")
     if out and not dry_run:
-        raise _usage("--push with --out needs --dry-run", "add --dry-run, or leave --out away")
+        raise usage_error("--push with --out needs --dry-run", "add --dry-run, or leave --out away")
     found = whole.subject
     if dry_run:
         folder = out or Path(repo.rpartition("/")[2])
@@ -52,10 +52,10 @@ def push(
 
 
 def _write_hub_folder(whole: WholeModel, out: Path, repo: str, *, merged: bool) -> list[str]:
-    """Write all that belongs into the repository into the new folder `out`; returns remarks for the user."""
+    """Write the repository's files into the new folder `out`; returns remarks for the user."""
     found, adapter = whole.subject, None if merged else whole.adapter
     if found.folder is None and found.run is None:
-        raise _usage(f"{found.named} is an untrained model: there is nothing to push", "name a run or an adapter")
+        raise usage_error(f"{found.named} is an untrained model: there is nothing to push", "name a run or an adapter")
     base, notes = public_name(found.model), list[str]()
     if adapter and "/" not in base:
         notes.append(f"The base, {base}, is no repository of the hub: --format transformers pushes whole weights.")
@@ -78,9 +78,9 @@ def _write_hub_folder(whole: WholeModel, out: Path, repo: str, *, merged: bool) 
 
 
 def upload(folder: Path, repo: str, *, private: bool) -> str:
-    """Make the repository if there is none, and add the folder's files as one commit; returns its address.
+    """Create the repository if it is missing, and add the folder's files as one commit; returns its address.
 
-    BackendError says why it failed.
+    BackendError gives the reason of a failure.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -98,10 +98,6 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
     return str(made)
 
 
-def _usage(what: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(where="command line", what=what, fix=fix))
-
-
 # The model card of what a run trained: made of the run's own records, without secrets and without paths.
 
 
@@ -116,10 +112,9 @@ RUN_FILE = "retrain.toml"
 
 
 def make_card(subject: Subject, *, repo: str, is_adapter: bool, notes: Sequence[str]) -> tuple[str, str]:
-    """README.md of the repository `repo`, which holds an adapter or whole weights, and the configuration of its run.
+    """Return README.md of the repository `repo`, and the configuration of its run, empty without a run.
 
-    `notes` are remarks about its files; the configuration is empty without a run. ConfigError when the run's records
-    cannot be read.
+    `notes` are remarks about the files. ConfigError when the run's records cannot be read.
     """
     base = public_name(subject.model)
     values: dict[str, Any] = {"run": None, "checkpoint": subject.checkpoint, "steps": subject.steps}
@@ -132,7 +127,7 @@ def make_card(subject: Subject, *, repo: str, is_adapter: bool, notes: Sequence[
 
 
 def _environment() -> Environment:
-    """The filters make texts harmless: `code` in a code span or block, `cell` in one of a table."""
+    """Return the environment of the template; its filters `code` and `cell` make texts harmless."""
     environment = Environment(
         loader=PackageLoader("retrain", "use"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
@@ -147,7 +142,7 @@ def _environment() -> Environment:
 
 
 def _about_run(run: Run, steps: int | None) -> dict[str, Any]:
-    """What the card says about the run, up to the checkpoint after so many steps."""
+    """Return the card's values about the run, up to the checkpoint after this many steps."""
     manifest = run.started_manifest()
     # -1 is the evaluation before training
     lines = [line for step, line in run.steps() if step >= -1 and (steps is None or step < steps)]
@@ -166,13 +161,13 @@ def _about_run(run: Run, steps: int | None) -> dict[str, Any]:
 
 
 def public_name(path: str) -> str:
-    """A hub id or a built-in name as it is; of anything that is a path, the last part."""
+    """Return a hub id or a built-in name unchanged, and the last part of any path."""
     is_path = path.startswith(("/", "~", ".")) or "\\" in path or Path(path).exists()
     return (Path(path).name if is_path else path) or path
 
 
 def repeating_config(manifest: Record) -> str:
-    """The keys that the run had set, as TOML; paths are reduced to their last part."""
+    """Return the keys that the run had set, as TOML; paths are reduced to their last part."""
     config, origins = manifest.get("config", {}), manifest.get("origins", {})
     tables: dict[str, dict[str, Any]] = {}
     for name, table in config.items():
@@ -204,7 +199,7 @@ def _adapter_row(config: Mapping[str, Any]) -> str:
 
 
 def _held_out(lines: Sequence[Record]) -> str:
-    """Every held-out rate with its interval, at the first and the last evaluation, as a table."""
+    """Return every held-out rate with its interval, at the first and the last evaluation, as a table."""
     evaluated = [line for line in lines if any(key.endswith(CI_LOW) for key in line)]
     if not evaluated:
         return ""
@@ -229,7 +224,7 @@ def _rate(line: Record, stem: str) -> str:
 
 
 def _curves(lines: Sequence[Record]) -> str:
-    """Some steps, the last one among them, as a table."""
+    """Return a sample of the steps, the last one included, as a table."""
     steps = [line for line in lines if line.get("step", -1) >= 0]
     names = [name for name in CURVES if any(name in line for line in steps)]
     if not names:
@@ -250,5 +245,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _code(text: str) -> str:
-    """Text that cannot leave its code span or block, nor be markup."""
+    """Return text that can neither leave its code span or block nor be markup."""
     return "\n".join(printable(line) for line in text.replace("`", "'").split("\n"))

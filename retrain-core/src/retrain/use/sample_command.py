@@ -5,24 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 import click
 import numpy as np
 
+from retrain.kernel.config.resolved import Config, Layer, Origin
+from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.registry import Plugins
-from retrain.kernel.types import Sample, SampleRequest, SamplingParams
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Example, Kind, Sample, SampleRequest, SamplingParams, Tokens
 from retrain.run.opened import Opened, opened, subject_config
 from retrain.run.seed_sources import sample_seed
 from retrain.run.subject import find_subject
+from retrain.tasks.columns import column_names, unknown_column, value_at
+from retrain.tasks.prompts import encode_prompts
 from retrain.tasks.rollout import draw_samples
+from retrain.text.chat import as_chat
 from retrain.text.command_options import checkpoint_option, overrides_argument, subject_argument
-from retrain.use.prompts import Prompt, prompt_tokens, read_prompts
+from retrain.text.terminal_text import printable
+from retrain.text.tokenizer import context_length
 
 AT_ONCE = 1024  # prompts given to the engine together
 DIGITS = 6  # of a log-probability
@@ -41,7 +49,7 @@ Exit codes: 0 done; 1 failed; 2 usage or configuration error.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is sampled from each prompt, and what is written of it."""
+    """Options of sampling and of the written lines."""
 
     samples: int
     greedy: bool
@@ -94,7 +102,7 @@ def command(
 
 
 def sample_file(source: Opened, prompts: Sequence[Prompt], wanted: Wanted, out: Path | None) -> None:
-    """Write a line for every prompt as soon as its last completion ends; those that `out` has already are left out."""
+    """Write a line for every prompt as soon as its last completion ends; those already in `out` are skipped."""
     training, config = source.config.training, source.config
     params = SamplingParams(max_tokens=training.max_tokens, temperature=training.temperature, greedy=wanted.greedy)
     names = [f"prompt {number}" for number in range(len(prompts))]
@@ -144,7 +152,7 @@ class _Lines:
         self._written: set[int] = set()
 
     def take(self, number: int, index: int, sample: Sample) -> None:
-        """A completion of a prompt; one that is known is left alone."""
+        """Add a completion of a prompt; a repeated one is ignored."""
         if number in self._written:
             return
         group = self._samples.setdefault(number, {})
@@ -172,7 +180,10 @@ class _Lines:
 
 
 def _done(out: Path, settings: str, prompts: Sequence[Prompt]) -> set[int]:
-    """Numbers of the prompts that a file has already; a torn last line is cut off. ConfigError for another's file."""
+    """Return the numbers of the prompts already in a file; a torn last line is cut off.
+
+    ConfigError if the file is from other settings.
+    """
     if not out.exists():
         return set()
     content = out.read_bytes()
@@ -193,3 +204,111 @@ def _done(out: Path, settings: str, prompts: Sequence[Prompt]) -> set[int]:
         with out.open("r+b") as file:
             file.truncate(len(whole))
     return done
+
+
+FIELDS = ("prompt", "messages", "question", "problem")
+TABLES = (".json", ".csv", ".parquet")  # which the source `files` reads
+Prompt = str | Sequence[Mapping[str, Any]]
+
+
+def read_prompts(path: str, config: Config, plugins: Plugins) -> list[Prompt]:
+    """Read the prompts of a file, or of stdin for `-`; ConfigError names a line without one.
+
+    Lines of `.jsonl`, lines that begin with `{`, and rows of a table hold a text or a chat in the column of
+    `prompts_of`. In other files each non-blank line is a prompt.
+    """
+    if Path(path).suffix.lower() in TABLES:
+        return prompts_of([(f"{path} row {n}", row) for n, row in enumerate(_rows(path, config, plugins), 1)], config)
+    try:
+        with click.open_file(path, encoding="utf-8") as file:
+            lines = file.read().split("\n")
+    except (OSError, UnicodeError) as error:
+        fix = "give a file of UTF-8 text, or - for stdin"
+        raise ConfigError(Problem(where=path, what=f"cannot be read: {error}", fix=fix)) from error
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise ConfigError(Problem(where=path, what="holds no prompt", fix="write one prompt on each line"))
+    if Path(path).suffix != ".jsonl" and not numbered[0][1].lstrip().startswith("{"):
+        return [line.strip() for _, line in numbered]
+    entries = []
+    for number, line in numbered:
+        where = f"{path}:{number}"
+        try:
+            entries.append((where, json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(Problem(where=where, what=f"is no JSON: {error}", fix="correct the line")) from None
+    return prompts_of(entries, config)
+
+
+def prompts_of(entries: Iterable[tuple[str, Any]], config: Config) -> list[Prompt]:
+    """Return the prompt of each (place, entry): a text, a chat, or an object with one of them in a column.
+
+    A column that a flag names must exist; otherwise the first of the run's columns and of `FIELDS` counts.
+    """
+    keys = {f"data.{name}": getattr(config.data, name) for name in ("messages_key", "prompt_key")}
+    wanted = {path: key for path, key in keys.items() if config.origin(path).layer is Layer.COMMAND_LINE and key}
+    known = [key for key in keys.values() if key]
+    return [_prompt(entry, where, wanted, (*known, *FIELDS), config.data.messages_key) for where, entry in entries]
+
+
+def _prompt(row: Any, where: str, wanted: Mapping[str, str], known: Sequence[str], chats: str) -> Prompt:
+    """Return the prompt of a row; in the column `chats` the last message may be the answer, as in training."""
+    names, entry = [*wanted.values()] or known, row
+    if isinstance(row, Mapping):
+        for path, key in wanted.items():
+            columns = [*column_names(row)]
+            if key not in columns:
+                named_by = f"--{path.removeprefix('data.').replace('_', '-')}"
+                raise ConfigError(unknown_column(key, columns, where=where, named_by=named_by))
+        entry = next((value for name in names if (value := value_at(row, name))), None)
+    if isinstance(entry, str) and entry:
+        return entry
+    if messages := as_chat(entry):
+        is_training_chat = chats and isinstance(row, Mapping) and value_at(row, chats) is entry
+        is_answered = is_training_chat and len(messages) > 1 and messages[-1]["role"] == "assistant"
+        return messages[:-1] if is_answered else messages
+    fix = f"give a text or messages in one of {', '.join(dict.fromkeys(names))}, or name another with --prompt-key"
+    raise ConfigError(Problem(where=where, what="holds no prompt", fix=fix))
+
+
+def _rows(path: str, config: Config, plugins: Plugins) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of a table, as the source `files` reads them for training."""
+    data = config.data.model_copy(update={"source": "files", "path": path, "messages_key": ""})
+    origins = {**config.origins, "data.path": Origin(layer=Layer.COMMAND_LINE, place="--prompts")}
+    reading = replace(config, tables={**config.tables, "data": data}, origins=origins)
+    context = PluginContext(config=reading, seeds=Seeds(0), plugins=plugins)
+    source = build_part(Kind.DATA_SOURCE, "files", "--prompts", context, {}, "--prompts")
+    rows: Sequence[Mapping[str, Any]] = source.preview(sys.maxsize)
+    return rows
+
+
+def prompt_tokens(
+    opened: Opened, prompts: Sequence[Prompt], names: Sequence[str], *, raw: bool = False
+) -> list[Tokens]:
+    """Return the token ids of each prompt; ConfigError names an unreadable one, or one that fills the context.
+
+    As in training: through the chat template, a plain text with system prompt and instruction of `[data]`; with `raw`
+    without any of these.
+    """
+    if raw:
+        rows = [_raw_tokens(opened, prompt, name) for prompt, name in zip(prompts, names, strict=True)]
+    else:
+        examples = [Example(id=name, prompt=prompt, reference="") for prompt, name in zip(prompts, names, strict=True)]
+        rows = encode_prompts(examples, opened.tokenizer, opened.config)
+    limit = context_length(opened.config, opened.plugins)
+    for tokens_T, name in zip(rows, names, strict=True):
+        if not len(tokens_T) or (limit is not None and len(tokens_T) >= limit):
+            what = f"has {len(tokens_T)} tokens" + (f", and the model reads {limit} with its answer" if limit else "")
+            raise ConfigError(Problem(where=printable(name), what=what, fix="use another prompt"))
+    return rows
+
+
+def _raw_tokens(opened: Opened, prompt: Prompt, name: str) -> Tokens:
+    what, fix = "is a chat, and --raw takes texts", "leave --raw out, or write the text to continue"
+    if isinstance(prompt, str):
+        try:
+            return np.asarray(opened.tokenizer(prompt, verbose=False)["input_ids"], dtype=np.int64)
+        except Exception as error:  # each tokenizer library has its own error for half a surrogate pair
+            what = f"the tokenizer refuses it: {type(error).__name__}: {printable(str(error))[:300]}"
+            fix = "repair the text"
+    raise ConfigError(Problem(where=printable(name), what=what, fix=fix))

@@ -112,7 +112,7 @@ def _serve(
 
 
 def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Path | None]:
-    """Checkpoints by name: the subject, the others, and the base."""
+    """Return the checkpoints by name: the subject, the others, and the base."""
     folder = policy.run or policy.folder or Path(policy.model)
     own_name = folder.resolve().name if folder.is_dir() else policy.named  # a hub id or built-in name as it is
     known = {name or own_name: policy.folder}
@@ -132,7 +132,7 @@ def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Pa
 
 
 def _try_all(source: Opened, models: dict[str, Path | None]) -> None:
-    """Load each once, so that one that does not fit is refused now; a base that is not there is not offered."""
+    """Load each once, to refuse one that does not fit now; a missing base is not offered."""
     for name, folder in list(models.items()):
         try:
             source.use(folder)
@@ -145,7 +145,7 @@ def _try_all(source: Opened, models: dict[str, Path | None]) -> None:
 
 
 def _point_to(addresses: Sequence[tuple[str, str]], others: int, stop: _Stop) -> None:
-    """Say where the server engine serves the policy, and keep it there until a signal."""
+    """Print where the server engine serves the policy, and keep it there until a signal."""
     if others:
         what, fix = "a server engine holds one policy of a run", "load the others on the server itself"
         raise ConfigError(Problem(where="--adapter", what=what, fix=fix))
@@ -158,16 +158,15 @@ def _point_to(addresses: Sequence[tuple[str, str]], others: int, stop: _Stop) ->
 
 
 class _Stop(threading.Event):
-    """Set by SIGINT and SIGTERM. Until `take_over` they interrupt at once, as Ctrl-C does; so does a second one."""
+    """Set by SIGINT and SIGTERM. Until `take_over`, and at the second one, they interrupt at once as Ctrl-C does."""
 
     _polls = False
 
     def take_over(self) -> None:
-        """From now on somebody asks `is_set` often: an exception could get lost between two lines of a library."""
+        """Poll `is_set` from now on: an exception could get lost between two lines of a library."""
         self._polls = True
 
     def handle(self, *_: object) -> None:
-        """A signal has come."""
         if self.is_set() or not self._polls:
             raise KeyboardInterrupt
         self.set()
@@ -175,7 +174,7 @@ class _Stop(threading.Event):
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[_Stop]:
-    """Within the block both signals end it quietly; outside the main thread there are none."""
+    """End the block quietly on both signals; outside the main thread they do not arrive."""
     stop = _Stop()
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, stop.handle) for number in SIGNALS if is_main}

@@ -1,4 +1,4 @@
-"""Writes a subject as one whole model into a new folder, which appears when it is complete and was compared."""
+"""Writes a subject as one whole model into a new folder that appears once it is complete and compared."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.export import ExportedModel, ModelExport
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import ADAPTER_CONFIG
 from retrain.records.files import write_folder
 from retrain.run.subject import Subject
-from retrain.text.progress import progress_bar
+from retrain.text.tables import progress_bar
 from retrain.text.terminal_text import printable
 
 MIB = 2**20
@@ -24,7 +24,7 @@ ROUNDING_WARNING_FRAC = 0.5  # of the change by training that rounding may take 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeModel:
-    """A subject to write, in its configuration, and how: `dtype` of the weights, and whether to compare logits."""
+    """A subject to write; `dtype` is the type of the weights, `with_check` compares logits."""
 
     subject: Subject
     config: Config
@@ -34,7 +34,7 @@ class WholeModel:
 
     @property
     def adapter(self) -> Path | None:
-        """The adapter to merge; a run that trains all weights has none."""
+        """The adapter to merge; None for a run that trains all weights."""
         folder = self.subject.folder
         return folder if folder is None or (folder / ADAPTER_CONFIG).is_file() else None
 
@@ -46,12 +46,12 @@ class WholeModel:
 
     @property
     def located_base(self) -> str:
-        """The base as the configuration has it, which may be a recorded place; ConfigError when it is lost."""
+        """The base, perhaps at a place that the run recorded; ConfigError when it is lost."""
         self.config.refuse_lost("model.model")
         return self.config.model.model if self.base == self.subject.model else self.base
 
     def write(self, out: Path, form: str) -> ExportedModel:
-        """Fill the new folder `out`; ConfigError when there is something already. On any error nothing is left."""
+        """Fill the new folder `out`; ConfigError when it exists. Nothing is left on an error."""
         base, adapter = self.located_base, self.adapter
         found: list[ExportedModel] = []
 
@@ -77,7 +77,6 @@ class WholeModel:
         return found[0]
 
     def as_data(self, out: Path, written: ExportedModel) -> dict[str, Any]:
-        """For `--json`."""
         return {
             "out": str(out),
             "subject": self.subject.named,
@@ -97,7 +96,7 @@ class WholeModel:
 
 
 def fill_new(out: Path, fill: Callable[[Path], None]) -> None:
-    """Make the new folder `out`, which appears when `fill` has written it; ConfigError when that cannot be done."""
+    """Make the new folder `out`, complete at once; ConfigError when that is not possible."""
     refuse_existing(out)
     try:
         write_folder(out, fill)
@@ -106,8 +105,12 @@ def fill_new(out: Path, fill: Callable[[Path], None]) -> None:
         raise ConfigError(Problem(where=str(out), what=what, fix="name a folder that can be made")) from error
 
 
+def usage_error(what: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(where="command line", what=what, fix=fix))
+
+
 def refuse_existing(out: Path) -> None:
-    """ConfigError unless nothing is there, or an empty folder."""
+    """Raise ConfigError unless nothing is there, or an empty folder."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise ConfigError(Problem(where=str(out), what="is no folder", fix="name a new one"))
     if out.is_dir() and any(out.iterdir()):
@@ -115,8 +118,8 @@ def refuse_existing(out: Path) -> None:
         raise ConfigError(Problem(where=str(out), what="exists and is not empty", fix=fix))
 
 
-def lines(whole: WholeModel, out: Path, written: ExportedModel) -> list[str]:
-    """The files written, and how they compare with the trained model."""
+def lines_of(whole: WholeModel, out: Path, written: ExportedModel) -> list[str]:
+    """Describe the files written, and how they compare with the trained model."""
     label, adapter = whole.subject.label, whole.adapter
     what = f"{label} merged into {whole.base}" if adapter else f"{label}: a whole model, nothing to merge"
     shown = [f"{what}: {out}", f"  {written.tensors} tensors in {written.dtype}, {written.num_bytes / MIB:,.1f} MiB"]

@@ -1,7 +1,7 @@
-"""Whether a difference can be believed: statistics, studies of many runs, forecasts, the ledger of what was looked at.
+"""Statistics, studies of many runs, forecasts, and the ledger of looks: can a difference be believed?
 
-Begin with `study/study.py` (runs become conditions) and `study/judge.py` (which decides "better"); `wording/` says it
-in words. Imports the kernel, `text` and `records`, so that `retrain compare` loads nothing of tasks, credit or a run.
+Begin with `study/study.py` (runs become conditions) and `study/judge.py` (decides "better"); `wording/` says it in
+words. Imports the kernel, `text` and `records`, so that `retrain compare` loads nothing of tasks, credit or a run.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from retrain.kernel.declared import PluginSpec
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """`retrain compare`."""
     summary = "Compare conditions over their seeds, with tests and intervals; verify the ledger of runs and looks."
     factory = "retrain.verdicts.wording.command:command"
     register(PluginSpec(name="compare", summary=summary, factory=factory, traits="compare"))
@@ -26,15 +25,13 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_run_start(run: RunView) -> None:
-    """Record in the ledger that the run began."""
-    from retrain.verdicts.ledger.watch import begin  # only a run needs it
+    from retrain.verdicts.ledger.chain import begin  # only a run needs it
 
     begin(run)
 
 
 @hookimpl
 def retrain_run_end(run: RunView, error: BaseException | None) -> None:
-    """Record in the ledger how the run ended, with the hashes of its records."""
-    from retrain.verdicts.ledger.watch import end  # only a run needs it
+    from retrain.verdicts.ledger.chain import end  # only a run needs it
 
     end(run, error)

@@ -32,7 +32,7 @@ def play(secret: int, guesses: list[str], max_turns: int = 4) -> GuessNumber:
         assert observations, "the game is over too early"
         text = r"It is \boxed{" + guess + "}."
         observations = environment.step({0: Action(text=text, stop_reason=StopReason.EOS)})
-    assert not observations, "the game goes on"
+    assert not observations, "the game continues"
     return environment
 
 

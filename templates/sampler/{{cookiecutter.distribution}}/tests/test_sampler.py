@@ -1,4 +1,4 @@
-"""The conformance checks for samplers, and tests of what this one prefers."""
+"""The conformance checks for samplers, and tests of its preferences."""
 
 from __future__ import annotations
 

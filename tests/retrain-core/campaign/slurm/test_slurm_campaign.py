@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retrain.campaign.outcome import progress
+from retrain.campaign.planned import progress
 from retrain.campaign.slurm_launcher import RECORD
 from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
 

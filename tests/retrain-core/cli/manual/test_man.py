@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from retrain.cli.manual import command as man_command
-from retrain.cli.manual.pages import MANUAL
+from retrain.cli.manual.markdown import MANUAL
 from retrain.cli.manual.renderings import html_page, man_page
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import HOOK_OF_KIND

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.cli.manual.pages import MANUAL, regenerated, topics, without_markers
+from retrain.cli.manual.markdown import MANUAL, regenerated, topics, without_markers
 from retrain.kernel.errors import ConfigError
 
 PAGE = "# Title\n\n<!-- generated: keys -->\nold\n<!-- end: keys -->\n\ntail without newline"

@@ -14,7 +14,7 @@ import pytest
 
 from retrain.cli.command_line import run
 from retrain.cli.scaffold.init_plugin_command import LICENSES
-from retrain.cli.scaffold.naming import KINDS, slug
+from retrain.cli.scaffold.render import KINDS, slug
 
 
 @pytest.fixture(autouse=True)

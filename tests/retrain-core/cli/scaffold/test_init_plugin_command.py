@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrain.cli.command_line import run
-from retrain.cli.scaffold.naming import KINDS, slug
+from retrain.cli.scaffold.render import KINDS, slug
 
 
 @pytest.fixture(autouse=True)

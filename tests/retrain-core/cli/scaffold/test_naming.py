@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.cli.scaffold.naming import MAX_CHARS, Names, names_from, plain_text, refuse_taken
+from retrain.cli.scaffold.render import MAX_CHARS, Names, names_from, plain_text, refuse_taken
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind

@@ -14,8 +14,8 @@ from retrain.kernel.plugins.discover import load_plugins
 @pytest.mark.parametrize(
     ("flags", "key", "what"),
     [
-        ("--backend tinker --kl-coef 0.1", "[kl] coef", "'kl_loss' of the loss, which backend 'tinker' lacks"),
-        ("--backend prime_rl --kl-coef 0.1", "[kl] coef", "'kl_loss' of the loss, which backend 'prime_rl' lacks"),
+        ("--backend tinker --kl-coef 0.1", "[kl] coef", "'kl_loss' of the loss, and backend 'tinker' lacks"),
+        ("--backend prime_rl --kl-coef 0.1", "[kl] coef", "'kl_loss' of the loss, and backend 'prime_rl' lacks"),
         ("--backend prime_rl --kl-coef 0.1 --kl-where reward", "[kl] coef", "needs reference log-probabilities"),
         ("--backend tinker --entropy-coef 0.1", "[entropy] coef", "needs the term 'entropy'"),
         ("--backend prime_rl --entropy-clip-cov 0.1", "[entropy] clip_cov", "needs the term 'clip_cov'"),

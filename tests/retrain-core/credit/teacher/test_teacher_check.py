@@ -10,7 +10,7 @@ from retrain.credit.teacher import retrain_check_config as problems_of
 from retrain.credit.teacher import retrain_explain
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run.assemble import check
+from retrain.run.check import check
 
 DISTILLING = "--advantage-mode distillation --transform-mode none --teacher-model builtin:tiny"
 SERVED = "--advantage-mode distillation --transform-mode none --teacher-engine vllm --temperature 1.0"
@@ -29,7 +29,7 @@ SERVED = "--advantage-mode distillation --transform-mode none --teacher-engine v
         (f"{DISTILLING} --overlong drop", "overlong", "overlong = 'drop' does not go with advantage 'distillation'"),
         (f"{DISTILLING} --soft-overlong 8", "soft-overlong", "soft_overlong = 8 does not go with"),
         ("--reward-type none", "reward-type", "no completion would be judged"),
-        (f"{DISTILLING} --reward-type none --eval-examples 8", "eval-examples", "asks for an evaluation"),
+        (f"{DISTILLING} --reward-type none --eval-examples 8", "eval-examples", "needs an evaluation"),
         ("--teacher-url http://localhost:1", "teacher-url", "[teacher] names no server"),
     ],
 )
@@ -63,7 +63,7 @@ def test_accepted(flags: str, tables: Mapping[str, TableEntry]) -> None:
 @pytest.mark.parametrize(
     ("flags", "key", "what"),
     [
-        ("--advantage-mode distillation --transform-mode none", "advantage-mode", "nobody teaches"),
+        ("--advantage-mode distillation --transform-mode none", "advantage-mode", "there is no teacher"),
         (
             f"{DISTILLING} --backend tinker --temperature 0.5",
             "temperature",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.inspect.replay.conditions import changed_tables, parse_settings
+from retrain.inspect.replay.job import changed_tables, parse_settings
 from retrain.inspect.replay.position import agreement
 from retrain.kernel.errors import ConfigError
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
+from retrain.inspect.replay.command import lines, render
 from retrain.inspect.replay.job import ONE_STEP
-from retrain.inspect.replay.page import render
-from retrain.inspect.replay.show import lines
 
 EVIL = "<script>alert(1)</script>\x1b[2J"
 

@@ -16,16 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.inspect.signal.account import Gain, cost_per_point, gain_of, mean_gain
-from retrain.inspect.signal.credit_share import read_credit
-from retrain.inspect.signal.drawn import _fields, _row, read_drawn
+from retrain.inspect.signal.command import report_section
+from retrain.inspect.signal.drawn import _fields, _row, read_credit, read_drawn
 from retrain.inspect.signal.prompts import Forecasts, checked
-from retrain.inspect.signal.report_section import report_section
 from retrain.inspect.signal.summary import by_difficulty
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError
+from retrain.records.completions import TokenRecord, write_tokens
 from retrain.records.reading import parse_record
 from retrain.records.run import Run
-from retrain.records.tokens import TokenRecord, write_tokens
 from retrain.verdicts.stats.teaching import Calibration
 
 TEXT = st.text(max_size=30) | st.sampled_from(

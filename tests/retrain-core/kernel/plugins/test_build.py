@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.resolve import validated_params
 
 
 class Params(BaseModel):

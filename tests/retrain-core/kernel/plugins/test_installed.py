@@ -11,8 +11,10 @@ import pytest
 from importlib_metadata import Distribution
 
 from retrain import __version__
-from retrain.kernel.plugins.first_party import install_line
-from retrain.kernel.plugins.installed import headers_of, installed_dependents, unmet_requirement, versions_of
+from retrain.kernel.plugins.discover import headers_of, unmet_requirement
+from retrain.kernel.plugins.installed import versions_of
+from retrain.kernel.plugins.missing import install_line
+from retrain.kernel.plugins.requirements import installed_dependents
 
 ROOT = Path(__file__).parents[4]
 

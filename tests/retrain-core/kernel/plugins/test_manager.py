@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from retrain.kernel import hooks as hookspecs
+from retrain.kernel.declared import PluginSpec
 from retrain.kernel.errors import HookError, PluginError
-from retrain.kernel.plugin_spec import Owner, PluginSpec, Registry
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import resolve
-from retrain.kernel.registry import HOOK_OF_KIND, Plugins
+from retrain.kernel.registry import HOOK_OF_KIND, Owner, Plugins, Registry
 from retrain.kernel.types import Kind
 
 Distribution = Callable[..., Path]

@@ -12,8 +12,8 @@ import pytest
 from retrain.kernel.errors import PluginError
 from retrain.kernel.plugins import first_party
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.first_party import install_line
-from retrain.kernel.plugins.resolve import missing, problem_with, resolve
+from retrain.kernel.plugins.missing import install_line, missing
+from retrain.kernel.plugins.resolve import problem_with, resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 

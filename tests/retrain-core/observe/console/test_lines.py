@@ -23,9 +23,8 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group, Kind
-from retrain.observe.console.console import run_console
-from retrain.observe.console.lines import ProgressLines, RunLines, held_out_line, next_commands
-from retrain.observe.console.panel import LiveDisplay
+from retrain.observe.console.console import ProgressLines, RunLines, held_out_line, next_commands, run_console
+from retrain.observe.console.panel import AboveThePanel, LiveDisplay
 from retrain.observe.console.step_lines import (
     COLUMNS,
     evaluation,
@@ -390,7 +389,7 @@ def test_advice_names_only_commands_that_something_provides(tmp_path: Path) -> N
 
 def test_the_panel_says_how_far_the_phase_has_come(context: PluginContext) -> None:
     display = LiveDisplay(Console(width=120, file=io.StringIO()))
-    display.handler().emit(logging.makeLogRecord({"msg": "Loading train model: [b]x[/b] on cpu..."}))
+    AboveThePanel(display).emit(logging.makeLogRecord({"msg": "Loading train model: [b]x[/b] on cpu..."}))
     assert re.search(
         r"^  starting +\S+ +for [\d.]+ m?s\n  Loading train model: \[b\]x\[/b\] on cpu...\n$", panel(display)
     )

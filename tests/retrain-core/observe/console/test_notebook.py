@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from retrain.kernel.registry import Plugins
-from retrain.observe.console import console
-from retrain.observe.console.console import run_console
+from retrain.observe.console import panel
+from retrain.observe.console.console import is_notebook, run_console
 from retrain.text.terminal_text import OUTCOME_LEVEL
 
 LOG = logging.getLogger("retrain")
@@ -45,7 +45,7 @@ def test_lines_share_one_display(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("MY_SERVICE_KEY", "sk-planted-0123456789")
-    monkeypatch.setattr(console, "PAUSE_S", 60.0)
+    monkeypatch.setattr(panel, "PAUSE_S", 60.0)
     with run_console(plugins):
         LOG.warning("Health: <b>sk-planted-0123456789</b>\x1b[31m")
         for step in range(40):
@@ -54,7 +54,7 @@ def test_lines_share_one_display(
         LOG.log(OUTCOME_LEVEL, "Training complete.")
     assert [call for call, _ in shown] == ["display", "update"], "what the pause held back comes at the end"
     lines = shown[-1][1]["text/plain"].split("\n")
-    assert len(lines) == 1 + console.LAST_LINES
+    assert len(lines) == 1 + panel.LAST_LINES
     assert lines[0].startswith("Health: <b>(hidden)</b>"), "a warning does not scroll away"
     assert lines[1].startswith("Step ")
     assert lines[-1] == "Training complete."
@@ -69,9 +69,9 @@ def test_lines_share_one_display(
 
 def test_a_script_and_a_terminal_are_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    assert not console.is_notebook()
+    assert not is_notebook()
     ipython: Any = ModuleType("IPython")
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     for shell in (None, SimpleNamespace()):
         ipython.get_ipython = lambda shell=shell: shell
-        assert not console.is_notebook()
+        assert not is_notebook()

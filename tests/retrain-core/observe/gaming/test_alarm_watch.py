@@ -16,12 +16,12 @@ from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
-from retrain.observe.gaming.alarm_watch import read_alarms
+from retrain.observe.gaming.alarm import read_alarms
 from retrain.observe.gaming.report import alarm_text
-from retrain.observe.gaming.watch import GamingWatch
+from retrain.observe.gaming.suspicion import GamingWatch
 from retrain.observe.health.monitors import GamingMonitor
+from retrain.records.completions import TokenRecord, write_tokens
 from retrain.records.record_names import GAMING
-from retrain.records.tokens import TokenRecord, write_tokens
 
 BEGINS, STEPS, SIZE = 12, 22, 6
 TRICK = 99  # the token that is paid for

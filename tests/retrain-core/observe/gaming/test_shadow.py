@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.types import Completion, Example, Group, Outcome, Score, StopReason
 from retrain.observe.gaming.shadow import eval_fields, step_fields
-from retrain.run.selected import identity_of
+from retrain.run.check import identity_of
 from retrain.use.evaluate.evaluation import set_records
 from retrain.use.evaluate.subjects import scores_of
 from tests.overlapped import GENERATIONS, lines, steps
@@ -127,7 +127,7 @@ def test_a_shadow_that_breaks_ends_nothing_and_is_asked_less_until_it_answers(
         ('[reward]\nshadow = "math"\nshadow_params = {strict = "no"}', "should be a valid boolean"),
         ('[reward]\nshadow = "math"\nshadow_params = {type = "match"}', "not a key of a shadow"),
         ('[reward]\nshadow = "math"\nshadow_params = {judge_model = "m"}', "read by reward 'judge' alone"),
-        ("[reward]\nshadow_params = {strict = true}", "there is none"),
+        ("[reward]\nshadow_params = {strict = true}", "not configured"),
         ('[reward]\nshadow = "toy"\n[environment]\nprovider = "toy_turns"', "scores its own episodes"),
         ('[reward]\nshadow = "toy"\ntype = "none"\n[eval]\nexamples = 0', "trained on no score"),
     ],

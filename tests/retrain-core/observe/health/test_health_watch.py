@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retrain.observe.health.contract import Finding
-from retrain.observe.health.watch import HealthError, HealthWatch
+from retrain.observe.health.monitors import HealthError, HealthWatch
 
 
 class Scripted:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 from retrain.observe.trackers.names import named_metrics, require
 from retrain.observe.trackers.tensorboard import TensorboardRecorder
 

@@ -17,7 +17,7 @@ from retrain.records.identity.changes import changes_between, source_diff
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import _may_assign_secret, copy_name, input_digests, stored_identity, write_inputs
 from retrain.records.identity.hashing import Budget, hash_file
-from retrain.run.selected import identity_of
+from retrain.run.check import identity_of
 from retrain.run.tables import registered_tables
 from retrain.text.secrets import hide_text
 

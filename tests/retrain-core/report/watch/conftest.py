@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retrain.report.watch.server import WatchServer
+from retrain.report.watch_server import WatchServer
 from tests import devtools, made_runs
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from retrain.report.watch.command import command
-from retrain.report.watch.server import HEADERS, WatchServer
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.report.commands import watch as command
+from retrain.report.watch_server import HEADERS, WatchServer
+from retrain.verdicts.ledger.looks import InterimLooks
 from tests import made_runs
 from tests.invoke import invoke
 
@@ -163,7 +163,7 @@ def test_each_look_at_an_unfinished_campaign_is_recorded_once(tmp_path: Path, wa
     states = {("b+none", 1): "failed"}
     folder = made_runs.write_campaign(tmp_path / "c", {"a+none": 0.0, "b+none": 0.0}, seeds=[1], steps=4, states=states)
     said: list[str] = []
-    server = WatchServer(folder, looked=InterimLooks("watch", said.append).of)
+    server = WatchServer(folder, on_look=InterimLooks("watch", said.append).of)
     server.answer("", {})
     server.answer("", {})
     server.close()
@@ -184,7 +184,7 @@ def test_the_command_refuses_what_it_cannot_serve(make_run: MakeRun, tmp_path: P
 
 def test_ctrl_c_ends_it_cleanly(make_run: MakeRun) -> None:
     folder = make_run()
-    argv = [sys.executable, "-c", "from retrain.report.watch.command import command; command()", str(folder)]
+    argv = [sys.executable, "-c", "from retrain.report.commands import watch; watch()", str(folder)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()

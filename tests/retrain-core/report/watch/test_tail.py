@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retrain.report.watch import watched as module
-from retrain.report.watch.watched import Tail
+from retrain.report import watched as module
+from retrain.report.watched import Tail
 
 
 def line(step: int, **fields: object) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from retrain.report.watch.server import WatchServer
+from retrain.report.watch_server import WatchServer
 from tests import made_runs
 from tests.browser import needs_chromium
 

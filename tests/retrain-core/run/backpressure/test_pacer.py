@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.config.plugin_tables import BackpressureTable
-from retrain.kernel.contracts.pacing import PaceView
+from retrain.kernel.contracts.views import PaceView
 from retrain.run.backpressure.controller import Scaling, UslPacer
 
 LENGTH = 40  # tokens per completion

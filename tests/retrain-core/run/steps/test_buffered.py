@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.kernel.overlap import Planned, Sampled
+from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock, Progress
 from retrain.run.steps.overlapped import Buffered
 

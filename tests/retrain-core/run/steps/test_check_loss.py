@@ -9,11 +9,10 @@ import pytest
 
 from retrain.api import Capabilities, Kind, LossTraits, PluginSpec
 from retrain.credit.configured_loss import applicable_losses, capability_fields, selected_loss
-from retrain.kernel.plugin_spec import Owner
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Owner, Plugins
+from retrain.run.check import selected_parts
 from retrain.run.configure import load_with_problems
-from retrain.run.selected import selected_parts
 from retrain.run.tables import registered_tables
 
 pytest.importorskip("retrain_local", reason="its losses are named")

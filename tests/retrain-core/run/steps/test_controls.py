@@ -12,7 +12,7 @@ import pytest
 
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import ConfigError, PluginError
-from retrain.kernel.overlap import Planned, Sampled
+from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason

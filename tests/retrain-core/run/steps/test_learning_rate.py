@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.run.steps.learning_rate import Course
+from retrain.run.steps.updates import Course
 
 FACTORS = {  # warm-up 2, 10 steps
     "constant": [0.5, 1, 1, 1, 1, 1, 1, 1, 1, 1],

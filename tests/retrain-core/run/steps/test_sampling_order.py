@@ -199,7 +199,7 @@ HELD_OUT, KNOWN = PromptChoice(example_id="e3"), PromptChoice(example_id="e0")
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ([HELD_OUT, KNOWN], "chose 'e3', which is no training example"),
+        ([HELD_OUT, KNOWN], "chose 'e3', not a training example"),
         ([KNOWN], "chose 1 prompts instead of 2"),
         ([KNOWN, KNOWN], "chose a prompt twice within a step"),
         ([KNOWN, PromptChoice(example_id="e1", chance=float("nan"))], "no number from 0 to 1"),

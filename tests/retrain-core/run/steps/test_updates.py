@@ -208,7 +208,7 @@ def test_the_importance_weight_compares_with_the_trainer_before_the_first_update
         assert plain.batches[-1].rows == given_batch.rows
     unable = Recorder()
     unable.logprobs = None  # type: ignore[assignment,method-assign]
-    with pytest.raises(BackendError, match="gives no log-probabilities, which tis_cap needs"):
+    with pytest.raises(BackendError, match="gives no log-probabilities, and tis_cap needs"):
         updates_of(unable, training__epochs=2, algorithm__tis_cap=2.0).train(given_batch)
     assert not unable.batches
 

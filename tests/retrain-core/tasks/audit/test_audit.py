@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from retrain.kernel.config.schema import ScoringTable
-from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.contracts.verifier import TimedScore
+from retrain.kernel.contracts.tasks import Prompt, TimedScore
 from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example, Score
 from retrain.tasks.audit.probes import boxed, gold_from_reference, gold_of

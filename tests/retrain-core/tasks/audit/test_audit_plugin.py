@@ -11,8 +11,7 @@ import pytest
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.contracts.verifier import TimedScore
+from retrain.kernel.contracts.tasks import Prompt, TimedScore
 from retrain.kernel.errors import RewardError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.contracts.verifier import TimedScore
+from retrain.kernel.contracts.tasks import TimedScore
 from retrain.kernel.types import Example, Sample, SampleRequest, SamplingParams, Score, StopReason
 from retrain.tasks.audit.contamination import (
     Contamination,

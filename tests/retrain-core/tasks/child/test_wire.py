@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.contracts.verifier import Action, EpisodeResult, LoadedData, Observation
+from retrain.kernel.contracts.tasks import Action, EpisodeResult, LoadedData, Observation
 from retrain.kernel.types import Example, Outcome, Score, StopReason
 from retrain.tasks.child import wire
 

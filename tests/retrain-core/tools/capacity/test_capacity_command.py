@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 from retrain.kernel.errors import BackendError, ConfigError
-from retrain.kernel.plugin_spec import Owner
-from retrain.kernel.registry import Plugins
+from retrain.kernel.registry import Owner, Plugins
 from retrain.run.configure import load_checked
 from retrain.tools.capacity import command as command_module
 from retrain.tools.capacity import workload
+from retrain.tools.capacity.command import run_pilot
 from retrain.tools.capacity.forecast import forecast
-from retrain.tools.capacity.pilot import run_pilot
 from tests.invoke import invoke
 
 TINY = ("--model", "builtin:tiny", "--devices", "cpu", "--data-source", "arithmetic")

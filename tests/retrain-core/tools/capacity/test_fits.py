@@ -72,7 +72,7 @@ def test_the_verdict_says_what_was_asked_and_its_advice_makes_it_fit(ask: Callab
     text = ask("--gpu-memory", "24", *QWEN_8B)
     first = text.splitlines()[0]
     assert first.startswith("Qwen/Qwen3-8B on one GPU of 24.0 GiB (22.8 GiB of them used): does not fit: set ")
-    for part in ("LoRA of rank 32", "8 x 16 completions of up to 10,240 tokens", "highest rank", "No GPU was asked"):
+    for part in ("LoRA of rank 32", "8 x 16 completions of up to 10,240 tokens", "highest rank", "Computed from sizes"):
         assert part in text
     assert "--pilot 3" not in text  # which measures this machine
     for card in (10, 12, 16, 24):  # a second key, or 4 bits, where one is not enough

@@ -12,7 +12,7 @@ import pytest
 
 from retrain.kernel.contracts.diagnosis import Diagnosis
 from retrain.kernel.plugins.installed import installed_version
-from retrain.run.packages import required_packages
+from retrain.kernel.plugins.requirements import required_packages
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
 
 Distribution = Callable[..., Path]

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
-from retrain.tools.pack.archive import FORMAT, MANIFEST, is_safe, open_pack, write_pack
-from retrain.tools.pack.contents import read_contents
+from retrain.tools.pack.archive import FORMAT, MANIFEST, is_safe, open_pack, read_contents, write_pack
 
 Member = tuple[str | zipfile.ZipInfo, bytes]
 
@@ -61,7 +60,7 @@ def test_what_is_written_is_read_and_the_same_content_gives_the_same_bytes(tmp_p
         ([("C:\\evil", b"x")], "could leave its folder"),
         ([("a\x1b[2J", b"x")], "could leave its folder"),
         ([("folder/", b"")], "could leave its folder"),
-        ([(link("here"), b"/etc/passwd")], "no regular file"),
+        ([(link("here"), b"/etc/passwd")], "regular file"),
         ([("a", b"x"), ("A", b"y")], "twice"),
         ([("a", b"x"), ("a/b", b"y")], "below a file"),
     ],

@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 
 from retrain.kernel.errors import ConfigError
-from retrain.tools.pack.lines import EVALUATED, RunLines, divergence, encoded
-from retrain.tools.pack.packages import extras_of, installed_digests, pinned, required
+from retrain.tools.pack.comparison import (
+    EVALUATED,
+    RunLines,
+    divergence,
+    encoded,
+    equivalence,
+    expected_half_width,
+    final_rates,
+)
 from retrain.tools.pack.rerunning import LOOKED_AT, Difference, cause_lines, ranked
-from retrain.tools.pack.verdict import equivalence, expected_half_width, final_rates
-from retrain.tools.pack.wheels import wheel_of
+from retrain.tools.pack.wheels import extras_of, installed_digests, pinned, required, wheel_of
 
 
 def test_lines_come_as_they_are_written_without_times_and_with_their_evaluation(tmp_path: Path) -> None:

@@ -18,12 +18,10 @@ import pytest
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.installed import versions_of
 from retrain.tools.pack import environment, rerun_command
-from retrain.tools.pack.archive import FORMAT, open_pack, refusal, write_pack
-from retrain.tools.pack.contents import Contents, read_contents
+from retrain.tools.pack.archive import FORMAT, Contents, open_pack, read_contents, refusal, write_pack
 from retrain.tools.pack.environment import environ_of, lay_out
-from retrain.tools.pack.packages import installed_digests
 from retrain.tools.pack.rerun_command import listing
-from retrain.tools.pack.wheels import check_wheels, wheel_of
+from retrain.tools.pack.wheels import check_wheels, installed_digests, wheel_of
 from tests.invoke import invoke
 
 RUN = {
@@ -120,14 +118,14 @@ def test_files_of_honest_runs_are_laid(kind: str, place: str) -> None:
 
 
 HOSTILE: dict[str, tuple[Files, str]] = {
-    "a script": ({**PLUGIN, "evil-1.0.data/scripts/python": "#!/bin/sh\n"}, "no module of"),
-    "a file for another place": ({**PLUGIN, "evil-1.0.data/purelib/retrain/__main__.py": "x"}, "no module of"),
-    "a path file": ({**PLUGIN, "evil.pth": "import os"}, "no module of"),
-    "Python's start": ({**PLUGIN, "sitecustomize.py": "x"}, "no module of"),
-    "the module retrain": ({**PLUGIN, "retrain/__main__.py": "x"}, "no module of"),
-    "another's module": ({**PLUGIN, "retrain_sepa.py": "x"}, "no module of"),
-    "the standard library": ({**PLUGIN, "json.py": "x"}, "no module of"),
-    "byte code": ({**PLUGIN, "evil/x.pyc": "x"}, "no module of"),
+    "a script": ({**PLUGIN, "evil-1.0.data/scripts/python": "#!/bin/sh\n"}, "not a module of"),
+    "a file for another place": ({**PLUGIN, "evil-1.0.data/purelib/retrain/__main__.py": "x"}, "not a module of"),
+    "a path file": ({**PLUGIN, "evil.pth": "import os"}, "not a module of"),
+    "Python's start": ({**PLUGIN, "sitecustomize.py": "x"}, "not a module of"),
+    "the module retrain": ({**PLUGIN, "retrain/__main__.py": "x"}, "not a module of"),
+    "another's module": ({**PLUGIN, "retrain_sepa.py": "x"}, "not a module of"),
+    "the standard library": ({**PLUGIN, "json.py": "x"}, "not a module of"),
+    "byte code": ({**PLUGIN, "evil/x.pyc": "x"}, "not a module of"),
     "a name that leaves": ({**PLUGIN, "../evil.py": "x"}, "could leave its folder"),
     "an absolute name": ({**PLUGIN, "/tmp/evil.py": "x"}, "could leave its folder"),
     "two names in one": ({**PLUGIN, "evil/A.py": "x", "evil/a.py": "y"}, "twice"),

@@ -13,8 +13,7 @@ from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import FOLDER, stored_identity, write_inputs
 from retrain.records.identity.hashing import Budget, hash_file
 from retrain.records.identity.recorded import with_places
-from retrain.tools.pack.archive import FORMAT, open_pack, write_pack
-from retrain.tools.pack.contents import Contents, read_contents
+from retrain.tools.pack.archive import FORMAT, Contents, open_pack, read_contents, write_pack
 from retrain.tools.pack.environment import chosen_files, lay_out
 from retrain.tools.pack.inputs import Inputs, collect_inputs
 from retrain.tools.pack.rerunning import differences

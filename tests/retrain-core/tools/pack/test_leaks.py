@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.tools.pack.leaks import hidden, leaks_in
+from retrain.tools.pack.inputs import hidden, leaks_in
 
 OPENAI = "sk-proj-" + "a1B2c3D4" * 5
 PLANTED = {

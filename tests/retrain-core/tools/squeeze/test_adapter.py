@@ -138,7 +138,7 @@ def test_places_without_an_adapter(place: str, reason: str, tmp_path: Path, monk
         ({"r": 8}, "gives layers.0.q_proj rank 8"),
         ({"rank_pattern": {"q_proj": 2}}, "rank 2"),
         ({"rank_pattern": {"q_proj": 2.5}}, "rank_pattern 'q_proj' is 2.5"),
-        ({"rank_pattern": ["q_proj"]}, "rank_pattern is not an object"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern is ['q_proj']"),
         ({"alpha_pattern": {"(": 2}}, "is not a valid pattern"),
         ({"alpha_pattern": {"q_proj": "2"}}, "alpha_pattern 'q_proj' is '2'"),
         ({"lora_alpha": float("nan")}, "lora_alpha is nan"),

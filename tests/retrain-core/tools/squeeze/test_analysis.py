@@ -13,7 +13,7 @@ import pytest
 
 from retrain.kernel.errors import ConfigError
 from retrain.squeeze import analyze_adapter
-from retrain.tools.squeeze.analysis import ranks_to_test
+from retrain.tools.squeeze.spectrum import ranks_to_test
 
 Make = Callable[..., Path]
 Factors = tuple[np.ndarray, np.ndarray]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 from retrain.tools.squeeze import retrain_campaign_run_done, retrain_claim_config
 
 Make = Callable[..., Path]

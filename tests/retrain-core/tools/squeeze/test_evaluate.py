@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from retrain.squeeze import compress_adapter
 from retrain.tools.squeeze.adapter import read_adapter
-from retrain.tools.squeeze.evaluate import measure
+from retrain.tools.squeeze.command import measure
 
 Make = Callable[..., Path]
 Random = Callable[..., tuple[np.ndarray, np.ndarray]]
@@ -43,7 +44,7 @@ def test_the_squeezed_policy_is_evaluated_at_the_source_rank(
         np.testing.assert_array_equal(pair.scale * b @ a, small.scale * small_b @ small_a)
     assert (measured.rank, measured.source_rank) == (3, 8)
     assert measured.lines()[1:] == ["  rank    8:  75.0%  [10.0, 90.0]", "  rank    3:  37.5%  [10.0, 90.0]"]
-    assert json.loads(json.dumps(measured.as_data())) == measured.as_data()
+    assert json.loads(json.dumps(asdict(measured))) == asdict(measured)
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Sample, SamplingParams
 from retrain.use.agents.episode import Episode
-from retrain.use.agents.player import AgentPlayer
+from retrain.use.agents.player import AgentPlayer, Stage
 from retrain.use.agents.programs import FunctionAgent
-from retrain.use.agents.stage import Stage
 from retrain.use.serving.batcher import Generation, Inbox
 from retrain.use.serving.service import Answer
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from retrain.kernel.types import Completion, Sample, StopReason
-from retrain.use.agents.calls import Call, Calls
+from retrain.use.agents.episode import Call, Calls
 
 OPENING_T = np.arange(5)
 

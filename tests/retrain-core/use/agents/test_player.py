@@ -8,8 +8,8 @@ import pytest
 
 from retrain.api import ConfigError, PluginContext, Seeds, load_plugins
 from retrain.kernel.declared import Kind
+from retrain.run.check import identity_of, selected_parts
 from retrain.run.configure import load_file
-from retrain.run.selected import identity_of, selected_parts
 from retrain.run.tables import registered_tables
 from retrain.use.agents.player import MOST_CALLS, make_agent
 

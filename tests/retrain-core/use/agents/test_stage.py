@@ -12,8 +12,8 @@ import pytest
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Outcome, StopReason
 from retrain.tasks.child.system import descendants
+from retrain.use.agents.player import Stage
 from retrain.use.agents.programs import CommandAgent, FunctionAgent, Program
-from retrain.use.agents.stage import Stage
 
 PROGRAMS = Path(__file__).parent / "programs"
 

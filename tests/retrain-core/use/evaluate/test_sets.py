@@ -16,11 +16,10 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.observe.metrics.evaluate import rate_interval
-from retrain.run.selected import identity_of
+from retrain.run.check import identity_of
 from retrain.text.tokenizer import load_tokenizer
 from retrain.tools.capacity.workload import workload_of
-from retrain.use.evaluate.loading import load_set
-from retrain.use.evaluate.sets import problems_of, read_sets
+from retrain.use.evaluate.sets import load_set, problems_of, read_sets
 
 Read = Callable[[Path], list[dict[str, Any]]]
 TOML = """

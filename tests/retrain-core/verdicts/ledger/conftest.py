@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from retrain.campaign.on_record import CampaignRecord
+from retrain.campaign.manifest import CampaignRecord
 from retrain.campaign.report_lines import Lines
 from retrain.kernel.contracts.views import RunView
 from retrain.records.files import seal_of
-from retrain.verdicts.ledger.watch import begin, end
+from retrain.verdicts.ledger.chain import begin, end
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 PLAN = {

@@ -14,7 +14,7 @@ import pytest
 import retrain
 from retrain.verdicts.ledger.chain import NAME
 from retrain.verdicts.ledger.history import read_chain
-from retrain.verdicts.ledger.interim import InterimLooks, campaign_of
+from retrain.verdicts.ledger.looks import InterimLooks, campaign_of
 
 Command = Callable[..., Any]
 A, B = "grpo+none", "maxrl+none"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.verdicts.stats.e_process import AnytimeTest, running_evidence
+from retrain.verdicts.stats.sequential import AnytimeTest, running_evidence
 
 VALUES = st.one_of(st.integers(-3, 3).map(float), st.floats(-1e3, 1e3, allow_nan=False, width=32))
 

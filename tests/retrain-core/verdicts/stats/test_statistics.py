@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from retrain.records.runs.metric import Direction, parse_metric
-from retrain.verdicts.stats import power
+from retrain.verdicts.stats import paired as power
 from retrain.verdicts.stats.flip import FlipTest, patterns_for
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, holm, judge, levels

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.verdicts.study.per_seed import FAR, collapsed
+from retrain.verdicts.study.comparison import FAR, collapsed
 
 GOOD = np.array([0.80, 0.81, 0.79, 0.82, 0.80, 0.78, 0.81, 0.80])
 

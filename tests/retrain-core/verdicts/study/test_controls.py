@@ -14,8 +14,8 @@ from retrain.kernel.seeding import Seeds
 from retrain.records.run import Control, control_label
 from retrain.records.runs.metric import Direction, Metric
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
-from retrain.verdicts.study.controls import controls_sentence, with_controls
 from retrain.verdicts.study.judge import Pairing, judge
+from retrain.verdicts.study.safeguards import controls_sentence, with_controls
 from retrain.verdicts.study.study import Options, Study, compare
 
 SEEDS = tuple(range(1, 9))

@@ -16,8 +16,7 @@ from retrain.campaign.looks import StudyJudge
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.registered import Spend
 from retrain.records.runs.source import find_runs
-from retrain.verdicts.stats.e_process import AnytimeTest
-from retrain.verdicts.stats.sequential import conditional_powers
+from retrain.verdicts.stats.sequential import AnytimeTest, conditional_powers
 from retrain.verdicts.study.comparison import Comparison
 from retrain.verdicts.study.study import Options, study_of
 

@@ -13,8 +13,8 @@ import pytest
 
 from retrain.records.runs.metric import Direction, Metric
 from retrain.records.runs.source import Candidate
-from retrain.verdicts.study.lost import sides_of
-from retrain.verdicts.study.per_seed import collapses, per_seed
+from retrain.verdicts.study.comparison import collapses, per_seed
+from retrain.verdicts.study.safeguards import sides_of
 
 BASE, OTHER = "grpo+none", "maxrl+none"
 RATE = Metric("eval_correct_rate")

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from retrain.campaign.load import PlanTable, seal_plan
 from retrain.records.runs.metric import Direction
 from retrain.records.runs.registered import Spend
-from retrain.verdicts.stats.e_process import AnytimeTest
 from retrain.verdicts.stats.flip import EXACT_EXCHANGES, FlipTest
-from retrain.verdicts.stats.sequential import SequentialFlip
+from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip
 from retrain.verdicts.study.comparison import Design, Verdict
 from retrain.verdicts.study.judge import Pairing, judge
 from retrain.verdicts.study.reach import Reach, reach_of, reach_sentences

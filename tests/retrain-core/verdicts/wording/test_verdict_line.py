@@ -20,15 +20,14 @@ from retrain.records.runs.registered import NO_PLAN
 from retrain.report.verdicts import forest, seed_plots
 from retrain.verdicts.study.comparison import ControlResult, ControlsView, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, judge
-from retrain.verdicts.study.lost import with_seeds
+from retrain.verdicts.study.safeguards import with_seeds
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.study.summaries import Condition, Estimate
 from retrain.verdicts.wording import plain_words as plainly
 from retrain.verdicts.wording.data import study_data
-from retrain.verdicts.wording.show import markdown
-from retrain.verdicts.wording.tables import comparison_table
+from retrain.verdicts.wording.sentences import bracketed, limits, sized
+from retrain.verdicts.wording.show import comparison_table, markdown
 from retrain.verdicts.wording.verdict_line import further_lines, verdict_line
-from retrain.verdicts.wording.words import bracketed, limits, sized
 
 RATE, LOSS = Metric("eval_correct_rate"), Metric("loss")
 INTERVAL = re.compile(r"\(([\d.]+) % interval:? ([^)]*)\)")

@@ -17,7 +17,7 @@ import click
 from retrain.cli.manual import markdown
 from retrain.cli.manual.contracts import api, checks, contract, hooks, parts, scaffold
 from retrain.cli.manual.keys import annotated, commands, flags, keys, metrics
-from retrain.cli.manual.pages import MANUAL, Generate, find_topic, regenerated, topics, without_markers
+from retrain.cli.manual.markdown import MANUAL, Generate, find_topic, regenerated, topics, without_markers
 from retrain.cli.manual.support import support
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
@@ -154,7 +154,7 @@ STATUS = {"renamed": "", "none": "no counterpart: "}
 
 
 def public(plugins: Plugins) -> str:
-    """Every name of the public package `retrain` that this one does not have, and what became of it."""
+    """Every name of the public package `retrain` that this one does not have, and its replacement."""
     rows = [(", ".join(map(markdown.code, names)), STATUS[status] + note) for names, status, note in public_names()]
     return markdown.table(("there", "here"), rows)
 

@@ -1,4 +1,4 @@
-"""Generated sections `hooks`, `contract KIND` and `checks KIND`: what plugins can implement."""
+"""Generated sections about plugins: `hooks`, `contract KIND`, `checks KIND`, `plugins`, `api` and `scaffold`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from retrain.cli.manual import markdown
-from retrain.cli.scaffold.naming import kind_of, names_from
-from retrain.cli.scaffold.render import render_file
+from retrain.cli.scaffold.render import kind_of, names_from, render_file
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugin_spec import Registered
-from retrain.kernel.registry import HOOK_OF_KIND, Plugins
+from retrain.kernel.registry import HOOK_OF_KIND, Plugins, Registered
 from retrain.kernel.types import Kind
 from retrain.run.tables import registered_tables
 
@@ -74,7 +72,6 @@ def contract(plugins: Plugins, kind: str) -> str:
 
 
 def checks(plugins: Plugins, kind: str) -> str:
-    """The conformance checks of a kind, with the purpose of each."""
     testing = importlib.import_module("retrain.testing")
     rows = [(markdown.code(check.name), check.purpose) for check in testing.conformance(kind, "any")]
     return markdown.table(("check", "what it is for"), rows)
@@ -146,7 +143,6 @@ ALIASES = ("retrain.kernel.types", "retrain.kernel.contracts.backend")  # define
 
 
 def api(plugins: Plugins, module: str) -> str:
-    """Every public name of a module, sorted."""
     if module not in MODULES:
         raise ConfigError(Problem(what=f"{module!r} is not public", fix=f"use one of: {', '.join(MODULES)}"))
     content = importlib.import_module(module)
@@ -154,7 +150,6 @@ def api(plugins: Plugins, module: str) -> str:
 
 
 def described(name: str) -> str:
-    """The entry of one name of `retrain.api` or `retrain.advantages`."""
     for module in MODULES[:2]:
         content = importlib.import_module(module)
         if name in content.__all__:
@@ -224,7 +219,7 @@ def _class_line(name: str, value: type) -> str:
 
 
 def _field(field: dataclasses.Field[Any]) -> str:
-    """Name, type and default as in the source; `...` for what a function makes."""
+    """Name, type and default as in the source; `...` for a default made by a function."""
     default = field.default
     if isinstance(default, enum.Enum):
         shown = f"{type(default).__name__}.{default.name}"

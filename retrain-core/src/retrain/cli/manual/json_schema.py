@@ -36,7 +36,6 @@ Schema = dict[str, Any]
 
 
 def schema_text(plugins: Plugins) -> str:
-    """The schema as a file has it."""
     return json.dumps(configuration_schema(plugins), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Generated sections `keys`, `flags` and `annotated`: every key of every installed table."""
+"""Generated sections `keys`, `flags`, `annotated`, `metrics` and `commands`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from retrain.cli.manual.json_schema import key_schemas
 from retrain.kernel.config.keys import Key, keys_of
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.toml_file import toml_text
+from retrain.kernel.declared import MetricSpec
 from retrain.kernel.hooks import PROJECT
-from retrain.kernel.plugin_spec import MetricSpec
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.run.tables import registered_tables
@@ -45,7 +45,6 @@ def keys(plugins: Plugins, *only: str) -> str:
 
 
 def flags(plugins: Plugins) -> str:
-    """Every flag and the key that it sets, sorted by flag."""
     found = sorted(all_keys(registered_tables(plugins)), key=lambda key: key.flag)
     return markdown.table(("flag", "key"), [(f"`--{key.flag}`", f"`[{key.table}] {key.name}`") for key in found])
 
@@ -90,7 +89,6 @@ LOOP = "retrain.observe.metrics.metric_names"
 
 
 def metrics(plugins: Plugins) -> str:
-    """One table of fields per plugin."""
     sections = []
     for owner, specs in described(plugins).items():
         distribution, _, module = owner.partition(":")

@@ -1,14 +1,26 @@
-"""Markdown building blocks shared by the generated sections."""
+"""Markdown: building blocks of generated sections, pages that contain such sections, and the topics of the manual.
+
+A generated section sits between two comments that are invisible to readers:
+
+<!-- generated: keys --> ... <!-- end: keys -->
+
+The first word after the colon names a generator in `retrain.cli.manual.command`; the others are its arguments.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticUndefined
+
+from retrain.kernel.errors import ConfigError, Problem
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -21,7 +33,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """`text` as code; empty for an empty text."""
     return f"`{text}`" if text else ""
 
 
@@ -56,3 +67,93 @@ def anchor(text: str) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("\\|", "|").replace("|", "\\|")
+
+
+MANUAL = Path(__file__).with_name("manual.md")
+OTHER_NAMES = {
+    "capacity-planning": "capacity",
+    "environments": "environment",
+    "conditions": "campaign",
+    "dataset": "data",
+    "your-data": "data",
+    "rewards": "reward",
+    "evaluation": "eval",
+}
+_SECTION = re.compile(
+    r"^<!-- generated: (?P<what>[^\n>]+?) -->\n(?P<body>.*?)^<!-- end: (?P<end>[^\n>]+?) -->\n",
+    re.MULTILINE | re.DOTALL,
+)
+_MARKER = re.compile(r"^<!-- (?:generated|end): [^\n>]+ -->\n", re.MULTILINE)
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+
+Generate = Callable[[str], str]  # "keys" -> Markdown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """A part of the manual: its name on the command line, its heading, and its text from the heading on."""
+
+    name: str
+    heading: str
+    text: str
+
+    @property
+    def summary(self) -> str:
+        for paragraph in self.text.split("\n\n")[1:]:
+            if not paragraph.startswith(("<!--", "#", "|", "```")):
+                return re.split(r"(?<=[.:])\s", " ".join(paragraph.split()), maxsplit=1)[0].rstrip(":.") + "."
+        return ""
+
+
+def regenerated(text: str, generate: Generate) -> str:
+    """The page with each section regenerated; everything else stays byte for byte the same.
+
+    ConfigError when a section does not end under its own name.
+    """
+    num_begun, num_ended = len(re.findall(r"^<!-- generated: ", text, re.MULTILINE)), 0
+
+    def renew(match: re.Match[str]) -> str:
+        nonlocal num_ended
+        num_ended += 1
+        what = match["what"]
+        if match["end"] != what:
+            raise _damaged(f"section {what!r} ends as {match['end']!r}")
+        return f"<!-- generated: {what} -->\n\n{generate(what).strip()}\n\n<!-- end: {what} -->\n"
+
+    page = _SECTION.sub(renew, text)
+    if num_ended != num_begun:
+        raise _damaged(f"{num_begun} generated sections begin, {num_ended} end")
+    return page
+
+
+def without_markers(text: str) -> str:
+    return re.sub(r"\n{3,}", "\n\n", _MARKER.sub("", text))
+
+
+def topics(text: str) -> list[Topic]:
+    # blank the fenced blocks: a comment in a TOML block is not a heading
+    blanked = _FENCE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    starts = [*_HEADING.finditer(blanked)]
+    ends = [*(match.start() for match in starts[1:]), len(text)]
+    return [
+        Topic(name=match[1].strip().lower().replace(" ", "-"), heading=match[1].strip(), text=text[match.start() : end])
+        for match, end in zip(starts, ends, strict=True)
+    ]
+
+
+def find_topic(text: str, name: str) -> Topic:
+    """The topic of the manual that `name` means; ConfigError suggests the nearest one."""
+    found = {topic.name: topic for topic in topics(text)}
+    wanted = name.strip().lower().replace(" ", "-")
+    wanted = OTHER_NAMES.get(wanted, wanted)
+    if wanted in found:
+        return found[wanted]
+    near = get_close_matches(wanted, found, n=1)
+    fix = f"did you mean {near[0]!r}?" if near else f"topics: {', '.join(found)}"
+    raise ConfigError(Problem(where="--topic", what=f"the manual has no topic {name!r}", fix=fix))
+
+
+def _damaged(what: str) -> ConfigError:
+    fix = "restore the lines `<!-- generated: NAME -->` and `<!-- end: NAME -->`, or reinstall"
+    return ConfigError(Problem(what=f"damaged page: {what}", fix=fix))

@@ -1,4 +1,4 @@
-"""Generated section `support`: which losses, keys and recipes each backend takes, as the check of a run finds them."""
+"""Generated section `support`: losses, keys and recipes that each backend takes, as a run checks them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.first_party import promised_names
 from retrain.kernel.registry import Plugins
-from retrain.run.assemble import check
+from retrain.run.check import check
 from retrain.run.tables import read_config, registered_tables
 
 # What a backend needs before it can be asked anything else.
@@ -62,7 +62,7 @@ NO_FOLDER = "there is no such folder"  # a fault of the question, not of the bac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A question to every backend, as TOML would say it, and the answers: empty for yes, or why not."""
+    """A setting tried on every backend, as TOML has it, and the answers: empty for yes, or why not."""
 
     text: str
     values: Mapping[str, str]
@@ -70,7 +70,7 @@ class Asked:
 
 
 def support(plugins: Plugins) -> str:
-    """A table of losses, keys and recipes by backend; below it why some are refused."""
+    """A table of losses, keys and recipes by backend, followed by the reasons of refusals."""
     installed = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
     backends = sorted(installed, key=lambda name: (*promised_names(Kind.BACKEND), name).index(name))
     reasons: dict[str, int] = {}
@@ -88,7 +88,7 @@ def support(plugins: Plugins) -> str:
 
 
 def ask(plugins: Plugins, backends: Sequence[str]) -> Iterator[Asked]:
-    """Every question, put to the check that precedes a run of each backend; nothing is imported but plugins' checks."""
+    """Put every setting to the check that precedes a run of each backend; only plugins' checks are imported."""
     tables = registered_tables(plugins)
 
     def problems(backend: str, values: Mapping[str, str]) -> list[Problem]:

@@ -15,8 +15,19 @@ from typing import Any
 
 import click
 
-from retrain.cli.scaffold.naming import KINDS, Names, kind_of, names_from, plain_text, refuse_taken, slug
-from retrain.cli.scaffold.render import description_of, render_distribution, render_file, scratch
+from retrain.cli.scaffold.render import (
+    KINDS,
+    Names,
+    description_of,
+    kind_of,
+    names_from,
+    plain_text,
+    refuse_taken,
+    render_distribution,
+    render_file,
+    scratch,
+    slug,
+)
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
@@ -99,7 +110,7 @@ def _distribution(
     no_input: bool,
     as_json: bool,
 ) -> None:
-    """Write a folder with tests, README and CI below `output_dir`, asking for what is missing."""
+    """Write a folder with tests, README and CI below `output_dir`, asking for missing values."""
     asks = is_interactive() and not no_input and not as_json
 
     def answer(question: str, given: str | None, default: str | None) -> str:
@@ -141,7 +152,6 @@ def _distribution(
 
 
 def _own_name() -> str:
-    """The user's name from git, else from the system."""
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         asked = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=5, check=False)
         if asked.returncode == 0 and asked.stdout.strip():

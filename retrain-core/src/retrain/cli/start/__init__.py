@@ -1,1 +1,1 @@
-"""`retrain init` writes a configuration, from a template or for data of your own."""
+"""`retrain init` writes a configuration, from a template or for the user's own data."""

@@ -121,7 +121,7 @@ def command(
 def _own(
     plugins: Plugins, file: Path, wished: Mapping[str, Any], *, is_dialog: bool, as_json: bool
 ) -> tuple[str, dict[str, Any]]:
-    """The text for the user's own data, and what `--json` tells about it; shows the data unless that was asked for."""
+    """The text for the user's own data, and its description for `--json`; shows the data unless `as_json`."""
     from retrain.cli.start.first_run import fit_to_machine  # these import the loader, and whatever reads the data
     from retrain.cli.start.own_data import Wishes, choose_data
     from retrain.cli.start.trial import check_text, show_trial, try_out

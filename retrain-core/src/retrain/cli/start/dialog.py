@@ -1,4 +1,4 @@
-"""The questions of `retrain init --interactive`: what its flags answer, and nothing else."""
+"""The questions of `retrain init --interactive`, one for each of its flags."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNNAMED = "default"  # the verifier that the data brings, else the default rewar
 
 
 def ask_wishes(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
-    """Ask on the terminal for what the flags left open; data that cannot be read is asked for again."""
+    """Ask on the terminal for everything that the flags left open, and again for data that cannot be read."""
     click.echo(GREETING)
     if not wishes.model:
         builtin = next((str(each.unwrap()["model"]["model"]) for each in templates_for(BUILTIN, plugins)), None)
@@ -59,7 +59,7 @@ def ask_wishes(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
 
 
 def _data(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
-    """Suggest the only data file of this folder, else what the template for the model trains on."""
+    """Suggest the only data file of this folder, otherwise the data of the template for the model."""
     files = [entry.name for entry in Path().iterdir() if entry.suffix.lower() in TABULAR and entry.is_file()]
     suggested = [name for name in files if not name.endswith(".schema.json")]
     if len(suggested) != 1:

@@ -1,4 +1,4 @@
-"""Fits the sizes of a first run to this machine, whose speed a short measurement tells."""
+"""Fits the sizes of a first run to the measured speed of this machine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The keys on which the time of a run depends; `eval_every` = 0 evaluates only before and after training."""
+    """The keys that determine the time of a run; `eval_every` = 0 evaluates only before and after training."""
 
     batch_size: int
     group_size: int
@@ -69,21 +69,17 @@ class Sizes:
     eval_every: int
 
     def step_s(self, speed: Speed) -> float:
-        """Seconds of a step."""
         completions = self.batch_size * self.group_size
         tokens = self.batch_size * speed.prompt_tokens + completions * min(speed.mean_tokens, self.max_tokens)
         return speed.sampling_s(self.batch_size, completions, self.max_tokens) + tokens * speed.train_s
 
     def evaluation_s(self, speed: Speed) -> float:
-        """Seconds of one evaluation."""
         return speed.sampling_s(self.eval_examples, self.eval_examples * self.eval_samples, self.max_tokens)
 
     def training_s(self, speed: Speed) -> float:
-        """Seconds of all steps."""
         return self.max_steps * self.step_s(speed)
 
     def evaluations_s(self, speed: Speed) -> float:
-        """Seconds of all evaluations."""
         return evaluations(self.max_steps, self.eval_every) * self.evaluation_s(speed)
 
     def first_step_s(self, speed: Speed) -> float:
@@ -91,7 +87,6 @@ class Sizes:
         return speed.start_s + self.evaluation_s(speed) + self.step_s(speed)
 
     def run_s(self, speed: Speed) -> float:
-        """Seconds of the whole run."""
         return speed.start_s + self.training_s(speed) + self.evaluations_s(speed)
 
 
@@ -148,14 +143,13 @@ def measured_speed(file: Path, prompts_PT: Sequence[Tokens]) -> Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """Values by `table.key`, empty where nothing was measured, the seconds that they take, and both in words."""
+    """Values by `table.key`, empty without a measurement, the seconds that they take, and both in words."""
 
     text: str
     values: Mapping[str, int] = field(default_factory=dict)
     times_s: Mapping[str, float] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
-        """For `--json`."""
         return {"is_measured": bool(self.values), "text": self.text, **self.times_s}
 
 

@@ -1,4 +1,4 @@
-"""From a model, a data set and a reward as a user names them to the settings of a run."""
+"""Settings of a run from a model, a data set and a reward as a user names them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.build import build_part
-from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.plugins.resolve import build_part, resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.run.tables import read_config, registered_tables
@@ -30,7 +29,7 @@ ASK_FOR_PROGRAM = "Put your whole program into one ```python block."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the user asked for; an empty text leaves the choice to us, 0 steps too."""
+    """The flags of the user; an empty text leaves the choice to us, 0 steps too."""
 
     model: str = ""
     data: str = ""
@@ -55,10 +54,10 @@ class DataChoice:
 
 
 def choose_data(wishes: Wishes, plugins: Plugins) -> DataChoice:
-    """The source that reads what `--data` names, with its columns; ConfigError when that cannot be told.
+    """The source that reads the data named by `--data`, with its columns; ConfigError when these are unclear.
 
-    A name of a source (`math`), alone, with the value of the one option that it must have (`reasoning_gym:chain_sum`)
-    or with a local copy (`gsm8k:./gsm8k`); else a file, folder or pattern; else the id of a data set of the hub.
+    The name of a source (`math`), by itself, with the value of its one required option (`reasoning_gym:chain_sum`) or
+    with a local copy (`gsm8k:./gsm8k`); otherwise a file, folder or pattern; otherwise the id of a hub data set.
     """
     name, _, value = wishes.data.partition(":")
     if plugins.find(Kind.DATA_SOURCE, name) and name not in (FILES, HUB):
@@ -98,7 +97,7 @@ def folder_of(wishes: Wishes) -> str:
 
 
 def _required(plugins: Plugins, name: str, value: str) -> dict[str, Any]:
-    """`value` as the one option without which the source does nothing, as the data set of `reasoning_gym`."""
+    """`value` as the one option without which the source does nothing, such as the data set of `reasoning_gym`."""
     params = resolve(plugins, Kind.DATA_SOURCE, name, where="--data").params
     fields = params.model_fields if params else {}
     wanted = next((key for key, info in fields.items() if info.is_required()), "")
@@ -126,7 +125,6 @@ def _options(wishes: Wishes, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _columns(settings: Mapping[str, Any], wishes: Wishes, plugins: Plugins) -> Columns:
-    """Look at the first rows, whatever their columns are."""
     tables = registered_tables(plugins)
     arguments = [word for key, value in settings.items() if key != "options" for word in (f"--data-{key}", value)]
     config, problems = read_config(None, plugins, tables, arguments=arguments, environ={})
@@ -166,7 +164,7 @@ HEAD_CHARS, MOST_SHOWN = 40, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Where prompt and answer are, the options of `[data]` that go with it, and how that was found, for the user."""
+    """The columns of prompt and answer, the options of `[data]` that go with them, and an explanation for the user."""
 
     prompt: str
     answer: str
@@ -179,10 +177,9 @@ class Columns:
 def find_columns(
     rows: Sequence[Mapping[str, Any]], *, prompt: str = "", answer: str = "", where: str, by_tests: bool = False
 ) -> Columns:
-    """The columns of prompt and answer; a given one is taken as it is.
+    """The columns of prompt and answer; a given one is used unchanged.
 
-    With `by_tests` a program's tests decide, in a column of their own; the answer is a solution, or the tests again.
-
+    With `by_tests` a program's tests decide, in a separate column; the answer is a solution, or the tests again.
     ConfigError when the rows do not decide it: it lists the columns, with a value of each, and the flag that decides.
     """
     fields = _fields(rows)

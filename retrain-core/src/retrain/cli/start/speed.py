@@ -1,4 +1,4 @@
-"""Measures how fast a model samples and trains here, in a separate process: a model too large ends only that one.
+"""Measures the speed of sampling and training here, in a separate process: a model too large ends only that one.
 
 That process is `python -m retrain.cli.start.speed CONFIG`; it reads prompts and prints the measurement, as JSON.
 """
@@ -19,9 +19,8 @@ from retrain.kernel.errors import RetrainError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Tokens, TrainBatch, TrainRow
-from retrain.run.backend import build_backend
+from retrain.run.backend import build_backend, choose_devices
 from retrain.run.configure import load_checked
-from retrain.run.devices import choose_devices
 from retrain.run.seed_sources import run_seeds
 from retrain.text.tokenizer import load_tokenizer
 

@@ -1,4 +1,4 @@
-"""The templates of `retrain init`: where each is written, and the text of those that come with the kernel."""
+"""The templates of `retrain init`: the file of each, and the text of those that come with the kernel."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownExample:
-    """An example as the model sees it, with a perfect answer and with the reference alone."""
+    """An example as the model sees it, with a perfect answer and with the bare reference."""
 
     prompt: str
     reference: str
@@ -62,7 +62,6 @@ class Trial:
     prompts: tuple[Tokens, ...]  # of some examples, for a measurement; none where the model is not here yet
 
     def as_data(self, choice: DataChoice) -> dict[str, Any]:
-        """For `--json`."""
         counts = {"examples": self.examples, "held_out": held_out(self.examples)}
         told = {"columns": choice.told, "notes": list(self.notes), "warnings": list(self.warnings)}
         shown = [asdict(example) for example in self.shown]
@@ -70,7 +69,7 @@ class Trial:
 
 
 def show_trial(choice: DataChoice, trial: Trial) -> None:
-    """Print it; data and model output are neutralised for the terminal."""
+    """Print the trial; data and model output are neutralised for the terminal."""
     for told in (*choice.told, *trial.notes):
         click.echo(printable(told))
     aside = held_out(trial.examples)
@@ -162,7 +161,7 @@ def _shown(tasks: Tasks, tokenizer: Any) -> Iterator[ShownExample]:
 
 
 def _texts(example: Example, rewards: Sequence[Any]) -> tuple[str, str]:
-    r"""A perfect answer, as the rewards declare it or else in a box, and the bare reference; empty for none."""
+    """A perfect answer, as the rewards declare it or otherwise in a box, and the bare reference; empty for none."""
     methods = [reward.gold for reward in rewards if hasattr(reward, "gold")]
     perfect = next((text for method in methods if (text := method(example))), "")
     if not methods and example.reference:
@@ -194,5 +193,4 @@ class PlainTokenizer:
         return {"input_ids": [[ord(char) for char in text] for text in texts]}
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
-        """The text of these tokens."""
         return "".join(chr(int(each)) for each in ids)

@@ -1,4 +1,4 @@
-"""The text of a configuration for a user's own data: only what differs from the defaults, with a comment on each."""
+"""The text of a configuration for a user's data: only non-default values are written, each with a comment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ORDER = ("model", "backend", "algorithm", "sepa", "training", "data", "reward", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A value, and what the file says about it."""
+    """A value, and its comment in the file."""
 
     value: Any
     comment: str = ""
@@ -57,7 +57,7 @@ def templates_for(model: str, plugins: Plugins) -> Iterator[tomlkit.TOMLDocument
 
 
 def advised(model: str, plugins: Plugins) -> Sections:
-    """The settings of the template that was written for a model, where there is one; else those for any real model."""
+    """The settings of the template that was written for a model, otherwise those for any real model."""
     document = next(templates_for(model, plugins), None)
     if document is None:
         return REAL_MODEL
@@ -71,7 +71,7 @@ def advised(model: str, plugins: Plugins) -> Sections:
 
 
 def held_out(examples: int) -> int:
-    """How many of so many examples are set aside: a fifth, at most 64; none where too few would be left."""
+    """The number of examples set aside: a fifth, at most 64; none where too few would be left."""
     return min(examples // HELD_OUT_SHARE, MOST_HELD_OUT) if examples >= FEWEST else 0
 
 
@@ -84,10 +84,10 @@ def configuration_text(
     sizes: Mapping[str, int] | None = None,
     time: str = "",
 ) -> str:
-    """The file for these wishes; where it is known how many `examples` there are, some are held out.
+    """The file for these wishes; with a known number of `examples`, some are held out.
 
-    `sizes` by `table.key` replace those advised for the model; `time` says how long a run of them takes.
-    A reward that is named replaces the verifier of a source that brings one, so it is written though it is the default.
+    `sizes` by `table.key` replace those advised for the model; `time` says how long a run of them takes. A reward that
+    is named replaces the verifier of a source that brings one, so it is written though it is the default.
     """
     sections = {table: dict(keys) for table, keys in advised(wishes.model, plugins).items()}
     training = sections.setdefault("training", {})
@@ -176,7 +176,7 @@ def _lines(sections: Mapping[str, Mapping[str, Setting]], keys: Mapping[str, Key
 
 
 def _line(name: str, setting: Setting, key: Key | None) -> str:
-    """One line; what a key is for is the comment where there is none of its own."""
+    """One line; the comment defaults to the key's description."""
     text = f"{name} = {toml_text(setting.value)}"
     comment = setting.comment or (key.description.partition(";")[0].rstrip(".") if key else "")
     return f"{text:<{COMMENT_COLUMN - 2}}  # {one_line(comment)}" if comment else text

@@ -1,6 +1,6 @@
 """KL to a reference policy, in the reward or in the loss, and the keys of terms against a collapse of the entropy.
 
-Registers `[kl]` and `[entropy]`, refuses what a backend cannot apply, and shapes a run's rewards.
+Registers `[kl]` and `[entropy]`, and shapes a run's rewards.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import MetricSpec, PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -25,7 +24,6 @@ UNMEASURED = "with log = false; where the backend has no reference; without a ve
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The two tables."""
     for name, summary, model in (
         ("kl", "KL divergence from the model that training began with.", "KlTable"),
         ("entropy", "Terms against a collapse of the entropy.", "EntropyTable"),
@@ -37,7 +35,6 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """The `kl_*` fields."""
     mean = "Mean over action tokens of k3 between the sampling policy and its reference: an estimate >= 0 of the KL."
     return [
         MetricSpec(name="kl_mean", meaning=mean, unit="nats", absent=UNMEASURED),
@@ -50,7 +47,7 @@ def retrain_describe_metrics() -> list[MetricSpec]:
         MetricSpec(name="kl_coef", meaning="Weight of the KL in this step.", unit="", absent="with [kl] coef = 0"),
         MetricSpec(
             name="kl_penalty_mean",
-            meaning="What the KL takes off a completion's reward, mean over those with a verdict.",
+            meaning="Amount that the KL takes off a completion's reward, mean over completions with a verdict.",
             unit="",
             absent='unless [kl] where = "reward"',
         ),
@@ -59,7 +56,6 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
-    """What the keys forbid among themselves, and what the backend cannot apply."""
     from retrain.kernel.config.plugin_tables import EntropyTable, KlTable
 
     if (config.kl, config.entropy) == (KlTable(), EntropyTable()):
@@ -71,7 +67,6 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
 
 @hookimpl
 def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[Shaper] | None:
-    """The KL of a run, if it is measured at all."""
     from retrain.credit.flow import build_flow
     from retrain.credit.kl.shaper import shaper_of  # only a run needs them
 

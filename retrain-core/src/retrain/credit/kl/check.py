@@ -7,20 +7,19 @@ from collections.abc import Iterator
 from retrain.kernel.config.plugin_tables import EntropyTable, KlTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.build import declared_capabilities
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 
 SWITCHES = {"entropy": "entropy.coef", "kl_cov": "entropy.kl_cov", "clip_cov": "entropy.clip_cov"}
 
 
 def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
-    """Every problem with the two tables."""
     kl, entropy = config.kl, config.entropy
     return [*_unsupported(config, plugins, kl), *_of_kl(config, kl), *_of_covariances(config, entropy)]
 
 
 def _unsupported(config: Config, plugins: Plugins, kl: KlTable) -> Iterator[Problem]:
-    """What is switched on and missing from the backend's `Capabilities.regularisers`."""
+    """Terms that are switched on and missing from the backend's `Capabilities.regularisers`."""
     wanted = {f"kl_{kl.where}": "kl.coef"} if kl.coef else {}
     wanted |= {name: path for name, path in SWITCHES.items() if config.value(path, 0.0)}
     declared = declared_capabilities(config, plugins) if wanted else None
@@ -28,7 +27,9 @@ def _unsupported(config: Config, plugins: Plugins, kl: KlTable) -> Iterator[Prob
     for name in wanted.keys() - offered:
         path, backend = wanted[name], config.backend.backend
         needed = "reference log-probabilities" if name == "kl_reward" else f"the term {name!r} of the loss"
-        what = f"{path.partition('.')[2]} = {config.value(path, 0.0)} needs {needed}, which backend {backend!r} lacks"
+        what = (
+            f"{path.partition('.')[2]} = {config.value(path, 0.0)} needs {needed}, and backend {backend!r} lacks that"
+        )
         fix = "set it to 0, or use a backend that has it, such as local"
         if name == "kl_loss" and "kl_reward" in offered:
             fix = 'set where = "reward", or coef = 0'

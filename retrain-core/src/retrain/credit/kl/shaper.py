@@ -1,4 +1,4 @@
-"""KL to the reference in a run: measured on what was sampled, then taken off rewards or handed to the loss."""
+"""KL to the reference in a run: measured on the sampled tokens, then taken off rewards or handed to the loss."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from retrain.credit.logprob_gap import LogprobRow
 from retrain.kernel.config.plugin_tables import KlTable
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.errors import BackendError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.types import MAX_LOG_RATIO, Completion, Floats, Group, Outcome, Score, TrainReport
+from retrain.kernel.types import MAX_LOG_RATIO, Completion, Floats, Group, LogprobRow, Outcome, Score, TrainReport
 
 STATE = "kl"
 STRIDE = 16  # of so many completions one is measured with coef = 0: 2 % of the time of training at most
@@ -25,9 +24,9 @@ MAX_CHANGE = 0.2
 def shaper_of(
     config: Config, backend: Backend, *, by_token: bool = False, needs_verdict: bool = True
 ) -> list[KlShaper]:
-    """One, or none where neither the reward, the loss nor the log asks for the reference.
+    """One, or none where neither the reward, the loss nor the log needs the reference.
 
-    `by_token`: credit takes rewards of single tokens; `needs_verdict`: it trains completions with a verdict alone.
+    `by_token`: credit takes rewards of single tokens; `needs_verdict`: it trains only completions with a verdict.
     """
     table, offered = config.kl, backend.capabilities.regularisers
     logs = table.log and "kl_log" in offered
@@ -63,7 +62,7 @@ class KlShaper:
     `where = "reward"`: r - coef sum_t k1, or, `by_token`, -coef k1 as the reward of each token, of every group: an
     advantage that sees the whole step counts surplus groups too. `where = "loss"`: completions carry reference
     log-probabilities and the coefficient to the loss; surplus groups are never trained, so they are not measured. With
-    coef = 0 a share of the completions is measured after training, which leaves the run as it is, to the bit. A steered
+    coef = 0 a share of the completions is measured after training: the run is then the same, to the bit. A steered
     coefficient moves once per finished step.
     """
 
@@ -71,7 +70,7 @@ class KlShaper:
     backend: Backend
     temperature: float
     logs: bool
-    is_asked: bool  # the log was asked for, of a backend that does not offer it by itself
+    is_asked: bool  # the user switched the log on, for a backend that does not offer it by itself
     by_token: bool
     needs_verdict: bool
     coef: float
@@ -81,7 +80,7 @@ class KlShaper:
         self._next_coef = self.coef
 
     def shape(self, step: int, groups: Sequence[Group]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
-        """The groups with their KL, and its fields; no state changes: a step may be taken again."""
+        """Return the groups with their KL, and its fields; no state changes: a step may be taken again."""
         self._next_coef = self.coef
         if not self.coef:
             return tuple(groups), {}
@@ -105,7 +104,6 @@ class KlShaper:
 
     @hookimpl
     def retrain_extra_metrics(self, groups: GroupsView | None, report: TrainReport | None) -> dict[str, float]:
-        """The step is done: the coefficient moves; with coef = 0, the mean KL of a share of the completions."""
         if groups is None:
             return {}
         self.coef = self._next_coef
@@ -118,14 +116,13 @@ class KlShaper:
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:
-        """The steered coefficient, and whether the log was asked for, which the settings of a run no longer tell."""
+        """Save the steered coefficient, and that the log was switched on, which a run's settings no longer show."""
         if self.table.target:
             return {STATE: {"coef": self.coef}}
         return {STATE: {"log": True}} if self.is_asked and self.logs else {}
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue with them."""
         if self.is_asked:
             self.logs = STATE in state
         if not self.table.target:
@@ -144,8 +141,6 @@ class KlShaper:
         return replace(group, completions=tuple(completions))
 
     def _reference(self, completions: Sequence[Completion]) -> list[Floats]:
-        """Reference log-probabilities at the action tokens of each, 0 elsewhere."""
-
         def asked(rows: list[LogprobRow]) -> list[Floats]:
             return self.backend.reference_logprobs(rows, self.temperature)
 
@@ -202,10 +197,10 @@ def difference(completion: Completion, other_T: Floats) -> Floats:
 def given_logprobs(
     completions: Sequence[Completion], logprobs: Callable[[list[LogprobRow]], Sequence[Floats]], *, where: str, of: str
 ) -> list[Floats]:
-    """Another model's log-probabilities at the action tokens of each completion, 0 elsewhere.
+    """Another model's log-probabilities at the action tokens of each completion, 0 at the others.
 
-    Every context that the policy was given is a row of its own, as it is in training. BackendError, with `where` and
-    `of` what it was, for a number that is not finite.
+    Every context that the policy was given is a separate row, as in training. BackendError, with `where` and the name
+    `of` the model, for a number that is not finite.
     """
     rows = [LogprobRow(c.tokens_T[part], c.action_T[part]) for c in completions for part in c.contexts]
     answers = iter(logprobs(rows))

@@ -1,16 +1,12 @@
-"""Supervised steps before the first one.
-
-Registers `[sft]`, and refuses it where a backend cannot apply its loss.
-"""
+"""Supervised steps before the first one: registers `[sft]`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import MetricSpec, PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -18,7 +14,7 @@ if TYPE_CHECKING:
     from retrain.kernel.registry import Plugins
 
 METRICS = (
-    ("phase", "`sft`: a supervised step of [sft]. The fields below belong to such lines alone.", "text"),
+    ("phase", "`sft`: a supervised step of [sft]. The fields below belong only to such lines.", "text"),
     ("sft_loss", "Minus the mean log-probability of the answers' tokens; null on a rejected step.", "nats"),
     ("sft_tokens", "Tokens of the answers, each with its end-of-turn token.", "tokens"),
     ("sft_grad_norm", "L2 norm of the gradient before clipping, where the backend reports it.", ""),
@@ -30,7 +26,6 @@ METRICS = (
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table `[sft]`."""
     summary, factory = (
         "Training on given answers before the first step.",
         "retrain.kernel.config.plugin_tables:SftTable",
@@ -40,14 +35,12 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """The fields of supervised steps."""
-    absent = "on all lines but those of [sft]"
+    absent = "on all lines but [sft]'s"
     return [MetricSpec(name=name, meaning=text, unit=unit, absent=absent) for name, text, unit in METRICS]
 
 
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
-    """What the keys forbid among themselves, and a backend without the loss."""
     if not config.sft.steps:
         return ()
     from retrain.credit.sft.warm_up import problems_of

@@ -18,10 +18,9 @@ from retrain.kernel.config.plugin_tables import REFERENCE, SftTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import DataTable
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.contracts.verifier import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData, Prompt
 from retrain.kernel.errors import ConfigError, NonFiniteError, Problem
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Kind, TrainBatch, TrainReport, TrainRow
@@ -152,10 +151,10 @@ def solve(
 
 
 def end_of_turn(tokenizer: Any, config: Config, plugins: Plugins) -> int:
-    """The token that ends an answer in the model's own chats, if sampling stops at it; else the end of sequence.
+    """The token that ends an answer in the model's own chats, if sampling stops at it; otherwise the end of sequence.
 
-    Sampling stops at the tokenizer's end of sequence and at those of generation_config.json, in every backend.
-    ConfigError when the tokenizer has none.
+    Sampling stops at the tokenizer's end of sequence and at the ones in generation_config.json, in every backend.
+    ConfigError without either.
     """
     own = tokenizer.eos_token_id
     stops = {own, *_configured_stops(config, plugins)} - {None}
@@ -163,7 +162,7 @@ def end_of_turn(tokenizer: Any, config: Config, plugins: Plugins) -> int:
         chat = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
         try:
             text = str(tokenizer.apply_chat_template(chat, tokenize=False, **config.data.template_args))
-        except Exception:  # templates raise what they like; the tokenizer's own token will do
+        except Exception:  # templates may raise anything; the tokenizer's own token will do
             text = ""
         after = tokenizer(text.rpartition(PROBE)[2], add_special_tokens=False, verbose=False)["input_ids"]
         if found := [token for token in after if token in stops]:
@@ -176,7 +175,6 @@ def end_of_turn(tokenizer: Any, config: Config, plugins: Plugins) -> int:
 
 
 def _answer(example: Example, column: str) -> str:
-    """The text to train on; empty when there is none."""
     found = example.reference if column == REFERENCE else example.info.get(column)
     is_text = isinstance(found, str | int | float) and not isinstance(found, bool)
     return str(found).strip() if is_text else ""
@@ -190,7 +188,7 @@ def _row(prompt: Prompt, answer: Sequence[int]) -> TrainRow:
 
 
 def _configured_stops(config: Config, plugins: Plugins) -> set[int]:
-    """`eos_token_id` of the model's generation_config.json, none when it cannot be read."""
+    """`eos_token_id` of the model's generation_config.json; empty when it cannot be read."""
     model = config.model.model
     located = plugins.locate_model(model) or model
     path = Path(located).expanduser() / "generation_config.json"
@@ -214,7 +212,6 @@ LIKELIHOOD = "likelihood"
 
 
 def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
-    """A backend that cannot train on given answers, and keys of a source that is not named."""
     table, backend = config.sft, config.backend.backend
     problems = []
     if plugins.find(Kind.BACKEND, backend) and LIKELIHOOD not in applicable_losses(plugins, backend):

@@ -1,6 +1,6 @@
-"""On-policy distillation: another model says of every sampled token how likely it would have been.
+"""On-policy distillation: another model rates every sampled token by the likelihood that it gives it.
 
-Registers `[teacher]`, refuses what does not go with it, and opens the teacher of a run.
+Registers `[teacher]`, and opens the teacher of a run.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import MetricSpec, PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -32,7 +31,6 @@ METRICS = (
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table `[teacher]`."""
     summary, factory = "A model to learn from, token by token.", "retrain.kernel.config.plugin_tables:TeacherTable"
     traits = TableTraits(flag_prefix="teacher_")
     register(PluginSpec(name="teacher", summary=summary, factory=factory, traits=traits))
@@ -40,14 +38,12 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """The `teacher_*` fields."""
     absent = "without [teacher]; on a rejected step"
     return [MetricSpec(name=name, meaning=text, unit=unit, absent=absent) for name, text, unit in METRICS]
 
 
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
-    """What does not go with a teacher, and with a run that needs no verdicts."""
     from retrain.credit.flow import build_flow
     from retrain.kernel.errors import RetrainError
     from retrain.tasks.scoring.build import has_verifier
@@ -67,7 +63,6 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
 
 @hookimpl
 def retrain_explain(config: Config) -> Mapping[str, Any] | None:
-    """Who teaches, if anybody does."""
     if not config.teacher.is_set:
         return None
     from retrain.kernel.config.plugin_tables import HERE
@@ -80,7 +75,6 @@ def retrain_explain(config: Config) -> Mapping[str, Any] | None:
 
 @hookimpl
 def retrain_shape_rewards(context: PluginContext) -> Sequence[Shaper] | None:
-    """The teacher of a run, if it has one."""
     if not context.config.teacher.is_set:
         return None
     from retrain.credit.teacher.shaper import open_teacher

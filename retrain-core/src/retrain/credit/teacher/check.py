@@ -10,7 +10,7 @@ from retrain.kernel.config.plugin_tables import HERE
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.build import declared_capabilities
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.tasks.scoring.build import has_verifier
 
@@ -19,12 +19,11 @@ from retrain.tasks.scoring.build import has_verifier
 OF_VERDICTS: dict[str, tuple[Any, str, str]] = {
     "training.refill": (0, "every group teaches, so no further prompts are ever drawn", "set refill = 0"),
     "training.overlong": ("drop", "it takes away a verdict that credit does not need", 'use overlong = "mask"'),
-    "training.soft_overlong": (0, "it lowers scores, which are not trained on", "set soft_overlong = 0"),
+    "training.soft_overlong": (0, "it lowers scores, and they are not trained on", "set soft_overlong = 0"),
 }
 
 
 def problems_of(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Problem]:
-    """Every problem with `[teacher]`, and with a run that trains without verdicts."""
     if not flow.needs_verdict:
         yield from _of_verdicts(config, flow)
     if not has_verifier(config):
@@ -50,17 +49,16 @@ def _without_verifier(config: Config, flow: CreditFlow) -> Iterator[Problem]:
     """A run that judges nothing: something else must teach, and nothing can be evaluated."""
     if flow.needs_verdict:
         where = config.place("reward.weights" if config.reward.weights else "reward.type")
-        what, why = "no completion would be judged", f"{flow.condition} learns from scores alone"
+        what, why = "no completion would be judged", f"{flow.condition} learns only from scores"
         fix = 'choose a reward, or set [algorithm] advantage_mode = "distillation" with a [teacher]'
         yield Problem(where=where, what=what, why=why, fix=fix)
     if config.eval.examples:
-        what, why = f"examples = {config.eval.examples} asks for an evaluation", "with no reward nothing is judged"
-        fix = "set examples = 0, or choose a reward: beside a teacher its scores are recorded and not trained on"
+        what, why = f"examples = {config.eval.examples} needs an evaluation", "with no reward nothing is judged"
+        fix = "set examples = 0, or choose a reward: with a teacher its scores are recorded and not trained on"
         yield Problem(where=config.place("eval.examples"), what=what, why=why, fix=fix)
 
 
 def _unread(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Problem]:
-    """A teacher whose rewards nothing reads, or whose tokens the backend cannot train apart."""
     table = config.teacher
     where = config.place(f"teacher.{'model' if table.model else 'adapter' if table.adapter else 'engine'}")
     if not flow.needs_token_rewards:
@@ -70,17 +68,16 @@ def _unread(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Prob
     capabilities = declared_capabilities(config, plugins)
     if capabilities is not None and not capabilities.preserves_token_advantages:
         what = f"backend {config.backend.backend!r} trains all tokens of a completion alike"
-        why = "a teacher gives each token a reward of its own"
+        why = "a teacher gives each token a separate reward"
         yield Problem(where=where, what=what, why=why, fix='use [backend] backend = "local"')
 
 
 def _of_engine(config: Config, plugins: Plugins) -> Iterator[Problem]:
-    """An engine that cannot teach, not at this temperature, or not with an adapter."""
     table, where = config.teacher, config.place("teacher.engine")
     engines = {entry.spec.name: entry.spec.traits for entry in plugins.registered(Kind.INFERENCE_ENGINE)}
     teaching = {name: t for name, t in engines.items() if isinstance(t, EngineTraits) and t.open_teacher}
     if table.engine not in teaching:
-        if plugins.find(Kind.INFERENCE_ENGINE, table.engine):  # a name that nobody offers is reported as such
+        if plugins.find(Kind.INFERENCE_ENGINE, table.engine):  # an unknown name is reported as such
             what = f"engine {table.engine!r} gives no log-probabilities of given tokens"
             yield Problem(where=where, what=what, fix=f"use one of: {', '.join(sorted(teaching))}")
         elif table.engine == HERE:

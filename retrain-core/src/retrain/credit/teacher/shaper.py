@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from retrain.credit.kl.shaper import difference, given_logprobs, means, with_token_rewards
-from retrain.credit.logprob_gap import LogprobRow
 from retrain.kernel.config.plugin_tables import HERE
 from retrain.kernel.contracts.backend import Teacher
 from retrain.kernel.contracts.context import PluginContext
@@ -16,7 +15,7 @@ from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import BackendError, ConfigError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.registry import call
-from retrain.kernel.types import Floats, Group
+from retrain.kernel.types import Floats, Group, LogprobRow
 from retrain.text.tokenizer import load_tokenizer
 
 STATE = "teacher"
@@ -39,7 +38,7 @@ def open_teacher(context: PluginContext) -> TeacherShaper:
 def require_vocabulary(context: PluginContext) -> None:
     """ConfigError unless both models name every token by the same id: a row of ids must be the same text to both.
 
-    A server shows it when it is asked; see `engines`.
+    A server is checked when it opens; see `engines`.
     """
     config, table = context.config, context.config.teacher
     if table.engine != HERE or table.model in ("", config.model.model):
@@ -67,7 +66,6 @@ class TeacherShaper:
         self._teacher, self._temperature = teacher, temperature
 
     def shape(self, step: int, groups: Sequence[Group]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
-        """The groups with these rewards; the divergence from the teacher, and the time that it took."""
         started = time.perf_counter()
         completions = [completion for group in groups for completion in group.completions]
         found = given_logprobs(completions, self._asked, where="[teacher]", of="teacher")
@@ -78,13 +76,12 @@ class TeacherShaper:
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:
-        """How a teacher in this process splits its work, which decides how it rounds."""
+        """Save how a teacher in this process splits its work: the split decides how it rounds."""
         state = self._teacher.state()
         return {STATE: dict(state)} if state else {}
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
-        """Split it the same way."""
         try:
             self._teacher.restore(state.get(STATE, {}))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -93,12 +90,11 @@ class TeacherShaper:
 
     @hookimpl
     def retrain_run_end(self) -> None:
-        """Release the teacher."""
         self._teacher.close()
 
     def _asked(self, rows: list[LogprobRow]) -> Sequence[Floats]:
         found = self._teacher.logprobs(rows, self._temperature)
         if len(found) != len(rows):
-            what = f"the teacher gave log-probabilities of {len(found)} rows, and {len(rows)} were asked for"
+            what = f"the teacher gave log-probabilities of {len(found)} rows instead of {len(rows)}"
             raise BackendError(Problem(where="[teacher]", what=what, fix="correct the plugin that opened it"))
         return found

@@ -1,8 +1,8 @@
-"""Gradients of a step: one of all its rows, and one share of each group."""
+"""Gradients of a step: of all its rows, each group's share, and the weight of each token."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -10,13 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.losses import LossTrial
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Floats, TrainBatch
+from retrain.kernel.types import ActionRow, Completion, Floats, Group, Mask, Tokens, TrainBatch
 
 Gradient = NDArray[np.float32]
 FOLDED = 2**18  # numbers that are kept of a group's gradient
 CHUNK = 2**20
+LEVEL = 0.95
+ROUNDING = 1e-6  # of 1 - cosine between two float32 gradients
+MOST_UNDEFINED = 0.05  # share of resamples without a direction, above which no interval is given
+Key = tuple[int, bytes, bytes]  # a row by its group, tokens and actions
 
 
 @runtime_checkable
@@ -26,10 +31,10 @@ class GivesGradients(Protocol):
     def gradient(
         self, config: Config, plugins: Plugins, batch: TrainBatch, rows: Sequence[int]
     ) -> tuple[Gradient, float, int]:
-        """The share of these rows in the gradient of the step's loss, flat; their part of the loss; clipped tokens.
+        """Return these rows' share in the gradient of the loss, flat; their part of the loss; clipped tokens.
 
-        The loss is that of `config`, and what it divides by is of the whole batch: shares of all rows add up. All rows
-        at once are computed as `train` would, bit for bit.
+        The loss and its denominator are the whole batch's under `config`: shares of all rows add up. All rows at once
+        are computed as `train` would, bit for bit.
         """
 
 
@@ -44,9 +49,9 @@ class StepGradient:
 
 
 class Folding:
-    """Keeps of a long vector enough for its inner products with others.
+    """Keeps enough of a long vector for its inner products with others.
 
-    Up to `FOLDED` numbers are kept as they are. Longer vectors become `FOLDED` sums of entries with random signs in
+    Up to `FOLDED` numbers are kept unchanged. Longer vectors become `FOLDED` sums of entries with random signs in
     random places (a count sketch, Charikar et al. 2002). The inner product of two of them is unbiased, with a standard
     error of at most sqrt(2 / FOLDED) |a||b|, 0.3 %.
     """
@@ -55,7 +60,6 @@ class Folding:
         self._seeds, self._size = seeds, size
 
     def of(self, vector_N: Gradient) -> Floats:
-        """At most `size` numbers."""
         if len(vector_N) <= self._size:
             return vector_N.astype(np.float64)
         folded = np.zeros(self._size)
@@ -68,7 +72,7 @@ class Folding:
 
 
 def inner(a_N: Gradient, b_N: Gradient) -> float:
-    """The inner product in float64, without a copy of either vector in it."""
+    """Return the inner product in float64, without a copy of either vector in it."""
     parts = range(0, len(a_N), CHUNK)
     return float(sum(np.dot(a_N[i : i + CHUNK].astype(np.float64), b_N[i : i + CHUNK]) for i in parts))
 
@@ -80,7 +84,7 @@ def step_gradient(
     batch: TrainBatch,
     folding: Folding | None,
 ) -> StepGradient:
-    """One pass over all rows and, with `folding`, one over each group's."""
+    """Run one pass over all rows and, with `folding`, one over each group's."""
     whole_N, loss, clipped = backend.gradient(config, plugins, batch, range(len(batch.rows)))
     shares: dict[int, Floats] = {}
     if folding:
@@ -92,17 +96,12 @@ def step_gradient(
     return StepGradient(whole_N=whole_N, loss=loss, clipped=clipped, shares=shares)
 
 
-# How far the gradient of a condition points away from the one taken, and which prompts and tokens turn it.
-
-
-LEVEL = 0.95
-ROUNDING = 1e-6  # of 1 - cosine between two float32 gradients
-MOST_UNDEFINED = 0.05  # share of resamples without a direction, above which no interval is given
+# The angle between the gradient of a condition and the one taken, and the prompts and tokens that turn it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One gradient beside the one taken.
+    """One gradient against the one taken.
 
     `cosine` is None when one of them is 0. `low` and `high` are the middle 95 % over resampled groups, None without
     resamples or where too many had no direction. `parts` add up to 1 - cosine, group by group: positive ones turn it;
@@ -118,7 +117,7 @@ class Turn:
 
     @property
     def turns(self) -> bool:
-        """Whether the direction changes by more than float32 rounds."""
+        """True if the direction changes by more than float32 rounds."""
         return self.cosine is not None and 1.0 - self.cosine > ROUNDING
 
 
@@ -142,11 +141,11 @@ def turn_of(taken: StepGradient, other: StepGradient, *, seeds: Seeds, step: int
 def interval(
     own_PP: Floats, cross_PP: Floats, other_PP: Floats, stream: np.random.Generator, resamples: int
 ) -> tuple[float | None, float | None]:
-    """The middle 95 % of the cosine over `resamples` draws of as many groups, with replacement.
+    """Return the middle 95 % of the cosine over `resamples` samples of as many groups, with replacement.
 
     Row p, column q of each matrix is the inner product of the shares of groups p and q: of the gradient taken with
-    itself, with the other one, and of that with itself. Credit is not assigned again: what a group gets from the others
-    (a batch's mean) stays. (None, None) when more than 5 % of the draws have no direction.
+    itself, of it with the other one, and of the other one with itself. Credit is not assigned again: a group's share of
+    others' credit (a batch's mean) stays. (None, None) when more than 5 % of the samples have no direction.
     """
     if resamples == 0:
         return None, None
@@ -165,7 +164,7 @@ def interval(
 
 
 def _products(taken: Mapping[int, Floats], other: Mapping[int, Floats], groups: int) -> tuple[Floats, Floats, Floats]:
-    """Inner products of the groups' shares; 0 for a group without one."""
+    """Return inner products of the groups' shares; 0 for a group without one."""
 
     def products(left: Mapping[int, Floats], right: Mapping[int, Floats]) -> Floats:
         found_PP = np.zeros((groups, groups))
@@ -177,7 +176,7 @@ def _products(taken: Mapping[int, Floats], other: Mapping[int, Floats], groups: 
 
 
 def _parts(own_PP: Floats, cross_PP: Floats, other_PP: Floats, norm_0: float, norm: float) -> dict[int, float]:
-    """Each group's part of 1 - cosine: <d_p, d> / 2, where d = g/|g| - g0/|g0| and d_p is the group's share of it.
+    """Return each group's part of 1 - cosine: <d_p, d> / 2, where d = g/|g| - g0/|g0| and d_p the group's share of d.
 
     1 - cosine = |d|^2 / 2, because both are unit vectors.
     """
@@ -187,6 +186,125 @@ def _parts(own_PP: Floats, cross_PP: Floats, other_PP: Floats, norm_0: float, no
 
 
 def largest(parts: Mapping[int, float], most: int) -> Sequence[tuple[int, float]]:
-    """The groups that turn it most, those that turn it back last."""
+    """Return the groups that turn it most."""
     ranked = sorted(parts.items(), key=lambda pair: -pair[1])
     return [(group, part) for group, part in ranked[:most] if part > 0.0]
+
+
+# The weight of a token: minus the derivative of the loss by its log-probability. Above 0 it becomes likelier.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Context:
+    """One context of a completion."""
+
+    tokens_T: Tokens
+    action_T: Mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenChange:
+    """A token whose weight in the gradient changes: its position, and its weight over the gradient's norm.
+
+    `token` is its text, `reward` its completion's.
+    """
+
+    group: int
+    index: int
+    position: int
+    before: float
+    after: float
+    token: str = ""
+    reward: float | None = None
+
+
+class TokenWeights:
+    """The weights of a step's action tokens, under any condition, at the log-probabilities of the policy before it."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        plugins: Plugins,
+        logprobs: Callable[[Sequence[ActionRow], float], list[Floats]],
+        temperature: float,
+    ) -> None:
+        self._groups, self._plugins = groups, plugins
+        parts = [
+            (number, _context(completion, span))
+            for number, group in enumerate(groups)
+            for completion in group.completions
+            for span in completion.contexts
+        ]
+        found = logprobs([part for _, part in parts], temperature)
+        self._logprobs = {_key(number, part): values_T for (number, part), values_T in zip(parts, found, strict=True)}
+        certain = {
+            _key(number, part): [np.exp(values_T[part.action_T])]
+            for (number, part), values_T in zip(parts, found, strict=True)
+        }
+        self.open = {place: 1.0 - chances_A for place, chances_A in self._by_completion(certain).items()}
+
+    def of(self, config: Config, batch: TrainBatch) -> dict[tuple[int, int], Floats] | None:
+        """Return weights by group and completion, one for each action token; 0 where it is not trained.
+
+        None where no backend can compute them, or an algorithm trains rows that it made. Completions that are equal
+        to the token each get the mean. Terms of [kl] and [entropy] are left out.
+        """
+        keys = [_key(row.group, row) for row in batch.rows]
+        if not all(key in self._logprobs for key in keys):
+            return None
+        trial = LossTrial(batch=batch, logprobs=[self._logprobs[key] for key in keys], packs=[range(len(keys))])
+        name = config.backend.backend
+        value = self._plugins.call_backend("evaluate_loss", config, self._plugins, trial, backend=name)
+        if value is None:
+            return None
+        by_key: dict[Key, list[Floats]] = {}
+        for key, row, gradient_T in zip(keys, batch.rows, value.gradients, strict=True):
+            by_key.setdefault(key, []).append(-gradient_T[row.action_T])
+        return self._by_completion(by_key)
+
+    def _by_completion(self, by_key: Mapping[Key, list[Floats]]) -> dict[tuple[int, int], Floats]:
+        return {
+            (number, index): np.concatenate([self._of_context(number, completion, span, by_key) for span in spans])
+            for number, group in enumerate(self._groups)
+            for index, completion in enumerate(group.completions)
+            if (spans := completion.contexts)
+        }
+
+    @staticmethod
+    def _of_context(number: int, completion: Completion, span: slice, by_key: Mapping[Key, list[Floats]]) -> Floats:
+        part = _context(completion, span)
+        found = by_key.get(_key(number, part))
+        zeros_A = np.zeros(int(np.count_nonzero(part.action_T)))
+        return zeros_A if found is None else np.mean(found, axis=0)
+
+
+def token_changes(
+    taken: Mapping[tuple[int, int], Floats],
+    other: Mapping[tuple[int, int], Floats],
+    open_: Mapping[tuple[int, int], Floats],
+    *,
+    norms: tuple[float, float],
+    most: int,
+) -> list[TokenChange]:
+    """Return the tokens that turn the gradient most: change of weight over the gradients' norms, times 1 - p.
+
+    1 - p is the derivative of log p by the token's logit: one that was certain moves nothing, whatever it weighs.
+    """
+    found = []
+    for (group, index), before_A in taken.items():
+        was_A, is_A = before_A / norms[0], other[group, index] / norms[1]
+        sizes_A = np.abs(is_A - was_A) * open_[group, index]
+        for position in np.argsort(-sizes_A, kind="stable")[:most]:
+            before, after = float(was_A[position]), float(is_A[position])
+            change = TokenChange(group=group, index=index, position=int(position), before=before, after=after)
+            found.append((float(sizes_A[position]), change))
+    ranked = sorted(found, key=lambda pair: -pair[0])
+    return [change for size, change in ranked[:most] if size > 0.0]
+
+
+def _context(completion: Completion, span: slice) -> Context:
+    return Context(tokens_T=completion.tokens_T[span], action_T=completion.action_T[span])
+
+
+def _key(group: int, row: ActionRow) -> Key:
+    return group, row.tokens_T.tobytes(), row.action_T.tobytes()

@@ -1,4 +1,4 @@
-"""Replays one step: the gradients at the policy before it, then the step itself as it was."""
+"""Replays one step: the gradients at the policy before it, then the step itself."""
 
 from __future__ import annotations
 
@@ -9,28 +9,43 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrain.inspect.replay.conditions import Condition, build_condition
+from retrain.credit.algorithm import build_algorithm
+from retrain.credit.recipes import PART_OF
 from retrain.inspect.replay.gradients import (
     Folding,
     GivesGradients,
     StepGradient,
+    TokenChange,
+    TokenWeights,
     Turn,
     largest,
     step_gradient,
+    token_changes,
     turn_of,
 )
 from retrain.inspect.replay.position import Position, before_step, checkpoints_by_steps
-from retrain.inspect.replay.token_weights import TokenChange, TokenWeights, token_changes
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.errors import BackendError, ConfigError, Problem
+from retrain.kernel.contracts.algorithm import Algorithm
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import BackendError, ConfigError, Problem, ResumeError
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Group, TrainBatch
 from retrain.records.files import digest_of
-from retrain.records.run import StoredStep
+from retrain.records.run import Run, StoredStep
+from retrain.run.configure import Checked, load_file
 from retrain.text.terminal_text import printable
-from retrain.text.token_text import token_texts
+from retrain.text.tokenizer import token_texts
 
 LOG = logging.getLogger("retrain")
+SHORT = {
+    "advantage": "advantage_mode",
+    "transform": "transform_mode",
+    "uncertainty": "uncertainty_kind",
+    "algorithm": "algorithm_mode",
+}
+TABLES = ("algorithm", "entropy", "gtpo", "hicra", "planning", "sepa")  # what credit and loss are configured in
+MODES = ("algorithm.advantage_mode", "algorithm.transform_mode")
+RECIPE, MODE = "algorithm.recipe", "algorithm.algorithm_mode"
 TAKEN = "as taken"
 ONE_STEP = (
     "One step: directions of the gradient at one policy. What training under these conditions would have led to, "
@@ -99,10 +114,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What `retrain replay` found, with the names of `--json`; the first condition is the step as it was taken.
-
-    Texts in it are untrusted.
-    """
+    """The result, with the names of `--json`; the first condition is the step as taken. Texts in it are untrusted."""
 
     run: str
     step: int
@@ -115,7 +127,7 @@ class Replay:
 
 
 def replay_step(run: Path, step: int, tries: Sequence[str], plugins: Plugins, *, resamples: int, most: int) -> Replay:
-    """Replay a step as it was and under the conditions `tries`; ConfigError when it cannot be replayed."""
+    """Replay a step as recorded and under the conditions `tries`; ConfigError when it cannot be replayed."""
     with before_step(run, step, plugins) as position:
         conditions = [build_condition(text, position, plugins) for text in tries]
         stored, groups, credit = position.stored(step)
@@ -161,7 +173,6 @@ class _Comparison:
         self._token_weights = TokenWeights(groups, plugins, logprobs, temperature) if logprobs else None
 
     def taken(self, batch: TrainBatch) -> Seen:
-        """The step under the run's own credit and loss."""
         config = self._position.context.config
         self._taken = self._gradient(config, batch)
         self._weights = self._token_weights.of(config, batch) if self._token_weights else None
@@ -170,7 +181,6 @@ class _Comparison:
         return seen
 
     def other(self, condition: Condition) -> Seen:
-        """The step under another condition."""
         config, step = condition.checked.config, self._position.step
         LOG.info("Step %d under %s", step, printable(condition.name))
         credit = condition.algorithm.assign(step, self._groups)
@@ -223,7 +233,7 @@ class _Comparison:
 
 
 def _as_it_was(position: Position, step: int) -> AsItWas:
-    """Train the step, and hold policy and optimizer against the checkpoint after it, where there is one."""
+    """Train the step, and compare policy and optimizer with the checkpoint after it, where there is one."""
     found = position.take(step)
     files: dict[str, bool] = {}
     after = checkpoints_by_steps(position.run, position.manifest).get(step + 1)
@@ -249,3 +259,99 @@ def _as_it_was(position: Position, step: int) -> AsItWas:
         after=after.path.name if after else "",
         files=files,
     )
+
+
+# Other credit and losses for a stored step: the user's words become a configuration.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Condition:
+    name: str
+    checked: Checked
+    algorithm: Algorithm
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """Parse `loss=gspo, advantage_mode=rloo` by key, `algorithm.` before bare names; ConfigError for anything else."""
+    found: dict[str, str] = {}
+    for part in _parts(text):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        path = key if "." in key else f"algorithm.{SHORT.get(key, key)}"
+        where = f"--try {text!r}"
+        if not (key and equals):
+            raise ConfigError(Problem(where=where, what=f"{part.strip()!r} is no KEY=VALUE", fix='write "loss=gspo"'))
+        if path.partition(".")[0] not in TABLES:
+            what = f"{path} changes neither the credit of stored completions nor their loss"
+            fix = f"give keys of {', '.join(f'[{table}]' for table in TABLES)}"
+            raise ConfigError(Problem(where=where, what=what, fix=fix))
+        found[path] = value
+    if not found:
+        raise ConfigError(Problem(where="--try", what="names no key", fix='write --try "loss=gspo,advantage=rloo"'))
+    return found
+
+
+def build_condition(text: str, position: Position, plugins: Plugins) -> Condition:
+    """Return the condition that `text` describes, in the state of the run's algorithm where it has the same parts.
+
+    A controller that the run did not have begins as in a new run.
+    """
+    settings = parse_settings(text)
+    tables = changed_tables(Run(position.run).settings, settings, position.manifest.get("origins") or {})
+    checked = load_file(tables, [f"--set={path}={value}" for path, value in settings.items()], plugins, will_run=False)
+    context = PluginContext(
+        config=checked.config, seeds=position.context.seeds, plugins=plugins, tokenizer=position.context.tokenizer
+    )
+    algorithm = build_algorithm(checked.flow, context)
+    is_same = checked.flow.controller == position.checked.flow.controller and not checked.flow.is_custom
+    if is_same and (saved := position.algorithm.state()):
+        try:
+            algorithm.restore(saved)
+        except ResumeError as error:
+            raise ConfigError(*error.problems) from error
+    return Condition(name=text, checked=checked, algorithm=algorithm)
+
+
+def changed_tables(
+    tables: Mapping[str, Any], settings: Mapping[str, str], origins: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the run's tables without the values that do not belong to the condition.
+
+    Values of the run's recipe go, and come again with it; so do parameters of a part that the condition replaces (the
+    clip of another loss). A condition with a recipe has none of the run's `[algorithm]`.
+    """
+    kept = {name: dict(table) for name, table in tables.items() if isinstance(table, Mapping)}
+    own = kept.get("algorithm", {})
+    if RECIPE in settings:
+        kept["algorithm"] = {}
+        return kept
+    replaced = {part for part, now in settings.items() if _value(kept, part) != now}
+    dropped = [path for path, origin in origins.items() if str(origin).startswith("recipe ")]
+    dropped += [path for path, part in PART_OF.items() if part in replaced]
+    if MODE not in settings and set(MODES) & settings.keys():
+        dropped.append(MODE)  # a whole algorithm would override them
+    for path in dropped:
+        table, _, name = path.partition(".")
+        if path not in settings:
+            kept.get(table, own).pop(name, None)
+    return kept
+
+
+def _value(tables: Mapping[str, Mapping[str, Any]], path: str) -> Any:
+    table, _, name = path.partition(".")
+    return tables.get(table, {}).get(name)
+
+
+def _parts(text: str) -> Sequence[str]:
+    """Cut `text` at its commas, but not within brackets or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        depth += (letter in "[{") - (letter in "]}") if not quote else 0
+        if letter == "," and not quote and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part.strip()]

@@ -1,4 +1,4 @@
-"""A run as it stood before one of its steps: policy, optimizer and algorithm, without sampling anything."""
+"""A run in its state before one of its steps: policy, optimizer and algorithm, without sampling anything."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from retrain.kernel.contracts.algorithm import Algorithm, Credit
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import CheckpointError, ConfigError, NonFiniteError, Problem, ResumeError
+from retrain.kernel.progress import train_fields
 from retrain.kernel.registry import Plugins
-from retrain.kernel.step_fields import train_fields
 from retrain.kernel.types import Completion, Example, Floats, Group, Outcome, Score, StopReason, TrainBatch
 from retrain.records.checkpoints import Checkpoint, read_checkpoint
 from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run, StoredCompletion, StoredStep
-from retrain.run.backend import build_backend
+from retrain.run.backend import build_backend, choose_devices
 from retrain.run.configure import Checked, load_file
-from retrain.run.devices import choose_devices
 from retrain.run.interrupts import Interrupts
 from retrain.run.opened import SILENT
 from retrain.run.seed_sources import run_seeds
@@ -44,31 +43,30 @@ SKIPPED = ("loss_is_placeholder", "rejected", "reported_loss")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """The fields of the optimizer step that were compared, and those that differ, as recorded and as found now."""
+    """The fields of the optimizer step that were compared, and those that differ, as (recorded, found now)."""
 
     compared: tuple[str, ...]
     different: Mapping[str, tuple[Any, Any]]
 
     @property
     def is_exact(self) -> bool:
-        """Whether every field has the same bits."""
         return not self.different
 
     @property
     def is_close(self) -> bool:
-        """Whether rounding explains the differences: within 1 % or 0.001 each, and the gradient's norm within 1 %."""
+        """True if rounding explains the differences: within 1 % or 0.001 each, and the gradient's norm within 1 %."""
         return all(_close(name, *values) for name, values in self.different.items())
 
     @property
     def worst(self) -> str:
-        """The first difference that matters, in words."""
+        """Return the first difference that matters, in words."""
         names = sorted(self.different, key=lambda name: _close(name, *self.different[name]))
         was, now = self.different[names[0]]
         return f"{names[0]} {now}, and {was} is recorded"
 
 
 def agreement(line: Mapping[str, Any], found: Mapping[str, Any]) -> Agreement:
-    """Hold what a training step reports now against its line in `metrics.jsonl`."""
+    """Compare the report of a training step with its line in `metrics.jsonl`."""
     measured = [name for name in MEASURED if name in line]
     names = tuple(name for name in dict.fromkeys([*found, *measured]) if name not in SKIPPED)
     different = {name: (line.get(name), found.get(name)) for name in names if line.get(name) != found.get(name)}
@@ -89,9 +87,9 @@ LOG = logging.getLogger("retrain")
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Position:
-    """The run before `step`. `start` is the checkpoint that was loaded, None for what the seed makes of the model.
+    """The run before `step`. `start` is the checkpoint that was loaded, None for the model as the seed makes it.
 
-    `forward` are the steps trained since, and how far each agrees with its record.
+    `forward` are the steps trained since, and the agreement of each with its record.
     """
 
     run: Path
@@ -106,7 +104,7 @@ class Position:
     forward: dict[int, Agreement] = field(default_factory=dict)
 
     def stored(self, step: int) -> tuple[StoredStep, tuple[Group, ...], Credit]:
-        """A step's records, its groups, and their credit as it was; ConfigError when that cannot be had."""
+        """Return a step's records, its groups, and their recorded credit; ConfigError when one is missing."""
         stored = Run(self.run).step(step)
         groups = groups_of(stored, correct_above=self.context.config.scoring.correct_above)
         credit = self.algorithm.assign(step, groups)
@@ -114,7 +112,6 @@ class Position:
         return stored, groups, credit
 
     def batch(self, step: int, credit: Credit) -> TrainBatch:
-        """What `retrain.kernel.step.Step` trains of this credit."""
         return TrainBatch(
             step=step,
             rows=credit.rows,
@@ -144,7 +141,7 @@ class Position:
 
 @contextmanager
 def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
-    """Within the block the run stands before `step`; ConfigError naming the steps that can be replayed otherwise."""
+    """Within the block the run is in its state before `step`; ConfigError names the steps that can be replayed."""
     manifest = Run(run).started_manifest()
     known = Run(run).token_steps()
     start = _start(run, manifest, step, known)
@@ -192,7 +189,7 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
 
 
 def checkpoints_by_steps(run: Path, manifest: Mapping[str, Any]) -> dict[int, Checkpoint]:
-    """The intact checkpoints of a run by the number of steps in them."""
+    """Return the intact checkpoints of a run by the number of steps in them."""
     found: dict[int, Checkpoint] = {}
     for folder in Run(run).checkpoints():
         try:
@@ -206,7 +203,7 @@ def checkpoints_by_steps(run: Path, manifest: Mapping[str, Any]) -> dict[int, Ch
 
 
 def _start(run: Path, manifest: Mapping[str, Any], step: int, known: list[int]) -> Checkpoint | None:
-    """The newest checkpoint before the step, None for the beginning of the run; ConfigError when there is neither."""
+    """Return the newest checkpoint before the step, None for the beginning of the run."""
     found = checkpoints_by_steps(run, manifest)
     has_warm_up = bool(manifest.get("config", {}).get("sft", {}).get("steps", 0))
     first = 0 if not has_warm_up else min((steps for steps in found if steps >= 0), default=None)
@@ -221,7 +218,7 @@ def _start(run: Path, manifest: Mapping[str, Any], step: int, known: list[int]) 
 
 
 def _spans(steps: list[int]) -> str:
-    """`0 to 5, 9`."""
+    """Return `0 to 5, 9`."""
     spans: list[list[int]] = []
     for step in steps:
         if spans and spans[-1][1] == step - 1:
@@ -238,7 +235,7 @@ OLD = "its records hold no prompts' tokens, which earlier versions did not write
 
 
 def groups_of(stored: StoredStep, *, correct_above: float) -> tuple[Group, ...]:
-    """The groups; ConfigError when the records lack what credit or training needs.
+    """Return the groups; ConfigError when the records lack a value that credit or training needs.
 
     What a run does not store is empty: an example's `task` and `info`, and the part of a score that a shaper changed.
     """
@@ -246,7 +243,7 @@ def groups_of(stored: StoredStep, *, correct_above: float) -> tuple[Group, ...]:
 
 
 def check_credit(stored: StoredStep, credit: Credit) -> None:
-    """ConfigError unless this is the stored credit, every token of it as float32."""
+    """Raise ConfigError unless this is the stored credit, every token of it as float32."""
     tokens = [tokens for group in credit.tokens_PG for tokens in group]
     members = [completion for group in stored.groups for completion in group]
     for found, member in zip(tokens, members, strict=True):
@@ -278,7 +275,7 @@ def _group(step: int, members: Sequence[StoredCompletion], correct_above: float)
 
 
 def _scores(record: Mapping[str, Any]) -> tuple[Score, Score]:
-    """The raw score, and the one that credit was assigned to."""
+    """Return the raw score, and the one that credit was assigned to."""
     raw = Score(
         outcome=Outcome(record["outcome"]),
         value=record["reward"],

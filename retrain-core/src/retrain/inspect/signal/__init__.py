@@ -1,7 +1,4 @@
-"""What a run drew and what it was good for: tokens by cause, prompts, credit, cost of held-out gain.
-
-Registers `retrain signal` and its section of a report.
-"""
+"""`retrain signal`: the use of each sampled token: cause by cause, by prompt, its credit, the cost of a gain."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retrain.kernel.declared import PluginSpec
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.report import ReportSection
@@ -19,17 +16,14 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """`retrain signal`."""
-    summary = "Account for every token that a run or campaign drew: what taught, what did not and why."
-    register(
-        PluginSpec(name="signal", summary=summary, factory="retrain.inspect.signal.command:command", traits="look")
-    )
+    summary = "Account for every token that a run or campaign sampled: whether it taught, and why not."
+    factory = "retrain.inspect.signal.command:command"
+    register(PluginSpec(name="signal", summary=summary, factory=factory, traits="look"))
 
 
 @hookimpl
 def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str, ReportSection] | None:
-    """Tokens by cause, the forecast chance and the credit by uncertainty of the run that a report shows."""
-    from retrain.inspect.signal.report_section import report_section
+    from retrain.inspect.signal.command import report_section
 
     section = report_section(run)
     return {"Signal account": section} if section else None

@@ -9,8 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.inspect.signal.credit_share import CreditShares, read_credit
-from retrain.inspect.signal.drawn import CAUSES, Cause, Drawn, Ints, RunFacts, causes_of, read_drawn
+from retrain.inspect.signal.drawn import (
+    CAUSES,
+    Cause,
+    CreditShares,
+    Drawn,
+    Ints,
+    RunFacts,
+    causes_of,
+    read_credit,
+    read_drawn,
+)
 from retrain.inspect.signal.prompts import Forecasts, PromptAccount, forecast_groups, prompt_accounts
 from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.errors import ConfigError
@@ -32,10 +41,10 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """The held-out rate after the last evaluation less that of the first, in percentage points, with its interval.
+    """The held-out rate after the last evaluation less the first one, in percentage points, with its interval.
 
     `values_C` are the gains whose mean it is: of a run's clusters of examples, or of a condition's runs. Without an
-    interval there is too little to tell.
+    interval there are too few.
     """
 
     points: float
@@ -46,7 +55,7 @@ class Gain:
 
 
 def gain_of(run: Path, held_out: Mapping[int, float]) -> Gain | str:
-    """The gain of a run between its first and its last evaluation, over its examples; or why there is none."""
+    """Return the gain of a run between its first and its last evaluation, over its examples; or why there is none."""
     if len(held_out) < 2:
         return "evaluated once" if held_out else "no held-out evaluation"
     first, last = min(held_out), max(held_out)
@@ -64,7 +73,7 @@ def gain_of(run: Path, held_out: Mapping[int, float]) -> Gain | str:
 
 
 def mean_gain(gains: list[Gain]) -> Gain:
-    """The mean gain of runs; its interval is over seeds, for these held-out examples."""
+    """Return the mean gain of runs; its interval is over seeds, for these held-out examples."""
     return _gain(np.array([gain.points for gain in gains]), gains[0].first, max(gain.last for gain in gains))
 
 
@@ -76,7 +85,7 @@ def _gain(values_C: Floats, first: int, last: int) -> Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostPerPoint:
-    """Cost over gain. Where the gain may be none there is no `interval`, but what a point costs `at_least`.
+    """Cost over gain. Without a gain shown there is no `interval`, but the least cost of a point, `at_least`.
 
     `at_least` is the cost over the upper limit of the gain; None where that is no gain either, or not known.
     """
@@ -87,7 +96,7 @@ class CostPerPoint:
 
 
 def cost_per_point(costs: Floats, gain: Gain) -> CostPerPoint:
-    """Mean of `costs`, one for each of `gain.values_C` or a single one, over the mean gain, by Fieller's theorem.
+    """Return mean of `costs`, one for each of `gain.values_C` or a single one, over the mean gain (Fieller's theorem).
 
     The limits are the roots c of (mean(x) - c mean(y))^2 = t^2 var(x - c y) / n with costs x and gains y (Fieller,
     JRSS B 16:175, 1954). The set is bounded, and an interval, just if Student's interval of the gain is without 0.
@@ -112,7 +121,7 @@ def cost_per_point(costs: Floats, gain: Gain) -> CostPerPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Tokens, and the completions that they belong to; None where one completion has tokens of several causes."""
+    """Tokens, and their completions; None where one completion has tokens of several causes."""
 
     tokens: int = 0
     completions: int | None = None
@@ -120,9 +129,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Account:
-    """What a run drew. `tallies` add up to `drawn_tokens`; `stated_tokens` is what the lines of its steps say.
+    """The tokens that a run sampled, and their use. `tallies` add up to `drawn_tokens`.
 
-    `by_step`: the steps [S], and their tokens by CAUSES [S, C], evaluations and what has no record aside.
+    `stated_tokens` is the sum in the lines of its steps. `by_step`: the steps [S], and their tokens by CAUSES [S, C],
+    without evaluations and tokens without a record.
     """
 
     name: str
@@ -145,21 +155,18 @@ class Account:
 
     @property
     def drawn_tokens(self) -> int:
-        """All tokens of which there is any record."""
         return sum(tally.tokens for tally in self.tallies.values())
 
     @property
     def step_tokens(self) -> int:
-        """Those of its steps: without evaluations."""
         return self.drawn_tokens - self.tallies.get(Cause.EVALUATION, Tally()).tokens
 
     def share(self, cause: Cause) -> float:
-        """The share of a cause in all that was drawn; 0 if nothing was."""
         return self.tallies.get(cause, Tally()).tokens / max(1, self.drawn_tokens)
 
 
 def read_account(candidate: Candidate) -> Account:
-    """The account of a run that has a folder; ConfigError names what of it cannot be read."""
+    """Return the account of a run that has a folder; ConfigError names the first unreadable record."""
     assert candidate.folder is not None, "the caller checks"
     run = Run(candidate.folder)
     recorded, drawn = read_recorded(run), read_drawn(run)
@@ -202,7 +209,7 @@ def read_account(candidate: Candidate) -> Account:
 def _tallies(
     drawn: Drawn, recorded: Recorded, credit: CreditShares, cause_N: Ints, is_trained_N: np.ndarray
 ) -> tuple[dict[Cause, Tally], str]:
-    """Tokens and completions by cause; a note on steps whose line and completions disagree."""
+    """Count tokens and completions by cause; with a note on steps whose line and completions disagree."""
     tokens_C = np.bincount(cause_N, weights=drawn.tokens_N, minlength=len(CAUSES)).astype(np.int64)
     count_C = np.bincount(cause_N, minlength=len(CAUSES))
     found = {cause: Tally(tokens=int(tokens_C[i]), completions=int(count_C[i])) for i, cause in enumerate(CAUSES)}
@@ -221,7 +228,7 @@ def _tallies(
 
 
 def _by_step(drawn: Drawn, cause_N: Ints, taught_N: Ints) -> tuple[Ints, Ints]:
-    """The steps, and their tokens by cause; of trained completions those that taught, and the others."""
+    """Return the steps, and their tokens by cause; trained completions are split by credit."""
     steps_S, step_N = np.unique(drawn.step_N, return_inverse=True)
     tokens_SC = np.zeros((steps_S.size, len(CAUSES)), dtype=np.int64)
     is_trained_N = cause_N == CAUSES.index(Cause.TRAINED)
@@ -234,7 +241,7 @@ def _by_step(drawn: Drawn, cause_N: Ints, taught_N: Ints) -> tuple[Ints, Ints]:
 
 
 def _unrecorded(drawn: Drawn, recorded: Recorded) -> tuple[int, str]:
-    """Tokens that steps say they drew beyond those of their completions; a note where they say less."""
+    """Count tokens of steps' lines beyond those of their completions; with a note where a line has fewer."""
     steps, inverse = np.unique(drawn.step_N, return_inverse=True)
     sums = np.bincount(inverse, weights=drawn.tokens_N).astype(int)
     stored = dict(zip(steps.tolist(), sums.tolist(), strict=False))
@@ -247,7 +254,7 @@ def _unrecorded(drawn: Drawn, recorded: Recorded) -> tuple[int, str]:
 
 
 def try_account(candidate: Candidate) -> Account | str:
-    """The account of a run, or why there is none."""
+    """Return the account of a run, or why there is none."""
     if candidate.folder is None:
         return candidate.state
     if candidate.problem:
@@ -263,10 +270,10 @@ def try_account(candidate: Candidate) -> Account | str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A run by its lines: facts for causes, what was spent, held-out rates by step, and what nobody can count.
+    """A run by its lines: facts for causes, tokens and seconds spent, held-out rates by step, and uncounted tokens.
 
     `seconds` are those of steps, without evaluations and warm-up. `eval_tokens` is None where the lines of evaluations
-    have no lengths. `sft_tokens` are of given answers: trained, not drawn.
+    have no lengths. `sft_tokens` are of given answers: trained, not sampled.
     """
 
     facts: RunFacts
@@ -280,7 +287,7 @@ class Recorded:
 
 
 def read_recorded(run: Run) -> Recorded:
-    """The lines of a run; ConfigError names the first damaged one."""
+    """Read the lines of a run; ConfigError names the first damaged one."""
     lines = [record for _, record in run.steps()]
     training, scoring = run.table("training"), run.table("scoring")
     steps = [record for record in lines if record["step"] >= 0]
@@ -305,7 +312,7 @@ def read_recorded(run: Run) -> Recorded:
 
 
 def _eval_tokens(run: Run, evaluations: int) -> tuple[int | None, str]:
-    """Tokens of the evaluations, and what to say where they cannot be counted."""
+    """Count tokens of the evaluations; with a note where they cannot be counted."""
     if not evaluations:
         return 0, ""
     try:
@@ -315,7 +322,7 @@ def _eval_tokens(run: Run, evaluations: int) -> tuple[int | None, str]:
 
 
 def _notes(steps: list[Record], manifest: Record) -> list[str]:
-    """What was drawn and is in no record; numbers where there are some, and no guesses."""
+    """Name sampled tokens that are in no record; with numbers where there are some, and no guesses."""
     lost = sum("sampled_tokens" not in record for record in steps)
     dropped = sum(int(number(record.get("dropped_call_count")) or 0) for record in steps)
     resumes = manifest.get("resumes")

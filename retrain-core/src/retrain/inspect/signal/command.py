@@ -1,4 +1,4 @@
-"""`retrain signal CAMPAIGN | RUN...`: what was drawn and what it was good for."""
+"""`retrain signal CAMPAIGN | RUN...`: the tokens that were sampled, and their use, as tables and in a report."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import click
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from retrain.inspect.signal.account import Account, CostPerPoint, Gain, try_account
-from retrain.inspect.signal.credit_share import DECILES, CreditShares
-from retrain.inspect.signal.drawn import Cause
+from retrain.inspect.signal.drawn import CAUSES, DECILES, Cause, CreditShares
 from retrain.inspect.signal.prompts import Checked, PromptAccount
 from retrain.inspect.signal.summary import (
     Pool,
@@ -26,12 +26,19 @@ from retrain.inspect.signal.summary import (
     share,
     share_of_top_prompts,
 )
+from retrain.kernel.contracts.report import ReportPlot, ReportSection
+from retrain.kernel.contracts.views import RunView
+from retrain.records.record_names import GENERATIONS
+from retrain.records.runs.source import find_runs
 from retrain.text.amounts import ABSENT, percent
 from retrain.text.command_options import json_option, runs_argument
 from retrain.text.tables import rich_table, table_console
 from retrain.text.terminal_text import printable
+from retrain.verdicts.ledger.looks import InterimLooks
 
 MOST = 5
+MOST_BYTES = 1 << 30  # about half a minute of reading; larger runs have the command
+POINTS = 200  # of a line over steps
 EPILOG = """\b
 Examples:
   retrain signal logs/tiny
@@ -48,13 +55,10 @@ Exit codes: 0 done; 1 no run could be read; 2 usage error, or no run there.
 @click.option("--most", default=MOST, show_default=True, type=click.IntRange(min=0), help="Prompts of a run to list.")
 @json_option("As JSON, with every prompt.")
 def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
-    """Account for every token that was drawn: what taught, what did not and why, and what a held-out point cost.
+    """Account for every token that was sampled: whether it taught, why not, and the cost of a held-out point.
 
-    For a single run also by prompt and difficulty, with the chance that the next group teaches, and where credit went.
+    For a single run also by prompt and difficulty, with the chance that the next group teaches, and the credit.
     """
-    from retrain.records.runs.source import find_runs
-    from retrain.verdicts.ledger.interim import InterimLooks
-
     source = find_runs(paths)
     InterimLooks("signal", partial(click.echo, err=True)).at(paths)
     found = {candidate.name: try_account(candidate) for candidate in source.candidates}
@@ -81,7 +85,7 @@ def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
 Row = tuple[str, ...]
 REST, TOKENS, SECONDS = "other", "{:,.0f}", "{:,.3g}"
 MOST_DIFFICULTIES = 20
-OVERVIEW = (  # columns of a campaign; what is in none of them is "other"
+OVERVIEW = (  # columns of a campaign; the rest is "other"
     ("taught", (Cause.TAUGHT, Cause.TRAINED)),
     ("zero credit", (Cause.ZERO_CREDIT,)),
     ("all right", (Cause.ALL_RIGHT,)),
@@ -91,7 +95,7 @@ OVERVIEW = (  # columns of a campaign; what is in none of them is "other"
 
 
 def run_picture(account: Account, most: int) -> RenderableType:
-    """All tables of one run, with the `most` prompts that cost most tokens without teaching."""
+    """Return all tables of one run, with the `most` prompts that cost most tokens without teaching."""
     pool = pooled(account.condition, [account])
     seed = "" if account.seed is None else f", seed {account.seed}"
     head = f"{account.name}: {account.condition}{seed}, {account.state}, {account.num_steps:,} steps"
@@ -107,7 +111,7 @@ def run_picture(account: Account, most: int) -> RenderableType:
 
 
 def overview(pools: Sequence[Pool], absent: Sequence[tuple[str, str]]) -> RenderableType:
-    """One row per condition, what a point of held-out gain cost, and the runs without an account."""
+    """Return a row per condition, the cost of a point of held-out gain, and the runs without an account."""
     rows, costs = list[Row](), list[Row]()
     for pool in pools:
         shares = [pool.share(*causes) for _, causes in OVERVIEW]
@@ -123,14 +127,14 @@ def overview(pools: Sequence[Pool], absent: Sequence[tuple[str, str]]) -> Render
     names = [name for name, _ in OVERVIEW]
     return Group(
         *_section("Tokens drawn", ("condition", "runs", "tokens", *names, REST, "groups that teach", "ECE"), rows),
-        *_section("Held-out gain, and what a point of it cost", ("condition", "gain", "tokens", "seconds"), costs),
+        *_section("Held-out gain, and the cost of a point of it", ("condition", "gain", "tokens", "seconds"), costs),
         *(Text(printable(note), style="yellow") for note in notes),
         *(Text(printable(f"{name}: no account: {why}"), style="red") for name, why in absent),
     )
 
 
 def describe(pool: Pool) -> list[str]:
-    """What was drawn, how well the forecast held, and the gain with its cost, a sentence each, without full stops."""
+    """Return tokens, calibration of the forecast, and gain with its cost, a sentence each, without full stops."""
     forecast = [f"Forecast of teaching: {_error(pool.checked)}"] if pool.checked else []
     return [_drawn(pool), *forecast, _held_out(pool)]
 
@@ -259,3 +263,82 @@ def _cost(cost: CostPerPoint | None, form: str) -> str:
 
 def _section(title: str, heads: Sequence[str], rows: Sequence[Row], note: str = "") -> list[RenderableType]:
     return [Text(title, style="bold"), rich_table(heads, rows), *([Text(note)] if note else []), Text()]
+
+
+# The account as a section of a report.
+
+
+def report_section(run: RunView) -> ReportSection | None:
+    file = run.folder / GENERATIONS
+    if not file.is_file():
+        return None
+    if file.stat().st_size > MOST_BYTES:
+        return ReportSection(
+            name="signal", text=f"{file.stat().st_size / 1e9:.1f} GB of completions: `retrain signal`."
+        )
+    account = try_account(find_runs([run.folder]).candidates[0])
+    if isinstance(account, str):
+        return ReportSection(name="signal", text=account)
+    if not account.drawn_tokens:
+        return None
+    pool = pooled(account.condition, [account])
+    plots = [_causes_plot(account), *_forecast_plot(pool.checked), *_credit_plot(account)]
+    text = ". ".join([*describe(pool), *(f"Not counted: {note}" for note in account.notes)]) + "."
+    return ReportSection(name="signal", text=text, plots=plots, files=(file,))
+
+
+def _causes_plot(account: Account) -> ReportPlot:
+    steps_S, tokens_SC = account.by_step
+    width = max(1, -(-steps_S.size // POINTS))
+    starts = np.arange(0, steps_S.size, width)
+    tokens_XC = np.add.reduceat(tokens_SC, starts) if steps_S.size else tokens_SC
+    shares_XC = tokens_XC / np.maximum(1, tokens_XC.sum(axis=1, keepdims=True))
+    drawn = [(index, cause) for index, cause in enumerate(CAUSES) if tokens_SC[:, index].any()]
+    return ReportPlot(
+        title="Tokens by cause",
+        note="share of the tokens that a step drew" + (f", mean of {width} steps" if width > 1 else ""),
+        x=steps_S[starts].tolist(),
+        lines={cause.value: shares_XC[:, index].tolist() for index, cause in drawn},
+        x_title="step",
+        is_share=True,
+        heads=("cause", "tokens", "share"),
+        rows=[(cause.value, f"{t.tokens:,}", percent(account.share(cause))) for cause, t in account.tallies.items()],
+    )
+
+
+def _forecast_plot(found: Checked | None) -> list[ReportPlot]:
+    if found is None:
+        return []
+    forecast, happened, _ = zip(*found.calibration.bins, strict=True)
+    return [
+        ReportPlot(
+            title="Chance that a group teaches",
+            note="forecast from earlier steps only, in bins of equal counts",
+            x=forecast,
+            lines={"happened": happened, "as forecast": forecast},
+            x_title="forecast",
+            is_share=True,
+            heads=("forecast", "happened", "groups"),
+            rows=[(percent(f), percent(h), f"{count:,}") for f, h, count in found.calibration.bins],
+        )
+    ]
+
+
+def _credit_plot(account: Account) -> list[ReportPlot]:
+    credit = account.credit
+    if not credit.total.credit:
+        return []
+    shares = [share(tenth, credit.total) for tenth in credit.surprisal]
+    tenths = range(1, len(shares) + 1)
+    return [
+        ReportPlot(
+            title="Credit by surprisal",
+            note="tenths of the trained tokens of each step, the least likely first",
+            x=tenths,
+            lines={"of |A|": [each[1] for each in shares], "of |A| (1 - p)": [each[2] for each in shares]},
+            x_title="tenth",
+            is_share=True,
+            heads=("tenth", "of |A|", "of |A| (1 - p)"),
+            rows=[(str(n), percent(each[1]), percent(each[2])) for n, each in zip(tenths, shares, strict=True)],
+        )
+    ]

@@ -1,4 +1,4 @@
-"""Prompts and difficulties: how likely their next group teaches, what they cost, and whether such forecasts hold."""
+"""Prompts and difficulties: the chance that their next group teaches, their cost, and the calibration of forecasts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _STREAMS = Seeds(0)  # fixed, so that the same files give the same interval
 class PromptAccount:
     """One prompt after the last step: its `rate` ~ Beta, and the `chance` that its next group teaches.
 
-    Both are None without verdicts. `credit` is its sum of |A|. `difficulty` is what the examples say of themselves, or
-    the share right in its first group.
+    Both are None without verdicts. `credit` is its sum of |A|. `difficulty` comes from the example, or is the share
+    right in its first group.
     """
 
     example: str
@@ -37,7 +37,7 @@ class PromptAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forecasts:
-    """The forecast chance of each group with a verdict, from earlier steps alone, and whether it taught.
+    """The forecast chance of each group with a verdict, from earlier steps only, and whether it taught.
 
     `block_F` is the run and step of each: groups of one step share a policy.
     """
@@ -48,7 +48,6 @@ class Forecasts:
 
     @classmethod
     def joined(cls, parts: Iterable[Forecasts]) -> Forecasts:
-        """Those of several runs."""
         given = list(parts)
         offsets = np.cumsum([0, *(int(each.block_F.max(initial=-1)) + 1 for each in given)])
         blocks = [each.block_F + offset for each, offset in zip(given, offsets[:-1], strict=True)]
@@ -68,7 +67,7 @@ class Checked:
 
 
 def forecast_groups(drawn: Drawn, teaches_G: Mask, *, correct_above: float) -> tuple[Forecasts, RateBook]:
-    """The forecast of every group with a verdict, and the book after the last step."""
+    """Return the forecast of every group with a verdict, and the book after the last step."""
     book, chances, taught, blocks = RateBook(), list[float](), list[bool](), list[int]()
     groups = list(drawn.groups())
     steps_G = drawn.step_N[drawn.starts_G]
@@ -97,7 +96,7 @@ def forecast_groups(drawn: Drawn, teaches_G: Mask, *, correct_above: float) -> t
 
 
 def checked(forecasts: Forecasts) -> Checked | None:
-    """Calibration in ten bins of equal counts; None without forecasts.
+    """Return the calibration in ten bins of equal counts; None without forecasts.
 
     With d the true differences of the bins, d' the measured ones and w the bins' weights, |ECE' - ECE| is at most
     sum w |d' - d|. The interval is ECE' -+ the 95th percentile of that sum over resampled steps: on the wide side.
@@ -138,7 +137,7 @@ def prompt_accounts(
     group_size: int,
     correct_above: float,
 ) -> list[PromptAccount]:
-    """Every prompt of a run in the order of its first group; `taught_N` are the tokens that taught."""
+    """Return every prompt of a run in the order of its first group; `taught_N` are the tokens that taught."""
     size = len(drawn.examples)
     example_G = drawn.example_N[drawn.starts_G]
     groups_E, teaching_E = np.bincount(example_G, minlength=size), np.bincount(example_G[teaches_G], minlength=size)
@@ -166,7 +165,7 @@ def prompt_accounts(
 
 
 def _first_rates(drawn: Drawn, correct_above: float) -> dict[int, str]:
-    """A label for the share right in the first judged group of each prompt: never, 0-25 %, ..., always."""
+    """Label each prompt by the share right in its first judged group."""
     found: dict[int, str] = {}
     for group in drawn.groups():
         rewards = drawn.rewards_N[group]
@@ -180,7 +179,6 @@ RATE_LABELS = ("none right at first", "up to 25 %", "25 to 50 %", "50 to 75 %", 
 
 
 def rate_label(rate: float) -> str:
-    """The bin of a first rate."""
     if rate in (0.0, 1.0):
         return RATE_LABELS[0 if rate == 0.0 else -1]
     return RATE_LABELS[1 + min(3, int(rate * 4))]

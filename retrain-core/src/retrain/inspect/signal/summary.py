@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from retrain.inspect.signal.account import Account, CostPerPoint, Gain, Tally, cost_per_point, mean_gain
-from retrain.inspect.signal.credit_share import Share
-from retrain.inspect.signal.drawn import Cause
+from retrain.inspect.signal.drawn import Cause, Share
 from retrain.inspect.signal.prompts import RATE_LABELS, Checked, Forecasts, PromptAccount, checked
 from retrain.kernel.types import Floats
 
@@ -32,7 +31,7 @@ class DifficultyAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pool:
-    """Runs of one condition, or a single run: what they drew together, and a gain with what a point of it cost."""
+    """Runs of one condition, or a single run: their tokens together, and a gain with the cost of its points."""
 
     condition: str
     accounts: Sequence[Account]
@@ -44,22 +43,20 @@ class Pool:
 
     @property
     def drawn_tokens(self) -> int:
-        """All tokens of these runs."""
         return sum(tally.tokens for tally in self.tallies.values())
 
     def share(self, *causes: Cause) -> float:
-        """The share of these causes in all that was drawn; 0 if nothing was."""
         return sum(self.tallies[c].tokens for c in causes if c in self.tallies) / max(1, self.drawn_tokens)
 
     @property
     def teaching_share(self) -> float | None:
-        """The share of groups whose scores differ; None without groups, or where nothing is judged."""
+        """Return the share of groups whose scores differ; None without groups, or where nothing is judged."""
         groups = sum(each.num_groups for each in self.accounts if each.forecasts.taught_F.size)
         return sum(each.teaching_groups for each in self.accounts) / groups if groups else None
 
 
 def pooled(condition: str, accounts: Sequence[Account]) -> Pool:
-    """Some runs as one: a gain over their seeds, of a single run over its examples."""
+    """Pool some runs: a gain over their seeds, of a single run over its examples."""
     tallies: dict[Cause, Tally] = {}
     for cause in Cause:
         found = [each.tallies[cause] for each in accounts if cause in each.tallies]
@@ -87,13 +84,12 @@ def _cost(costs: Floats, gain: Gain | str) -> CostPerPoint | None:
 
 
 def by_condition(accounts: Sequence[Account]) -> list[Pool]:
-    """A pool per condition, in the order of the runs."""
     labels = dict.fromkeys(each.condition for each in accounts)
     return [pooled(label, [each for each in accounts if each.condition == label]) for label in labels]
 
 
 def by_difficulty(prompts: Iterable[PromptAccount]) -> list[DifficultyAccount]:
-    """Prompts pooled by difficulty, in the order of its text and of the numbers in it."""
+    """Pool prompts by difficulty, in the order of its text and of the numbers in it."""
     pools: dict[str, list[PromptAccount]] = {}
     for each in prompts:
         pools.setdefault(each.difficulty, []).append(each)
@@ -125,13 +121,13 @@ def _difficulty(label: str, prompts: Sequence[PromptAccount]) -> DifficultyAccou
 
 
 def share_of_top_prompts(prompts: Sequence[PromptAccount]) -> float | None:
-    """The share of credit of the tenth of the trained prompts that got most of it; None without credit."""
+    """Return the credit of the trained prompts' top tenth as a share of all; None without credit."""
     sums = sorted((each.credit for each in prompts if each.credit), reverse=True)
     return sum(sums[: -(-len(sums) // 10)]) / sum(sums) if sums else None
 
 
 def as_data(account: Account) -> dict[str, Any]:
-    """The documented JSON form of a run's account."""
+    """Return the documented JSON form of a run's account."""
     pool, credit = pooled(account.condition, [account]), account.credit
     return {
         "run": account.name,
@@ -163,7 +159,7 @@ def as_data(account: Account) -> dict[str, Any]:
 
 
 def pool_data(pool: Pool) -> dict[str, Any]:
-    """The documented JSON form of a condition."""
+    """Return the documented JSON form of a condition."""
     return {
         "condition": pool.condition,
         "runs": [each.name for each in pool.accounts],
@@ -177,7 +173,7 @@ def pool_data(pool: Pool) -> dict[str, Any]:
 
 
 def share(part: Share, whole: Share) -> tuple[float, float, float]:
-    """The shares of some tokens: of tokens, of |A|, of |A| (1 - p); 0 of nothing."""
+    """Return the shares of some tokens: of tokens, of |A|, of |A| (1 - p); 0 of nothing."""
     return (
         part.tokens / max(1, whole.tokens),
         part.credit / whole.credit if whole.credit else 0.0,

@@ -36,14 +36,14 @@ def key(
     """One key of a table.
 
     `flag` overrides the command-line flag made from table prefix and key. `names`: the value names a plugin of that
-    kind; `{names}` in the description stands for the registered ones. `selects`: any non-empty value selects that part.
-    `pending` describes what is not built yet: any value but the default is refused with that text. `free_on_resume`: a
-    resumed run may have another value and still be the same run. `reads`: the value names an input of the run whose
-    content is hashed: `code` (a module or `.py` file), `data` (a file, folder or pattern), `package` (an installed
-    environment), `model` (as `[model] model`) or `adapter` (its folder, or a run). `needs`: the key is
-    read only with another key off its default (`eval.examples`), or by a part in use (`KIND NAME`); several joined by
-    ` or `. `is_path`: the value is a path whose content is not part of the run, such as a folder that it writes. A run
-    records the place of every path, and what opens the run later uses that. `constraints` are pydantic's (`ge`, ...).
+    kind; `{names}` in the description becomes the registered ones. `selects`: any non-empty value selects that part.
+    `pending` describes a feature that is not built: any value but the default is refused with that text.
+    `free_on_resume`: a resumed run may have another value and still be the same run. `reads`: the value names an input
+    of the run whose content is hashed: `code` (a module or `.py` file), `data` (a file, folder or pattern), `package`
+    (an installed environment), `model` (as `[model] model`) or `adapter` (its folder, or a run). `needs`: the key is
+    read only with another key off its default (`eval.examples`), or by a part in use (`KIND NAME`); several joined by `
+    or `. `is_path`: the value is a path whose content is not part of the run, such as a folder that it writes. A run
+    records the place of every path, for whatever opens the run later. `constraints` are pydantic's (`ge`, ...).
     """
     extra: Any = {"flag": flag, "names": names, "selects": selects, "pending": pending, "aliases": aliases}
     extra |= {"free_on_resume": free_on_resume, "reads": reads, "needs": needs, "is_path": is_path}
@@ -54,8 +54,6 @@ def key(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key as the loader, the flags and the documentation use it."""
-
     table: str
     name: str
     flag: str
@@ -76,7 +74,6 @@ class Key:
 
 
 def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator[Key]:
-    """Every key of a table, in the order of its model."""
     for field_name, info in model.model_fields.items():
         extra: Any = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
         name = info.alias or field_name

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+import tomli_w
+
 from retrain.kernel.errors import Problem
 
 
@@ -30,13 +32,9 @@ def moved(content: Mapping[str, Any], legacy_keys: Mapping[str, str]) -> dict[st
 
 def legacy_problem(
     table: str, content: Mapping[str, Any], legacy_keys: Mapping[str, str], file: object, lines: Mapping[str, int]
-) -> Problem | None:
-    """One problem for all legacy keys of a table; None when it has none. `lines` maps `table.key` to its line."""
+) -> Problem:
+    """One problem for all legacy keys of a table, at least one. `lines` maps `table.key` to its line."""
     names = [name for name in content if name in legacy_keys]
-    if not names:
-        return None
-    import tomli_w  # only a legacy key needs it
-
     what = f"legacy keys, removed: {', '.join(names)}" if len(names) > 1 else "legacy key, removed"
     block = tomli_w.dumps({table: moved(content, legacy_keys)}).strip().replace("\n", "\n        ")
     fix = f"`retrain migrate-config {shlex.quote(str(file))} --write` writes in their place\n        {block}"

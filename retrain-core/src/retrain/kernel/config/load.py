@@ -11,7 +11,6 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from retrain.kernel.config.keys import Key, TableTraits, keys_of
-from retrain.kernel.config.legacy import legacy_problem
 from retrain.kernel.config.overrides import Override, from_arguments, from_environment
 from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.config.toml_file import key_lines, parse_free, read_toml, toml_text, unquoted
@@ -63,7 +62,6 @@ class _Draft:
 
 
 def all_keys(tables: Mapping[str, TableEntry]) -> list[Key]:
-    """Every key of every registered table."""
     return [key for name, entry in tables.items() for key in keys_of(name, entry.model, entry.traits)]
 
 
@@ -121,8 +119,10 @@ def _read_file(draft: _Draft, file: Path | Mapping[str, Any]) -> None:
         else:
             draft.in_file.add(table)
             legacy_keys = draft.tables[table].traits.legacy_keys
-            if legacy := legacy_problem(table, content, legacy_keys, file, lines):
-                draft.problems.append(legacy)
+            if not legacy_keys.keys().isdisjoint(content):
+                from retrain.kernel.config.legacy import legacy_problem  # only a legacy key needs it
+
+                draft.problems.append(legacy_problem(table, content, legacy_keys, file, lines))
             for name in (name for name in content if name not in legacy_keys):
                 line = lines.get(f"{table}.{name}", lines.get(table, 1))
                 origin = Origin(layer=Layer.FILE, place=f"{file}:{line}" if lines else place)
@@ -144,7 +144,7 @@ def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Probl
     if not isinstance(content, dict):
         owners = sorted((key for key in draft.keys.values() if key.name == table), key=lambda key: len(key.flag))
         fix = f"move it under [{owners[0].table}]" if owners else "put it under a table, or remove it"
-        return Problem(where=place, what=f"key {table!r} stands outside any table", fix=fix)
+        return Problem(where=place, what=f"key {table!r} is outside any table", fix=fix)
     if hint := draft.table_hint(table):
         return Problem(where=f"{place} [{table}]", what="unknown table", fix=hint)
     near = get_close_matches(table, draft.tables, n=1)

@@ -69,7 +69,7 @@ def from_arguments(arguments: Sequence[str], keys: Sequence[Key]) -> tuple[list[
             continue
         if not equals:
             if flag in switches and (not rest or rest[0].startswith("--")):
-                rest.insert(0, "true")  # `--resume-anyway` alone
+                rest.insert(0, "true")  # `--resume-anyway` without a value
             if not rest or (rest[0].startswith("--") and not _is_number(rest[0])):
                 problems.append(Problem(where="command line", what=f"{flag} needs a value", fix=f"write {flag}=VALUE"))
                 continue

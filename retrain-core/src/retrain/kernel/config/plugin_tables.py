@@ -18,9 +18,9 @@ REFERENCE = "reference"
 
 
 def server_urls(text: str) -> str:
-    """The value of a key that holds URLs of servers with commas between them.
+    """Return the value of a key that holds URLs of servers, with commas between them.
 
-    ValueError, which shows no login, unless each is one.
+    ValueError, without any login, unless each is one.
     """
     for url in filter(None, (part.strip() for part in text.split(","))):
         if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url) or not _has_address(url):
@@ -62,7 +62,7 @@ class InferenceTable(Table):
         "default", "Attention kernel of the pytorch engine; default = the best available.", flag="attention_kernel"
     )
     dtype: Literal["auto", "bf16", "fp8", "fp4"] = key(
-        "auto", "Weights that the pytorch engine samples with; auto = those of training. The gap is logged."
+        "auto", "Weights that the pytorch engine samples with; auto = as in training. The gap is logged."
     )
     kv_cache_dtype: Literal["auto", "bf16", "fp8", "int8"] = key(
         "auto", "Keys and values cached by the pytorch engine; auto = dtype.", flag="kv_cache_dtype"
@@ -73,7 +73,7 @@ class InferenceTable(Table):
 
 
 class RewardTable(Table):
-    """How completions are scored, unless the data source brings its own verifier."""
+    """The reward of completions, unless the data source brings its own verifier."""
 
     type: str = key("", "Reward: {names} or a plugin.", names=Kind.REWARD)
     weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
@@ -87,12 +87,12 @@ class ShadowKeys(Table):
         "", "A second reward that scores every completion and is never trained; empty = none.", names=Kind.REWARD
     )
     shadow_params: dict[str, Any] = key(
-        {}, "Keys of [reward] for the shadow alone; those not given have defaults.", needs="reward.shadow"
+        {}, "Keys of [reward] for the shadow; the others have defaults.", needs="reward.shadow"
     )
 
 
 class SetsKeys(Table):
-    """Further sets to evaluate on, and what groups examples with a common source."""
+    """Further sets to evaluate on, and the column that groups examples with a common source."""
 
     sets: dict[str, dict[str, Any]] = key(
         {}, "Further sets: [eval.sets.NAME] with the keys of [data], reward, examples, samples, temperature, greedy..."
@@ -141,9 +141,7 @@ class PlanningTable(Table):
 class TeacherTable(Table):
     """A model whose log-probabilities of the sampled tokens are their rewards; off until a key of it is set."""
 
-    model: str = key(
-        "", "Model that teaches; empty = that of [model] model, or the one model that the server has.", reads="model"
-    )
+    model: str = key("", "Model that teaches; empty = [model] model, or the only model of the server.", reads="model")
     adapter: str = key(
         "", "PEFT adapter on it: its folder, or a run, whose newest checkpoint is taken.", reads="adapter"
     )
@@ -159,7 +157,6 @@ class TeacherTable(Table):
 
     @property
     def is_set(self) -> bool:
-        """Whether a run has a teacher."""
         return bool(self.model or self.adapter or self.engine != HERE)
 
 
@@ -173,7 +170,7 @@ class SftTable(Table):
     source: str = _of_sft("", "Data source of prompts and answers; empty = the run's own.", names=Kind.DATA_SOURCE)
     path: str = _of_sft("", "As [data] path, for this source.", reads="data")
     options: dict[str, Any] = _of_sft({}, "As [data.options], for this source.")
-    answer: str = _of_sft(REFERENCE, "What is trained: `reference`, or the column of a worked solution.", min_length=1)
+    answer: str = _of_sft(REFERENCE, "Trained text: `reference`, or the column of a worked solution.", min_length=1)
     batch_size: int = _of_sft(32, "Examples per supervised step.", ge=1)
     lr: float = _of_sft(0.0, "Learning rate of the supervised steps; 0 = [training] lr.", ge=0.0)
 
@@ -203,18 +200,18 @@ class KlTable(Table):
 class EntropyTable(Table):
     """Terms against a collapse of the policy's entropy."""
 
-    coef: float = key(0.0, "Weight of the entropy, which the loss then rewards; 0 = off.", ge=0.0)
+    coef: float = key(0.0, "Weight of the entropy as a bonus in the loss; 0 = off.", ge=0.0)
     kl_cov: float = key(
         0.0,
-        "Share of the action tokens, those of the highest covariance of log-probability and advantage, that are held "
-        "near their old probability; 0 = off.",
+        "Share of the action tokens, with the highest covariance of log-probability and advantage, that are held near "
+        "their old probability; 0 = off.",
         ge=0.0,
         le=1.0,
     )
     kl_cov_coef: float = key(1.0, "Weight of |log p - log p_old| at these tokens.", gt=0.0, needs="entropy.kl_cov")
     clip_cov: float = key(
         0.0,
-        "Share of the action tokens, drawn among those of high covariance, that get no gradient; 0 = off.",
+        "Share of the action tokens, drawn among tokens of high covariance, that get no gradient; 0 = off.",
         ge=0.0,
         le=1.0,
     )
@@ -234,7 +231,7 @@ class BackpressureTable(Table):
     """Adaptive batch sizing (Universal Scalability Law and roofline)."""
 
     enabled: bool = key(False, "Let measured throughput set the batch size.")
-    pacer: str = _of_pacer("usl", "What sets the batch size: usl or a plugin.", names=Kind.PACER)
+    pacer: str = _of_pacer("usl", "Pacer, which sets the batch size: usl or a plugin.", names=Kind.PACER)
     warmup_steps: int = _of_pacer(10, "Steps that sweep 1, 2, 4, ... prompts before the first decision.", ge=0)
     ema_decay: float = _of_pacer(0.9, "Decay of the throughput average (bp_throughput).", ge=0.0, le=1.0)
     throttle_margin: float = _of_pacer(0.85, "Target: this fraction of the p of highest throughput.", gt=0.0, le=1.0)

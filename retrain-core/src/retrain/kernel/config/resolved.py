@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Layer(StrEnum):
-    """Where a value can come from; a later layer overrides an earlier one."""
+    """Sources of a value; a later one overrides an earlier one."""
 
     DEFAULT = "default"
     RECIPE = "recipe"
@@ -55,13 +55,13 @@ class _TableOf(Generic[Model]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Every table of a run, as attributes; `table` gives those of other plugins as their model."""
+    """Every table of a run, as attributes; `table` gives the tables of other plugins as their model."""
 
     tables: Mapping[str, BaseModel]
-    origins: Mapping[str, Origin] = field(default_factory=dict)  # "table.key" -> origin, only what is not a default
+    origins: Mapping[str, Origin] = field(default_factory=dict)  # "table.key" -> origin, without defaults
     source: str = ""
-    foreign_tables: frozenset[str] = frozenset()  # about many runs, not part of what a run is
-    # Of a run that is opened again: the folder where its names are looked up; `table.key` -> value as it was written,
+    foreign_tables: frozenset[str] = frozenset()  # about many runs, not part of one
+    # Of a run that is opened again: the folder where its names are looked up; `table.key` -> value as written,
     # where the value is now a recorded place; and its inputs that are nowhere, by `table.key.entry`.
     folder: str = ""
     written: Mapping[str, Any] = field(default_factory=dict)
@@ -79,11 +79,10 @@ class Config:
         return cast(T, getattr(table, name, default)) if table is not None else default
 
     def origin(self, path: str) -> Origin:
-        """Where the value of `table.key` came from."""
         return self.origins.get(path, DEFAULT_ORIGIN)
 
     def place(self, path: str) -> str:
-        """Where a value is set, for messages: `retrain.toml:12 [training] lr`."""
+        """Place of a value, for messages: `retrain.toml:12 [training] lr`."""
         table, _, name = path.partition(".")
         origin = self.origin(path)
         return f"{origin} [{table}] {name}" if origin.place else f"[{table}] {name} (default)"

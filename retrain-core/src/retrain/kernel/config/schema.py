@@ -52,7 +52,7 @@ class ModelTable(Table):
 
 
 class AlgorithmTable(Table):
-    """How rewards become credit for tokens."""
+    """Credit, from rewards to numbers per token, and the loss."""
 
     recipe: str = key("", "Defaults under one name: {names} or a plugin. Keys that are set win.", names=Kind.RECIPE)
     algorithm_mode: str = key("", "Whole pipeline by name; overrides advantage and transform.", names=Kind.ALGORITHM)
@@ -85,14 +85,14 @@ class AlgorithmTable(Table):
         0.0, "Then advantages between -advantage_clip and advantage_clip; 0 = off.", ge=0.0, needs="advantage"
     )
     dual_clip: float = key(
-        0.0, "ppo: where the advantage is negative, it counts at most this many times; 0 = off, else > 1."
+        0.0, "ppo: where the advantage is negative, it counts at most this many times; 0 = off, otherwise > 1."
     )
     aggregation: Literal["", "token_mean", "sequence_mean", "constant"] = key(
-        "", "Over what the loss is averaged; empty = the loss's own: token_mean, for gspo sequence_mean."
+        "", "Average of the loss; empty = the loss's own: token_mean, for gspo sequence_mean."
     )
     loss_params: dict[str, Any] = key({}, "Parameters of the loss.")
     is_level: Literal["token", "sequence", "geometric"] = key(
-        "token", "What is_bounds apply to: each weight, their product over a sequence, or its T-th root."
+        "token", "Weights that is_bounds apply to: by token, their product over a sequence, or its T-th root."
     )
     is_mode: Literal["truncate", "mask"] = key(
         "truncate", "A trainer/sampler importance weight outside is_bounds: moved to the bound, or 0."
@@ -115,7 +115,7 @@ class AlgorithmTable(Table):
 
 
 class PluginsTable(Table):
-    """Where dotted names are looked for."""
+    """Search paths of dotted names."""
 
     search_paths: list[str] = key(
         ["plugins"], "Module prefixes tried before the plain path.", flag="plugins_search_paths"
@@ -164,10 +164,10 @@ class TrainingTable(Table):
     minibatches: int = key(1, "Optimizer steps that share out the step's groups.", ge=1)
     epochs: int = key(1, "Passes over the step's groups, each of `minibatches` optimizer steps.", ge=1)
     max_staleness: int = key(
-        -1, "Steps that sampling is ahead of training; 0 = in turn; -1 = 1 on split devices, else 0.", ge=-1, le=64
+        -1, "Steps that sampling is ahead of training; 0 = in turn; -1 = 1 on split devices, otherwise 0.", ge=-1, le=64
     )
     control: Literal["", "random_reward", "format_only", "no_update"] = key(
-        "", "Make the run a control: training is rewarded by coin flips, or by form alone, or nothing is updated."
+        "", "Make the run a control: training is rewarded by coin flips, or only by form, or nothing is updated."
     )
 
 
@@ -178,7 +178,7 @@ class OptimizerTable(Table):
     beta2: float = key(0.95, "AdamW beta2.", ge=0.0, lt=1.0)
     eps: float = key(1e-8, "AdamW epsilon.", gt=0.0)
     grad_clip_norm: float = key(0.0, "Clip the gradient to this L2 norm; 0 = off.", ge=0.0)
-    schedule: Literal["constant", "linear", "cosine"] = key("constant", "How lr falls until [training] max_steps.")
+    schedule: Literal["constant", "linear", "cosine"] = key("constant", "Decay of lr until [training] max_steps.")
     warmup_steps: int = key(0, "Steps in which the learning rate rises to [training] lr.", ge=0)
     min_lr_ratio: float = key(0.0, "The rate never falls below this share of [training] lr.", ge=0.0, le=1.0)
 
@@ -193,7 +193,7 @@ class LoraTable(Table):
 
 
 class DataTable(Table):
-    """Where tasks come from and how they are put to the model. No source ignores a source-specific key."""
+    """The tasks, and the form of their prompts. No source ignores a source-specific key."""
 
     source: str = key("", "{names} or a plugin.", names=Kind.DATA_SOURCE)
     path: str = key("", "File or folder (files), id (hub), or a local copy of a named data set.", reads="data")
@@ -201,12 +201,12 @@ class DataTable(Table):
     answer_key: str = key(
         "answer", "Column of the reference answer, or a field in one.", min_length=1, flag="answer_key"
     )
-    messages_key: str = key("", "Column of a chat, which may end with the answer; no prompt_key.", flag="messages_key")
+    messages_key: str = key("", "Column of a chat that may end with the answer; no prompt_key.", flag="messages_key")
     instruction: str = key(INSTRUCTION, "Sentence put after every plain prompt; empty = none.")
     system_prompt: str = key("", "System message put before every plain prompt; empty = none.")
     template_args: dict[str, Any] = key({}, "Arguments of the chat template, for example {enable_thinking = false}.")
     options: dict[str, Any] = key({}, "Options of the source (`--data-opt k=v`); see the source's own page.")
-    sampler: str = key("uniform", "What chooses the prompts of each step: {names} or a plugin.", names=Kind.SAMPLER)
+    sampler: str = key("uniform", "Sampler of each step's prompts: {names} or a plugin.", names=Kind.SAMPLER)
     sampler_params: dict[str, Any] = key({}, "Parameters of the sampler.")
 
 
@@ -219,7 +219,7 @@ class RewardLimits(Table):
 
 
 class ScoringTable(Table):
-    """How completions are scored: in processes that can be killed, while others are still being sampled."""
+    """Scoring of completions, in processes that can be killed, while others are still being sampled."""
 
     workers: int = _free(0, "Scoring processes; 0 = one less than the cores, from 1 to 8.", ge=0)
     timeout_s: float = key(10.0, "Seconds that scoring one completion may take.", gt=0.0)
@@ -253,10 +253,10 @@ class EvalTable(Table):
 
 
 class LoggingTable(Table):
-    """Where the run is recorded."""
+    """The run folder and the recorders."""
 
     log_dir: str = _free("logs/train", "Run folder.", min_length=1, is_path=True)
-    recorders: list[str] = _free([], "Recorders beside the JSONL files, by name.", names=Kind.RECORDER)
+    recorders: list[str] = _free([], "Recorders in addition to the JSONL files, by name.", names=Kind.RECORDER)
 
 
 class ResumeTable(Table):

@@ -30,7 +30,7 @@ def open_regular(file: Path) -> BufferedReader:
 
 
 def read_toml(file: Path) -> tuple[dict[str, Any], str]:
-    """Tables and text of a TOML file; ConfigError says what is wrong, with its line."""
+    """Tables and text of a TOML file; ConfigError names the fault and its line."""
     try:
         with TextIOWrapper(open_regular(file), encoding="utf-8-sig") as stream:
             text = stream.read(MAX_CHARS + 1)
@@ -71,7 +71,7 @@ _parsed = lru_cache(maxsize=1)(parse_toml)  # a campaign reads its file once for
 
 def _refused(where: str, what: str) -> ConfigError:
     return ConfigError(
-        Problem(where=where, what=f"{what}, which no configuration needs", fix="check that this is the file you meant")
+        Problem(where=where, what=f"{what}: too many for a configuration", fix="check that this is the file you meant")
     )
 
 
@@ -142,7 +142,7 @@ def _name(part: str) -> str:
 
 
 def toml_text(value: Any) -> str:
-    """A value as TOML: `true`, `"grpo"`, `[1, 2]`, `{ scale = "std" }`; None, which TOML lacks, is `(unset)`."""
+    """A value as TOML: `true`, `"grpo"`, `[1, 2]`, `{ scale = "std" }`; None becomes `(unset)`."""
     if value is None:
         return "(unset)"
     if isinstance(value, bool):
@@ -155,7 +155,7 @@ def toml_text(value: Any) -> str:
 
 
 def unquoted(value: Any, default: Any) -> str:
-    """The number or boolean, as TOML, that was put in quotes where `default` is one; empty when there is none."""
+    """Return as TOML the number or boolean that was put in quotes where `default` is one; empty for any other value."""
     if not isinstance(value, str) or not isinstance(default, int | float):
         return ""
     try:
@@ -167,7 +167,7 @@ def unquoted(value: Any, default: Any) -> str:
 
 
 def parse_free(text: str) -> Any:
-    """A value for a free table: JSON if the text parses as JSON (number, true, list, object), else the text itself."""
+    """A value for a free table: JSON if the text parses as JSON (number, true, list, object), otherwise the text."""
     lowered = text.strip().lower()
     if lowered in ("nan", "inf", "-inf", "infinity", "-infinity"):
         return text

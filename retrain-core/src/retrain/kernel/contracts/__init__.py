@@ -1,1 +1,1 @@
-"""What the factory of each kind returns: the contracts that built-in and outside plugins share."""
+"""Contracts of the parts that built-in and outside plugins share: the objects that each kind's factory returns."""

@@ -29,10 +29,10 @@ class TokenCredit:
 class Credit:
     """Credit of one step.
 
-    `statuses_P[p]` says whether group p is informative, and why not. `tokens_PG[p][g]` is the credit of completion g of
-    group p: zeros, and no planning token, where the verifier reached no verdict. `rows` are the rows to train, those of
-    the informative groups; `num_masked` others, of the groups `masked_groups`, were left out of the loss. `metrics` go
-    into the step's line. `memo` is private to the algorithm and passed back to `observe`.
+    `statuses_P[p]` is the status of group p. `tokens_PG[p][g]` is the credit of completion g of group p: zeros, and no
+    planning token, where the verifier reached no verdict. `rows` are the rows to train, from the informative groups;
+    `num_masked` others, of the groups `masked_groups`, were left out of the loss. `metrics` go into the step's line.
+    `memo` is private to the algorithm and passed back to `observe`.
     """
 
     statuses_P: tuple[GroupStatus, ...]
@@ -44,13 +44,13 @@ class Credit:
     memo: Any = None
 
     def trains(self, group: int) -> bool:
-        """Whether a group is trained: if it is informative, or an advantage of steps gave it credit all the same."""
+        """True for a group that is informative, or that an advantage of steps gave credit all the same."""
         is_informative = self.statuses_P[group] is GroupStatus.INFORMATIVE
         return is_informative or any(tokens.advantages_A.any() for tokens in self.tokens_PG[group])
 
 
 class Shaper(Protocol):
-    """Changes rewards between scoring and credit by what the completions are: their length, their divergence, ..."""
+    """Changes rewards between scoring and credit, by the length of completions, their divergence, ..."""
 
     def shape(self, step: int, groups: tuple[Group, ...]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
         """The same groups for credit, changed by `Group.shaped`, and fields for the step's line.
@@ -69,11 +69,10 @@ class Algorithm(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What the sampler must return."""
+        """Requirements on the sampler."""
 
     @property
-    def labels(self) -> Mapping[str, str]:
-        """Text fields for records, constant throughout a run."""
+    def labels(self) -> Mapping[str, str]: ...
 
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
         """Credit for a step's scored groups; CreditError on wrong shapes or non-finite numbers.
@@ -89,36 +88,3 @@ class Algorithm(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; ResumeError when it does not fit."""
-
-
-class WrappedAlgorithm:
-    """An `Algorithm` around another one: everything that a subclass leaves alone is the other's."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.algorithm = algorithm
-
-    @property
-    def needs(self) -> Needs:
-        """What the wrapped algorithm asks of the sampler."""
-        return self.algorithm.needs
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The labels of the wrapped algorithm."""
-        return self.algorithm.labels
-
-    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
-        """The credit of the wrapped algorithm."""
-        return self.algorithm.assign(step, groups)
-
-    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
-        """Let the wrapped algorithm learn from the step."""
-        self.algorithm.observe(step, groups, credit)
-
-    def state(self) -> Mapping[str, Any]:
-        """The state of the wrapped algorithm."""
-        return self.algorithm.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from that state."""
-        self.algorithm.restore(state)

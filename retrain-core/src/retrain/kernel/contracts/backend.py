@@ -1,4 +1,4 @@
-"""The contracts of the engine, which samples, of the backend, which trains, of a warm-up, and of a teacher."""
+"""The contracts of engine (samples), backend (trains), warm-up and teacher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Engine(Protocol):
         """One list per request, one sample per seed, in order; a sample depends only on its prompt and seed."""
 
     def close(self) -> None:
-        """Release all resources; safe to call twice."""
+        """Release all resources (device memory, processes); safe to call twice."""
 
 
 class Backend(Protocol):
@@ -41,7 +41,7 @@ class Backend(Protocol):
         """
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """Optional: the log-probabilities that `train` computes for the rows' action tokens, 0 elsewhere; read-only."""
+        """Optional: the log-probabilities that `train` computes for the rows' action tokens, 0 at others; read-only."""
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Optional, for `[kl]`: as `logprobs`, of the policy that training began with."""
@@ -61,8 +61,7 @@ class Backend(Protocol):
     def sample_from(self, folder: Path | None) -> None:
         """Optional, outside a run: sample from what `save` or PEFT wrote there; None = what training began with."""
 
-    def close(self) -> None:
-        """Release device memory and processes; safe to call twice."""
+    def close(self) -> None: ...
 
 
 class WarmUp(Protocol):
@@ -71,12 +70,12 @@ class WarmUp(Protocol):
     first_step: int  # -(S + 1)
 
     def take(self, step: int, train: Callable[[TrainBatch], TrainReport]) -> dict[str, Any]:
-        """Train one step; return its line. It keeps no state: seed and number say what a step trains on."""
+        """Train one step; return its line. It keeps no state: seed and number determine the step's examples."""
 
 
 @runtime_checkable
 class DeliversEarly(Protocol):
-    """An engine or backend that hands over each sample as soon as it is finished, so that scoring overlaps sampling.
+    """An engine or backend that hands over each sample once it is finished, so that scoring overlaps sampling.
 
     If `delivers_early` is True, `sample` takes a third argument. Otherwise scoring starts once `sample` has returned.
     """
@@ -91,7 +90,7 @@ class DeliversEarly(Protocol):
 
 @runtime_checkable
 class Publishing(Protocol):
-    """An engine with its own copy of the policy, which must be updated to each new version."""
+    """An engine with a copy of the policy that must be updated to each new version."""
 
     def publish(self) -> None:
         """Make `sample` use `policy.version` from now on; BackendError when the copy cannot be verified to be it.
@@ -102,7 +101,7 @@ class Publishing(Protocol):
 
 @runtime_checkable
 class Measuring(Protocol):
-    """A backend or engine with fields of its own for the step's line in `metrics.jsonl`."""
+    """A backend or engine that adds fields to the step's line in `metrics.jsonl`."""
 
     def metrics(self) -> Mapping[str, float]:
         """Finite numbers about the work since the previous call; called once per step."""
@@ -112,16 +111,15 @@ class Teacher(Protocol):
     """A model that gives log-probabilities of given tokens."""
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """Those of the rows' action tokens under softmax(logits / temperature), 0 elsewhere.
+        """Log-probabilities of the rows' action tokens under softmax(logits / temperature), 0 at others.
 
         `[T]` per row, in nats. BackendError when it cannot give one of them.
         """
 
     def state(self) -> Mapping[str, Any]:
-        """What a resumed run needs to get the same numbers, to the bit, as JSON; {} when there is nothing to keep."""
+        """State, as JSON, with which a resumed run gets the same numbers, to the bit; {} for none."""
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with what `state` returned."""
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None:
         """Release memory and connections; safe to call twice."""

@@ -1,4 +1,4 @@
-"""What the factory of a part receives, and where it reports how far its work has come."""
+"""Input of a part's factory, and the progress that a part reports."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ if TYPE_CHECKING:
 
 
 def _never_stop() -> None:
-    """Outside a run there is no stop to check for."""
+    """Outside a run there is nothing to check."""
 
 
 def _raise(error: RetrainError) -> None:
-    """Outside a run an error is raised where it occurs."""
     raise error
 
 
 class PhaseProgress:
-    """How far the sampling or training under way has come. Only for display: nothing recorded may depend on it.
+    """Progress of the sampling or training under way. Only for display: nothing recorded may depend on it.
 
     `done` of `total` `unit`s (completions, packs) are finished, with `tokens` in them; each may get `limit` tokens, 0 =
-    unknown. `drawn` are the tokens sampled so far, those of unfinished completions included.
+    unknown. `drawn` are the tokens sampled so far, in unfinished completions too.
     """
 
     def __init__(self) -> None:
@@ -44,21 +43,21 @@ class PhaseProgress:
             self.done = self.tokens = self.drawn = 0
 
     def add(self, done: int = 0, *, tokens: int = 0, drawn: int = 0) -> None:
-        """Count what has been done since the last call; from any thread, a few times a second, never per token."""
+        """Add progress since the last call; from any thread, a few times a second, never per token."""
         with self._lock:
             self.done, self.tokens, self.drawn = self.done + done, self.tokens + tokens, self.drawn + drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginContext:
-    """What a factory receives: the resolved config, its own validated parameters, the seeds, other plugins.
+    """Input of a factory: the resolved config, its own validated parameters, the seeds, other plugins.
 
     `tokenizer` is a `transformers` tokenizer, present for every kind except data sources and config tables.
-    `check_stop()` raises if a stop was requested: long work inside `Backend.train`, which is shielded from signals,
-    calls it where nothing has changed yet (between micro-batches, never after the optimizer has stepped).
+    `check_stop()` raises if a stop was requested: long work inside `Backend.train` is shielded from signals, so it
+    calls this where nothing has changed yet (between micro-batches, never after the optimizer has stepped).
     `fail_run(error)`, for watchers, ends the run with that error from any thread, after saving a checkpoint.
-    `sampling_progress` and `training_progress`: an engine may `add(drawn=...)` to the first, a backend counts its
-    packs in the second, and watchers read both. Parts that report nothing work, too.
+    `sampling_progress` and `training_progress`: an engine may `add(drawn=...)` to the first, a backend counts its packs
+    in the second, and watchers read both. Parts that report nothing work, too.
     """
 
     config: Config

@@ -25,5 +25,4 @@ class Diagnosis:
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the configuration cannot run because of it."""
         return self.needed and self.status in ("missing", "failed")

@@ -1,4 +1,4 @@
-"""What a backend's distribution gets to write a trained model as a whole, and what it answers."""
+"""Export of a whole model: the request to a backend's distribution, and its answer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class ModelExport:
     """A model to be written into `out`, an existing empty folder.
 
     `base` is the model's folder, hub id or `builtin:` name, `adapter` the folder of the adapter to merge into it, None
-    if `base` is all there is. `form` is `folder`, which transformers loads, or `gguf`. `dtype` is `fp32` or `bf16` for
-    a folder, `f32`, `f16`, `bf16` or `q8_0` for GGUF, "" for that of the base. `config` is the run's: it names the
-    dtype and the quantisation that it computed with. `progress` counts tensors, for display.
+    to write `base` only. `form` is `folder`, for transformers, or `gguf`. `dtype` is `fp32` or `bf16` for a folder,
+    `f32`, `f16`, `bf16` or `q8_0` for GGUF, "" for the base's own. `config` is the run's: it names the dtype and the
+    quantisation that it computed with. `progress` counts tensors, for display.
     """
 
     base: str
@@ -33,12 +33,12 @@ class ModelExport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel:
-    """What was written: its dtype, tensors and bytes, and how far its logits are from those of the trained model.
+    """A written model: its dtype, tensors and bytes, and how far its logits are from the trained model's.
 
     Gaps are largest differences of a logit over a few texts: `gap` between the trained model and the one written,
     `change` between base and trained model, `quantised_gap` between the model with quantised matrices, as the run
-    computed with it, and the one written; None where nothing was compared. `size` is the largest logit.
-    `is_unchanged`: the adapter is zero.
+    computed with it, and the one written; None where nothing was compared. `size` is the largest logit. `is_unchanged`:
+    the adapter is zero.
     """
 
     dtype: str

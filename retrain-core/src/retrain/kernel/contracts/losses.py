@@ -1,7 +1,7 @@
-"""What a policy loss is: the specs and contexts of `retrain_register_losses`; public as part of `retrain.api`.
+"""Contract of a policy loss: the specs and contexts of `retrain_register_losses`.
 
-Tensors are those of the backend that applies the loss (torch on `local`), so that nothing here imports a library.
-Shape suffix `_M`: one entry per action token of a pack, row by row.
+Tensors belong to the backend that applies the loss (torch on `local`), so that nothing here imports a library. Shape
+suffix `_M`: one entry per action token of a pack, row by row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTraits:
-    """The backends that can apply a loss, and whether it heeds `dual_clip` and the other clips; of its `PluginSpec`."""
+    """`traits` of a loss: the backends that can apply it, and whether it supports `dual_clip` and the other clips."""
 
     backends: frozenset[str]
     dual_clip: bool = False
@@ -27,10 +27,10 @@ class LossTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossClip:
-    """Where a loss clips: the ratio counts from 1 - `eps` up to 1 + `eps_high`, unless the loss uses them differently.
+    """Bounds of a loss: the ratio counts from 1 - `eps` up to 1 + `eps_high`, unless the loss uses them differently.
 
-    As `LossSpec.clip` these are the defaults of `[algorithm] clip_eps` and `clip_eps_high`; `eps_high` = 0 stands for
-    `eps`. `dual` bounds the terms of negative advantages; 0 = off.
+    As `LossSpec.clip` these are the defaults of `[algorithm] clip_eps` and `clip_eps_high`; `eps_high` = 0 means `eps`.
+    `dual` bounds the terms of negative advantages; 0 = off.
     """
 
     eps: float = 0.0
@@ -47,10 +47,10 @@ class LossClip:
 class LossContext:
     """The action tokens of one pack, as a loss sees them.
 
-    `new_M` are the log-probabilities that carry the gradient, `old_M` those of the policy that the ratio is relative
-    to, and `ratios_M` = exp(clamp(new - old, -20, 20)). `sequences_M` is the index of each token's sequence in the
-    pack, from 0 to `num_sequences` - 1; no sequence is cut. `params` are `[algorithm.loss_params]` as the loss's model
-    of them, or as a mapping if it declares none.
+    `new_M` are the log-probabilities that carry the gradient, `old_M` the ones that the ratio is relative to, and
+    `ratios_M` = exp(clamp(new - old, -20, 20)). `sequences_M` is the index of each token's sequence in the pack, from 0
+    to `num_sequences` - 1; no sequence is cut. `params` are `[algorithm.loss_params]` as the loss's model of them, or
+    as a mapping if it declares none.
     """
 
     new_M: Any
@@ -63,7 +63,7 @@ class LossContext:
     params: Any = None
 
     def sequence_mean(self, values_M: Any) -> Any:
-        """For each token the mean of `values_M` over its sequence; the gradient flows through it."""
+        """Mean of `values_M` over its sequence, for each token; the gradient flows through it."""
         sums_S = values_M.new_zeros(self.num_sequences).index_add(0, self.sequences_M, values_M)
         counts_S = values_M.new_zeros(self.num_sequences).index_add(
             0, self.sequences_M, values_M.new_ones(len(values_M))
@@ -73,7 +73,7 @@ class LossContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossTerms:
-    """What a loss returns for a pack: a term per token, whose mean the backend maximises, and which were clipped.
+    """Result of a loss for a pack: a term per token, whose mean the backend maximises.
 
     `clipped_M` (boolean) counts for `clip_fraction`; None = nothing.
     """
@@ -87,8 +87,8 @@ class LossSpec:
     """A policy loss: `compute(ctx)` returns `LossTerms`, or the bare terms, one finite number per token.
 
     The terms are summed with weights of the whole optimizer step: divide by nothing in here. `clip` and `aggregation`
-    (`token_mean`, `sequence_mean` or `constant`) are its defaults. `stops_gradient` says that it detaches the ratios,
-    as CISPO does: its gradient is then that of its terms with the ratios held fixed.
+    (`token_mean`, `sequence_mean` or `constant`) are its defaults. `stops_gradient`: it detaches the ratios, as CISPO
+    does, so its gradient is the one of its terms with the ratios held fixed.
     """
 
     name: str

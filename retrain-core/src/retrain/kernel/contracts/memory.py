@@ -36,25 +36,21 @@ class Workload:
     quantize: str = "none"
 
     def with_size(self, name: str, value: int) -> Workload:
-        """A copy with another value in field `name`."""
         changes: dict[str, Any] = {name: value}
         return replace(self, **changes)
 
     @property
     def completions(self) -> int:
-        """Completions per step."""
         return self.batch_size * self.group_size
 
     @property
     def most_sampled(self) -> int:
-        """Completions sampled together: those of a step or of an evaluation, whichever are more."""
+        """Completions sampled together, in a step or an evaluation, whichever are more."""
         return max(self.completions, self.eval_completions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSize:
-    """Name, shape and size of a tensor."""
-
     name: str
     shape: tuple[int, ...]
     bytes: int
@@ -79,11 +75,9 @@ class MemoryPhase:
 
     @property
     def peak_bytes(self) -> int:
-        """Resident bytes and those of the phase."""
         return sum(self.resident.values()) + sum(self.parts.values())
 
     def with_part(self, name: str, size: int) -> MemoryPhase:
-        """A copy with one more part."""
         return replace(self, parts={**self.parts, name: size})
 
     def together_with(self, other: MemoryPhase, *, name: str) -> MemoryPhase:
@@ -109,17 +103,14 @@ class MemoryEstimate:
 
     @property
     def worst(self) -> MemoryPhase:
-        """The phase with the highest peak."""
         return max(self.phases, key=lambda phase: phase.peak_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """The highest memory use of any device."""
         return self.worst.peak_bytes
 
     @property
     def biggest(self) -> TensorSize:
-        """The biggest tensor of any phase."""
         return max((phase.biggest for phase in self.phases), key=attrgetter("bytes"))
 
 
@@ -127,11 +118,11 @@ class MemoryEstimate:
 class MemoryModel:
     """A backend's estimate for one model: `estimate(work, runtime_bytes, device_bytes)`, and the sizes behind it.
 
-    `parameters` counts all weights, exactly when `is_counted`, by formula otherwise; `lora_parameters` those of the
-    configured adapter; `context` is the longest row, None if the model does not say. `runtime_bytes` is what
-    a process was measured to need beside the model, None if unknown; `device_bytes` the memory of the device.
-    `checkpoint_bytes` is the size of a checkpoint on disk where it is worth a word, else 0. `can_quantise`: the backend
-    can keep the frozen weights of this model in fewer bits.
+    `parameters` counts all weights, exactly when `is_counted`, by formula otherwise; `lora_parameters` the configured
+    adapter's; `context` is the longest row, None if the model does not say. `runtime_bytes` is the measured need of a
+    process in addition to the model, None if unknown; `device_bytes` the memory of the device. `checkpoint_bytes` is
+    the size of a checkpoint on disk where it is worth a word, 0 if not. `can_quantise`: the backend can keep the frozen
+    weights of this model in fewer bits.
     """
 
     parameters: int

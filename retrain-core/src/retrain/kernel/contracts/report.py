@@ -1,4 +1,4 @@
-"""What a plugin can add to a report besides plain text: plots and tables, as data that the report escapes and draws."""
+"""Sections that a plugin adds to a report: plots and tables, as data that the report escapes and draws."""
 
 from __future__ import annotations
 

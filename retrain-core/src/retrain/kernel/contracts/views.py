@@ -1,11 +1,11 @@
-"""What life-cycle hooks receive: read-only views of the run, of a scored step and of an evaluation; and a watcher."""
+"""Views of a run and its steps for hooks, watchers and pacers; and the contracts of watchers and pacers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.types import Capabilities, Group, Score, TrainBatch
@@ -29,7 +29,7 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupsView:
-    """The scored groups of a step, and the rows about to be trained; None when nothing is."""
+    """The scored groups of a step, and the rows about to be trained, if any."""
 
     step: int
     groups: tuple[Group, ...]
@@ -38,7 +38,7 @@ class GroupsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EvalView:
-    """The scores of an evaluation: those of each example's completions, and the cluster of each example."""
+    """The scores of each example's completions in an evaluation, and the cluster of each example."""
 
     scores_EG: Sequence[Sequence[Score]]
     correct_above: float
@@ -46,7 +46,7 @@ class EvalView:
 
 
 class Watcher:
-    """Base of what `retrain_watch_run` returns; override what is needed. Hooks work in it too, each with `hookimpl`.
+    """Base of the objects that `retrain_watch_run` returns. Hooks work in it too, each with `hookimpl`.
 
     State of one run belongs in this object, never in a module.
     """
@@ -55,7 +55,7 @@ class Watcher:
         """The run enters `sampling`, `scoring`, `training`, `recording`, `eval` or `checkpoint`."""
 
     def step_line(self, metrics: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Fields to add to the step's line, which is complete (evaluation and times included) and about to be written.
+        """Fields to add to the step's line, complete (evaluation and times included) and about to be written.
 
         Once per step. A watcher that judges the step (health) does so here, so that its finding goes into the line.
         """
@@ -68,3 +68,39 @@ class Watcher:
         logged and ends nothing.
         """
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaceView:
+    """View that a pacer gets after a step.
+
+    `sampled_tokens` counts all completions, trained or not; `step_time_s` excludes evaluation and checkpoints.
+    `has_trained` is False when the step had no informative group or was rejected, so that its time means little. With
+    `out_of_memory` nothing was counted or changed: the same step is tried again with the next batch size.
+    """
+
+    step: int
+    batch_size: int
+    group_size: int
+    sampled_tokens: int = 0
+    step_time_s: float = 0.0
+    has_trained: bool = False
+    out_of_memory: bool = False
+
+
+class Pacer(Protocol):
+    """Sets the number of prompts of every step; it decides by measured times, so no seed reproduces its run."""
+
+    def batch_size(self, step: int) -> int:
+        """Prompts of this step, at least 1; constant until the next `observe`."""
+
+    def observe(self, view: PaceView) -> None:
+        """Learn from a step. After `out_of_memory` the batch size must shrink, or the run ends."""
+
+    def metrics(self) -> Mapping[str, float | str | bool]:
+        """Extra fields for the line of the step last observed."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Everything that a resume needs, as JSON."""
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...

@@ -1,1 +1,1 @@
-"""How parts are found by name: specs, registries, entry points, dotted paths, and the message when one is missing."""
+"""Discovery of plugins, and resolution of names: entry points, dotted paths, the message about a missing name."""

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 TABLES = (  # name, model in retrain.kernel.config.schema, prefix of its flags, summary
     ("backend", "BackendTable", "", "Who owns the policy, and where."),
     ("model", "ModelTable", "", "Which model is trained."),
-    ("algorithm", "AlgorithmTable", "", "How rewards become credit for tokens."),
-    ("plugins", "PluginsTable", "", "Where dotted names are looked for."),
+    ("algorithm", "AlgorithmTable", "", "Credit, from rewards to numbers per token, and the loss."),
+    ("plugins", "PluginsTable", "", "Search paths of dotted names."),
     ("training", "TrainingTable", "", "The size of a step and the number of steps."),
     ("optimizer", "OptimizerTable", "optim_", "AdamW and the gradient norm."),
     ("lora", "LoraTable", "lora_", "The adapter."),
-    ("data", "DataTable", "data_", "Where tasks come from and how they are put to the model."),
-    ("scoring", "ScoringTable", "scoring_", "How completions are scored: in processes that can be killed."),
+    ("data", "DataTable", "data_", "The tasks, and the form of their prompts."),
+    ("scoring", "ScoringTable", "scoring_", "Scoring of completions, in processes that can be killed."),
     ("eval", "EvalTable", "eval_", "Held-out evaluation on examples that are never trained on."),
-    ("logging", "LoggingTable", "", "Where the run is recorded."),
+    ("logging", "LoggingTable", "", "The run folder and the recorders."),
     ("resume", "ResumeTable", "resume_", "Continue an earlier run."),
 )
 

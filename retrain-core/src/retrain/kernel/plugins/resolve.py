@@ -1,8 +1,6 @@
-"""Resolves a name in the TOML to the object it denotes.
+"""Resolves a name in the TOML to the object it denotes, and builds the part with its parameters.
 
 Order: registered name, `search_paths` prefix + dotted path, dotted path; two files for one dotted path are an error.
-The message about a missing name gives the place that uses it, the nearest name, every name with its distribution, the
-install line for a name of ours, and any entry point that failed to load, with its error.
 """
 
 from __future__ import annotations
@@ -11,26 +9,23 @@ import importlib
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from retrain.kernel.declared import Kind
-from retrain.kernel.errors import PluginError, Problem
-from retrain.kernel.plugin_spec import Owner, PluginSpec, Registered
-from retrain.kernel.plugins.first_party import install_line, left_out, promised_default, promised_names, provider
-from retrain.kernel.registry import Plugins
+from pydantic import BaseModel, ValidationError
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.declared import Capabilities, EngineTraits, Kind, PluginSpec
+from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
+from retrain.kernel.registry import Owner, Plugins, Registered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A resolved name: the object, its owner, and the model of its parameters if it declared one."""
-
     name: str
     target: Any
     owner: Owner
@@ -39,14 +34,14 @@ class Found:
 
 
 def resolve(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()) -> Found:
-    """The object that `name` denotes, imported now; PluginError says why there is none. `where` names the key."""
+    """Import and return the object that `name` denotes; PluginError gives the reason. `where` names the key."""
     if problem := problem_with(plugins, kind, name, where=where, search_paths=search_paths):
         raise PluginError(problem)
     if entries := plugins.find(kind, name):
         return _loaded(entries[0], name, where)
     found = _from_dotted_path(name, kind, where, search_paths)
     if found is None:
-        raise PluginError(missing(plugins, kind, name, where=where, search_paths=search_paths))
+        raise PluginError(_missing(plugins, kind, name, where, search_paths))
     return found
 
 
@@ -65,11 +60,18 @@ def problem_with(
         two_files = ambiguity(f"{kind} {name!r}", _split(name)[0], where=where, search_paths=search_paths)
         if two_files or module_of(name, search_paths):
             return two_files
-    return missing(plugins, kind, name, where=where, search_paths=search_paths)
+    return _missing(plugins, kind, name, where, search_paths)
+
+
+def _missing(plugins: Plugins, kind: Kind, name: str, where: str, search_paths: Sequence[str]) -> Problem:
+    from retrain.kernel.plugins.missing import missing  # only a faulty configuration needs it
+
+    tried = candidate_modules(_split(name)[0], search_paths) if _is_dotted(name) else ()
+    return missing(plugins, kind, name, where=where, tried=tried)
 
 
 def module_of(name: str, search_paths: Sequence[str]) -> str:
-    """The module that a dotted path refers to, not imported; empty when there is none."""
+    """The module that a dotted path refers to, not imported; empty if it does not exist."""
     for candidate in candidate_modules(_split(name)[0], search_paths):
         try:
             if importlib.util.find_spec(candidate) is not None:
@@ -88,37 +90,6 @@ def ambiguity(what: str, module: str, *, where: str, search_paths: Sequence[str]
         return None
     why, fix = "one file would silently hide the other", "rename or remove all but one, and name that one"
     return Problem(where=where, what=f"{what} could come from {' or '.join(map(str, files))}", why=why, fix=fix)
-
-
-def missing(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()) -> Problem:
-    """The problem with a name that no plugin provides; an empty name stands for the default, if that is missing."""
-    default = promised_default(kind)
-    name = name or (default if not plugins.find(kind, default) else "")
-    known = plugins.registered(kind)
-    names = [entry.spec.name for entry in known]
-    near = get_close_matches(name, [*names, *promised_names(kind)], n=1, cutoff=0.6)
-    lines = [f"did you mean {near[0]!r}?"] if near and near[0] != name else []
-    listed = ", ".join(f"{entry.spec.name} ({entry.owner})" for entry in known) or "none installed"
-    lines.append(f"known {kind} names: {listed}")
-    if _is_dotted(name):
-        modules = ", ".join(candidate_modules(_split(name)[0], search_paths))
-        lines.append(f"as a dotted path: no module found under {modules}")
-    lines += [f"failed to load: {each.owner} ({each.owner.source}): {each.error}" for each in plugins.failures]
-    what, fix = f"no {kind} named {name!r}", _fix(plugins, kind, name, near)
-    return Problem(where=where, what=what, why="\n    ".join(lines), fix=fix)
-
-
-def _fix(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:
-    distribution = provider(kind, name) or (provider(kind, near[0]) if near else None)
-    wanted = name if provider(kind, name) else (near[0] if near else name)
-    if distribution is None or plugins.find(kind, wanted):
-        return f"use {near[0]!r}" if near else "use a known name, or install the distribution that provides it"
-    if distribution in plugins.left_out:
-        return left_out(distribution)
-    installed = {entry.owner.distribution for kind_ in Kind for entry in plugins.registered(kind_)}
-    if distribution in installed:
-        return f"{wanted!r} is documented but not built in this version of {distribution}; use another {kind}"
-    return install_line(distribution)
 
 
 def _loaded(entry: Registered, name: str, where: str) -> Found:
@@ -200,3 +171,65 @@ def _files(module: str, folders: Iterable[str]) -> Iterator[Path]:
     for folder in folders:
         below = Path(folder, *packages)
         yield from (file for file in (below / name / "__init__.py", below / f"{name}.py") if file.is_file())
+
+
+def build_part(
+    kind: Kind,
+    name: str,
+    path: str,
+    context: PluginContext,
+    options: Mapping[str, Any] | None = None,
+    options_path: str = "",
+    given: Sequence[Any] = (),
+) -> Any:
+    """Return the product of the factory of `name`; an unexpected exception becomes a PluginError naming the plugin.
+
+    `path` and `options_path` are the keys (`table.key`) that name the part and its options, for messages; `given` are
+    further arguments of factories of this kind.
+    """
+    config = context.config
+    where = config.place(path)
+    found = resolve(context.plugins, kind, name, where=where, search_paths=config.plugins.search_paths)
+    params, problems = validated_params(found.params, options or {}, where=config.place(options_path))
+    if problems:
+        raise ConfigError(*problems)
+    try:
+        return found.target(replace(context, params=params), *given)
+    except RetrainError:
+        raise
+    except Exception as error:
+        what = f"{kind} {name!r} of {found.owner} could not be built: {type(error).__name__}: {error}"
+        raise PluginError(Problem(where=where, what=what, fix=f"repair {found.owner.distribution}")) from error
+
+
+def validated_params(
+    model: type[BaseModel] | None, given: Mapping[str, Any], *, where: str
+) -> tuple[BaseModel | None, list[Problem]]:
+    """The parameters as the plugin's model, or every problem with them; without a model, None for any parameters."""
+    if model is None:
+        return None, []
+    try:
+        return model.model_validate(dict(given)), []
+    except ValidationError as error:
+        return None, [_problem(detail, model, where) for detail in error.errors()]
+
+
+def _problem(detail: Any, model: type[BaseModel], where: str) -> Problem:
+    name = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] != "extra_forbidden":
+        what = detail["msg"].removeprefix("Value error, ")
+        return Problem(where=f"{where}.{name}", what=what, fix="correct the value")
+    near = get_close_matches(name, model.model_fields, n=1)
+    known = ", ".join(model.model_fields) or "none"
+    return Problem(where=where, what=f"unknown option {name!r}", fix=f"use {near[0]!r}" if near else f"known: {known}")
+
+
+def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | None:
+    """Capabilities of the configured backend with the configured engine, importing neither; None = unknown."""
+    entries = plugins.find(Kind.BACKEND, config.backend.backend)
+    capabilities = entries[0].spec.traits if entries else None
+    if not isinstance(capabilities, Capabilities):
+        return None
+    engines = plugins.find(Kind.INFERENCE_ENGINE, config.inference.engine)
+    traits = engines[0].spec.traits if engines else None
+    return traits.limit(capabilities) if isinstance(traits, EngineTraits) else capabilities

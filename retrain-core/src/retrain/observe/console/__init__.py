@@ -1,7 +1,4 @@
-"""The console output of a run: its lines, and the panel below them on a terminal.
-
-Logs the lines of a run.
-"""
+"""The console output of a run: its lines, and the panel below them on a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_watch_run(context: PluginContext) -> object:
-    """The watcher that logs the lines of a run."""
-    from retrain.observe.console.lines import RunLines  # only a run needs it
+    from retrain.observe.console.console import RunLines  # only a run needs it
 
     return RunLines(context)

@@ -1,35 +1,75 @@
-"""Output during a run: plain lines when piped, a live panel below them on a terminal, one display in a notebook."""
+"""The console of a run: where its lines go, and the watcher that logs steps, evaluations, long phases and the end."""
 
 from __future__ import annotations
 
 import logging
+import shlex
+import shutil
 import sys
+import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
-from markupsafe import Markup
 
-from retrain.kernel.plugin_spec import Owner
-from retrain.kernel.registry import Plugins
-from retrain.text.process import can_redraw, drop_stdout
+from retrain.kernel.contracts.views import Watcher
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.registry import Owner, Plugins
+from retrain.kernel.types import Kind
+from retrain.observe.console.step_lines import (
+    COLUMNS,
+    evaluations,
+    rate_text,
+    step_line,
+    supervised_line,
+    training_complete,
+    with_parts,
+)
+from retrain.records.record_names import METRICS
+from retrain.records.run import Run
+from retrain.text.amounts import counted
+from retrain.text.process import drop_stdout
+from retrain.text.progress import phase_text, progress_of
 from retrain.text.secrets import redacted
-from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, harmless_lines
+from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, harmless_lines, is_redrawable, program
 
-LOGGER = "retrain"
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.views import RunView
+    from retrain.kernel.registry import Plugins
+
+
+LOG = logging.getLogger("retrain")
+MOST_NEXT = 3
+SILENCE_S = 30.0  # without a line, before the progress of a phase is logged
+# The likeliest uses of a finished run, in order; commands that are not installed are left out.
+NEXT = {
+    "chat": "chat {run}",
+    "eval": "eval {run}",
+    "export": "export {run} --format transformers --out {merged}",
+    "report": "report {run}",
+    "credit": "credit {run}",
+    "status": "status {run}",
+}
+# Files of a checkpoint, one of which a command needs; a trainer on another machine may keep the weights.
+NEEDED = {
+    "chat": ("*.safetensors",),
+    "eval": ("*.safetensors",),
+    "export": ("adapter_model.safetensors", "config.json"),
+}
 
 
 class HarmlessLines(logging.Formatter):
-    """Lines without control characters, whatever a plugin or a server wrote, and without known secrets.
+    """Lines without control characters and known secrets, whatever a plugin or a server wrote.
 
-    stdout leaves secrets out itself, except in a notebook or a program that calls retrain.
+    stdout hides secrets as well, except in a notebook or a program that calls retrain.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, or several."""
         return harmless_lines(str(redacted(super().format(record))))
 
 
@@ -50,81 +90,180 @@ class PlainLines(logging.StreamHandler[TextIO]):
 
 @contextmanager
 def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
-    """Route the run's lines to stdout for the duration of the block, and show the live panel on a terminal.
+    """Route the run's lines to stdout within the block, and show the live panel on a terminal.
 
     In a notebook the lines share one display. `is_quiet`: only warnings and the last lines.
     """
-    logger = logging.getLogger(LOGGER)
     if is_notebook() and not is_quiet:
-        with closing(NotebookLines()) as lines, _handler(logger, lines, logging.INFO):
-            yield
-        return
-    if is_quiet or not can_redraw():
-        level = OUTCOME_LEVEL if is_quiet else PROGRESS_LEVEL
-        with _handler(logger, PlainLines(sys.stdout), level):
-            yield
-        return
-    from retrain.observe.console.panel import LiveDisplay  # only a terminal needs rich
+        from retrain.observe.console.panel import NotebookLines  # imports rich, like the next
 
-    display = LiveDisplay()
-    plugins.add(display, Owner(distribution="retrain-core", source="retrain.observe.console.panel"))
-    with display, _handler(logger, display.handler(), logging.INFO):
-        yield
+        with closing(NotebookLines()) as lines, _handler(lines, logging.INFO):
+            yield
+    elif is_quiet or not is_redrawable(sys.stdout):
+        with _handler(PlainLines(sys.stdout), OUTCOME_LEVEL if is_quiet else PROGRESS_LEVEL):
+            yield
+    else:
+        from retrain.observe.console.panel import AboveThePanel, LiveDisplay
+
+        display = LiveDisplay()
+        plugins.add(display, Owner(distribution="retrain-core", source="retrain.observe.console.panel"))
+        with display, _handler(AboveThePanel(display), logging.INFO):
+            yield
 
 
 @contextmanager
-def _handler(logger: logging.Logger, handler: logging.Handler, level: int) -> Iterator[None]:
-    before = logger.level, logger.propagate
+def _handler(handler: logging.Handler, level: int) -> Iterator[None]:
+    before = LOG.level, LOG.propagate
     handler.setFormatter(HarmlessLines("%(message)s"))
-    logger.setLevel(level)
-    logger.propagate = False
-    logger.addHandler(handler)
+    LOG.setLevel(level)
+    LOG.propagate = False
+    LOG.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
-
-
-LAST_LINES, LAST_WARNINGS = 15, 10
-PAUSE_S = 0.2  # between two updates
-SHOWN = Markup('<pre style="white-space: pre-wrap; line-height: 1.3; margin: 0">{}</pre>')  # escapes what it formats
+        LOG.removeHandler(handler)
+        LOG.setLevel(before[0])
+        LOG.propagate = before[1]
 
 
 def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; imports nothing."""
+    """True if this process is the kernel of a notebook; imports nothing."""
     ipython = sys.modules.get("IPython")
     return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
 
 
-class NotebookLines(logging.Handler):
-    """Shows the last lines below the last warnings; `close` shows what the pause between two updates held back."""
+class RunLines(Watcher):
+    """Logs a line per step and per evaluation, and how the run ended."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        from IPython.display import DisplayHandle  # there is one in a notebook
+    def __init__(self, context: PluginContext) -> None:
+        self._progress = ProgressLines(context)
+        self._plugins = context.plugins
+        self._running_rate: float | None = None
+        self._last_adapter: Path | None = None
+        self._last_eval: Mapping[str, Any] | None = None
 
-        self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._warnings: deque[str] = deque(maxlen=LAST_WARNINGS)
-        self._display = DisplayHandle()
-        self._shown_at = 0.0
+    @hookimpl
+    def retrain_run_start(self) -> None:
+        self._progress.start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take a line."""
-        lines = self._warnings if record.levelno == logging.WARNING else self._lines
-        lines.extend(self.format(record).split("\n"))
-        if time.monotonic() - self._shown_at > PAUSE_S:
-            self._show()
+    def phase(self, step: int, phase: str) -> None:
+        self._progress.enter(step, phase)
 
-    def close(self) -> None:
-        """Show the last lines."""
-        if self._lines or self._warnings:
-            self._show()
-        super().close()
+    @hookimpl
+    def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
+        width, is_log = columns(), not sys.stdout.isatty()  # tools read a log line by line
+        lines = evaluations(metrics, width, is_one_line=is_log)
+        if metrics["step"] >= 0:
+            lines = with_parts(step_line(metrics, width), metrics, width, is_one_line=is_log) + lines
+        elif "sft_loss" in metrics:
+            lines = [supervised_line(metrics), *lines]
+        for line in lines:
+            LOG.info("%s", line)
+        if "eval_correct_rate" in metrics:
+            self._last_eval = metrics
+        self._progress.last_line = time.monotonic()
+        self._running_rate = metrics.get("running_correct_rate", self._running_rate)
 
-    def _show(self) -> None:
-        text = "\n".join([*self._warnings, *self._lines])
-        bundle = {"text/plain": text, "text/html": SHOWN.format(text)}
-        (self._display.update if self._shown_at else self._display.display)(bundle, raw=True)
-        self._shown_at = time.monotonic()
+    @hookimpl
+    def retrain_save_state(self, folder: Path | None) -> None:
+        self._last_adapter = folder or self._last_adapter
+
+    @hookimpl
+    def retrain_run_end(self, run: RunView, error: BaseException | None) -> None:
+        self._progress.end()
+        if error is not None:
+            return
+        complete = training_complete(run.condition, run.config.training.max_steps, self._running_rate)
+        LOG.log(OUTCOME_LEVEL, "%s", complete)
+        if self._last_adapter is not None:
+            LOG.log(OUTCOME_LEVEL, "%s saved to %s", _saved_in(self._last_adapter), self._last_adapter)
+        LOG.log(OUTCOME_LEVEL, "Metrics saved to %s", run.folder / METRICS)
+        devices = run.manifest.get("devices", {})
+        if devices.get("why"):
+            LOG.log(OUTCOME_LEVEL, "Trained on %s: %s", devices["used"], devices["why"])
+        if self._last_eval:
+            LOG.info("%s", held_out_line(Run(run.folder), self._last_eval))
+        is_evaluated = self._last_eval is not None
+        if commands := next_commands(run.folder, self._plugins, self._last_adapter, is_evaluated=is_evaluated):
+            LOG.info("Next:")
+        for command in commands:
+            LOG.info("  %s", command)
+
+
+def _saved_in(folder: Path) -> str:
+    """Name the content of a checkpoint; a trainer on another machine may keep the weights."""
+    if (folder / "adapter_model.safetensors").is_file():
+        return "Adapter"
+    return "Model" if any(folder.glob("*.safetensors")) else "State of the run, without weights,"
+
+
+def columns() -> int:
+    """Width of a line: that of a narrow terminal, otherwise `COLUMNS`."""
+    return min(COLUMNS, shutil.get_terminal_size().columns) if sys.stdout.isatty() else COLUMNS
+
+
+def held_out_line(run: Run, last: Mapping[str, Any]) -> str:
+    """`Held-out: 47.3% [41.2, 53.4] before -> 94.9% [91.5, 97.0] after 70 steps`: correct rates with 95 % intervals.
+
+    The first rate comes from the records, since another session of the run may have measured it.
+    """
+
+    def done(metrics: Mapping[str, Any]) -> str:
+        return counted(metrics["step"] + 1, "step")
+
+    now = f"{rate_text(last)} after {done(last)}"
+    try:
+        first = next((line for _, line in run.steps() if "eval_correct_rate" in line), last)
+        if first["step"] < last["step"]:
+            when = "before" if first["step"] < 0 else f"after {done(first)}"
+            now = f"{rate_text(first)} {when} -> {now}"
+    except (ConfigError, KeyError, TypeError):  # lines of another program; the run itself ends well
+        pass
+    return f"Held-out: {now}"
+
+
+def next_commands(run: Path, plugins: Plugins, checkpoint: Path | None, *, is_evaluated: bool) -> list[str]:
+    """The likeliest commands for a finished run, ready to be typed; `checkpoint` is its last one."""
+    known = [name for name in NEXT if plugins.find(Kind.COMMAND, name)]
+    usable = [
+        name
+        for name in known
+        if (name != "eval" or is_evaluated)
+        and (name not in NEEDED or (checkpoint and any(any(checkpoint.glob(each)) for each in NEEDED[name])))
+    ]
+    shown = {"run": shlex.quote(str(run)), "merged": shlex.quote(str(run / "merged"))}
+    return [f"{program()} {NEXT[name].format(**shown)}" for name in usable[:MOST_NEXT]]
+
+
+class ProgressLines:
+    """A daemon thread that logs the progress of a phase when the run has been silent for `silence_s`."""
+
+    def __init__(self, context: PluginContext, silence_s: float = SILENCE_S) -> None:
+        self._context = context
+        self._silence_s = silence_s
+        self._current = (-1, "", time.monotonic())  # step, phase, since when
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="retrain-progress", daemon=True)
+        self.last_line = time.monotonic()  # when the run was last heard of
+
+    def start(self) -> None:
+        """Start, if lines of this level are shown: neither the live panel nor `--quiet` shows them."""
+        self.last_line = time.monotonic()
+        if LOG.isEnabledFor(PROGRESS_LEVEL):
+            self._thread.start()
+
+    def enter(self, step: int, phase: str) -> None:
+        self._current = step, phase, time.monotonic()
+
+    def end(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(max(0.0, self.last_line + self._silence_s - time.monotonic())):
+            if time.monotonic() - self.last_line >= self._silence_s:
+                self.last_line = time.monotonic()
+                step, phase, since = self._current
+                progress = progress_of(self._context, phase, since)
+                LOG.log(PROGRESS_LEVEL, "  %s", phase_text(phase, step, time.monotonic() - since, progress))

@@ -1,4 +1,4 @@
-"""The live panel of a run on a terminal: what it does, how far it has come, how long it will take."""
+"""Displays that are redrawn during a run: the live panel of a terminal, and the lines of a notebook."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -31,8 +32,8 @@ MOST_BAR_COLUMNS = 40
 class LiveDisplay(Watcher):
     """An ordinary plugin that follows the run through life-cycle hooks and redraws four times a second.
 
-    Its rows never move: condition, run, phase, what the phase has done, correct rate, held-out rate; below them what
-    only some runs have. The bars and their times stand below one another. Rows are cut, never wrapped.
+    Its rows never move: condition, run, phase, progress of the phase, correct rate, held-out rate; below them the rows
+    that only some runs have. Bars and times are aligned. Rows are cut, never wrapped.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -57,39 +58,30 @@ class LiveDisplay(Watcher):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def handler(self) -> logging.Handler:
-        """A log handler that prints above the panel and ignores markup in the text."""
-        return _AboveThePanel(self)
-
     def heard(self, line: str) -> None:
-        """A line was printed: until the run starts, the last one says what takes so long."""
+        """A line was printed: until the run starts, the last one names the phase that takes so long."""
         self._said, self._phase_started = ("", self._phase_started) if self._run else (line, time.monotonic())
 
     @hookimpl
     def retrain_watch_run(self, context: PluginContext) -> LiveDisplay:
-        """Remember where the parts report how far they have come."""
-        self._context = context
+        self._context = context  # its parts report their progress there
         return self
 
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
-        """Remember the run."""
         self._run = run
 
     def phase(self, step: int, phase: str) -> None:
-        """Show the phase, and the step that is sampled or trained."""
         self._phase, self._phase_started = phase, time.monotonic()
         self._step = step if phase in ("sampling", "training") else self._step
 
     @hookimpl
     def retrain_groups_scored(self, groups: GroupsView) -> None:
-        """Show how many rows and tokens are being trained."""
         if groups.batch is not None:
             self._batch = f"{len(groups.batch.rows)} rows, {groups.batch.num_actions:,} action tokens"
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
-        """Add the step's numbers to the panel."""
         if "teacher_kl_mean" in metrics:
             self._teacher = f"teacher KL {metrics['teacher_kl_mean']:.4f}"
         if "correct_rate" in metrics:
@@ -107,7 +99,6 @@ class LiveDisplay(Watcher):
             self._held_out_reward = "  ".join(filter(None, shown))
 
     def picture(self) -> RenderableType:
-        """The current panel."""
         data = progress_of(self._context, self._phase, self._phase_started) if self._context else {}
         elapsed_s = time.monotonic() - self._phase_started
         left_s = data.get("time_left_s")
@@ -162,15 +153,49 @@ def _row(text: str, *, style: str = "", indent: int = 2) -> Text:
     return Text(" " * indent + text.rstrip(), style=style, no_wrap=True, overflow="ellipsis")
 
 
-class _AboveThePanel(logging.Handler):
-    """Prints records on the panel's console."""
+class AboveThePanel(logging.Handler):
+    """Prints log records above the panel, verbatim: markup in the text is ignored."""
 
     def __init__(self, display: LiveDisplay) -> None:
         super().__init__()
         self.display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one line verbatim."""
         line = self.format(record)
         self.display.heard(line)
         self.display.console.print(Text(line), highlight=False)
+
+
+LAST_LINES, LAST_WARNINGS = 15, 10
+PAUSE_S = 0.2  # between two updates
+SHOWN = Markup('<pre style="white-space: pre-wrap; line-height: 1.3; margin: 0">{}</pre>')  # escapes what it formats
+
+
+class NotebookLines(logging.Handler):
+    """Shows the last lines below the last warnings; `close` shows what the pause between two updates held back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from IPython.display import DisplayHandle  # there is one in a notebook
+
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._warnings: deque[str] = deque(maxlen=LAST_WARNINGS)
+        self._display = DisplayHandle()
+        self._shown_at = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = self._warnings if record.levelno == logging.WARNING else self._lines
+        lines.extend(self.format(record).split("\n"))
+        if time.monotonic() - self._shown_at > PAUSE_S:
+            self._show()
+
+    def close(self) -> None:
+        if self._lines or self._warnings:
+            self._show()
+        super().close()
+
+    def _show(self) -> None:
+        text = "\n".join([*self._warnings, *self._lines])
+        bundle = {"text/plain": text, "text/html": SHOWN.format(text)}
+        (self._display.update if self._shown_at else self._display.display)(bundle, raw=True)
+        self._shown_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""The texts of a run's lines: each fits a terminal of 100 columns, what matters most first."""
+"""The texts of a run's lines: each fits a terminal of 100 columns, the most important part first."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Forms = tuple[str, ...]  # of one part of a line: what it says in full, then eve
 
 
 def fitted(parts: Sequence[Forms], columns: int) -> str:
-    """The parts joined by ` | `, shortened until they fit: the last ones first, and each one form at a time.
+    """Join the parts by ` | `, shortened until they fit: the last ones first, and each one form at a time.
 
-    Room that is left then goes to the first ones. A part with a single form is never shortened, so a line may be longer
-    if these alone are.
+    Room that is left then goes to the first ones. A part with a single form is never shortened, so the line may be
+    longer.
     """
     chosen = [0] * len(parts)
 
@@ -52,8 +52,7 @@ def fitted(parts: Sequence[Forms], columns: int) -> str:
 def step_line(metrics: Mapping[str, Any], columns: int = COLUMNS) -> str:
     """`Step 0 [maxrl+gtpo_sepa] | correct=52.3% | loss=0.0450 | useful=7/8 (1 right) | ... | time=0.4s`
 
-    The mean reward is shown where it says something else than the correct rate. The reason of a rejected step is never
-    shortened.
+    The mean reward is shown where it differs from the correct rate. The reason of a rejected step is never shortened.
     """
     number, condition = f"Step {metrics['step']}", metrics["condition"]
     if "num_datums" not in metrics:  # sampling failed
@@ -101,19 +100,18 @@ def _verdict_forms(metrics: Mapping[str, Any]) -> list[Forms]:
 
 
 def shadow_text(metrics: Mapping[str, Any], field: str = "shadow_correct_rate") -> str:
-    """What `[reward] shadow` calls correct, `shadow=12.5%`; empty without a shadow."""
+    """Share that `[reward] shadow` calls correct, `shadow=12.5%`; empty without a shadow."""
     return f"shadow={percent(metrics[field])}" if field in metrics else ""
 
 
 def _reward_forms(texts: Sequence[str]) -> Forms:
-    """With quantiles and parts, with the parts alone unless they are long, and by itself."""
+    """With quantiles and parts; with the parts, unless they are long; the reward by itself."""
     reward, parts = texts[0].partition(" (")[0], " ".join(texts[1:])
     without_quantiles = f"{reward} | {parts}" if 0 < len(parts) <= MOST_PARTS_CHARS else reward
     return " | ".join(texts), without_quantiles, reward
 
 
 def _rejected(metrics: Mapping[str, Any]) -> str:
-    """The reason on one line; servers and engines write several."""
     return f"rejected: {' '.join(metrics['rejected'].splitlines())}"
 
 
@@ -164,19 +162,18 @@ def reward_texts(metrics: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def graded_texts(metrics: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The same, or nothing where the correct rate says it all: no quantile that is neither 0 nor 1, and no parts."""
+    """`reward_texts`, or nothing where the correct rate says it all: all quantiles are 0 or 1, and no parts."""
     texts = reward_texts(metrics, prefix)
     return texts if len(texts) > 1 or "(" in texts[0] else []
 
 
 def _others(metrics: Mapping[str, Any]) -> str:
-    """Of `useful=11/16`: ` (3 wrong, 2 right)`."""
     others = [f"{count} {status}" for status, field in _OTHERS.items() if (count := metrics.get(field, 0))]
     return f" ({', '.join(others)})" if others else ""
 
 
 def dropped_text(metrics: Mapping[str, Any]) -> str:
-    """With `[training] refill`: how much of what a step sampled was not trained, `83% of 5,120 tokens dropped`."""
+    """With `[training] refill`: the share of sampled tokens that was not trained, `83% of 5,120 tokens dropped`."""
     sampled, dropped = metrics.get("sampled_tokens", 0), metrics.get("dropped_tokens", 0)
     return f"{100 * dropped / max(sampled, 1):.0f}% of {sampled:,} tokens dropped"
 
@@ -215,6 +212,6 @@ def evaluation(metrics: Mapping[str, Any], columns: int = COLUMNS, name: str = "
 
 
 def training_complete(condition: str, steps: int, running_rate: float | None) -> str:
-    """The first of the last lines; without a rate where nothing was judged."""
+    """The first of the last lines; without a rate where no completion was scored."""
     rate = "" if running_rate is None else f", running correct rate: {percent(running_rate)}"
     return f"Training complete. {condition}, {steps} steps{rate}"

@@ -1,16 +1,12 @@
-"""Gaming that is seen: a second verifier beside the reward that is trained, and what tells that the two part.
-
-Registers `[reward] shadow` and what it adds to lines, evaluations and reports.
-"""
+"""`[reward] shadow`, a second verifier that is never trained, and the signs that a reward is gamed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import MetricSpec, PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.plugin_tables import ShadowKeys
@@ -24,15 +20,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The keys of `[reward]` about a shadow."""
     factory, summary = "retrain.kernel.config.plugin_tables:ShadowKeys", "A second verifier that is never trained."
     register(PluginSpec(name="reward", summary=summary, factory=factory, traits=TableTraits(extends=True)))
 
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """The fields of the shadow and of the watch."""
-    from retrain.observe.gaming.metric_names import FIELDS
+    from retrain.observe.gaming.shadow import FIELDS
 
     return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in FIELDS]
 
@@ -45,7 +39,6 @@ def _keys(config: Config) -> ShadowKeys:
 
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
-    """Problems with `[reward] shadow`."""
     keys = _keys(config)
     if not keys.shadow and not keys.shadow_params:
         return ()
@@ -56,8 +49,7 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
 
 @hookimpl
 def retrain_watch_run(context: PluginContext) -> object:
-    """The suspicions, and the alarm of a run with a shadow."""
-    from retrain.observe.gaming.watch import GamingWatch  # only a run needs it
+    from retrain.observe.gaming.suspicion import GamingWatch  # only a run needs it
 
     return GamingWatch(context)
 
@@ -66,7 +58,6 @@ def retrain_watch_run(context: PluginContext) -> object:
 def retrain_extra_metrics(
     run: RunView | None, groups: GroupsView | None, evaluation: EvalView | None
 ) -> Mapping[str, Any]:
-    """The shadow's fields of a step or of an evaluation."""
     if run is not None and not _keys(run.config).shadow:
         return {}
     from retrain.observe.gaming.shadow import eval_fields, step_fields  # only a shadow needs it
@@ -78,7 +69,6 @@ def retrain_extra_metrics(
 
 @hookimpl
 def retrain_report_sections(run: RunView) -> Mapping[str, str | ReportSection] | None:
-    """The curves of reward and shadow, and the alarms."""
     if not _keys(run.config).shadow:
         return None
     from retrain.observe.gaming.report import alarm_text, report_section  # only a report needs them

@@ -1,4 +1,4 @@
-"""The alarms of a run as text for a report: what was paid and not confirmed, and the tokens it is known by."""
+"""The report's sections on a shadow: the curves of both verifiers, and the alarms as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError
-from retrain.observe.gaming.alarm_watch import read_alarms
+from retrain.observe.gaming.alarm import read_alarms
 from retrain.records.reading import Record, number
 from retrain.records.run import Run
 from retrain.tasks.scoring.build import shadow_keys
@@ -21,7 +21,7 @@ MOST_CHARS = 300
 
 
 def alarm_text(run: Path) -> str:
-    """Every alarm with its most credited completions; empty without one. A damaged file is said to be one."""
+    """Every alarm with its most credited completions; empty without one. A damaged file is reported."""
     try:
         return "\n\n".join("\n".join(_lines(alarm)) for alarm in read_alarms(run))
     except (ConfigError, KeyError, TypeError, ValueError) as error:
@@ -51,7 +51,7 @@ PLOTS = (  # title, note, the reward's field and the shadow's
 
 
 def report_section(run: RunView) -> Mapping[str, ReportSection] | None:
-    """Both curves of a run with a shadow; None before its first line."""
+    """The curves of reward and shadow; None before the run's first line."""
     try:
         lines = [line for _, line in Run(run.folder).steps()]
     except ConfigError:

@@ -1,7 +1,7 @@
-"""The fields of `[reward] shadow` on a run's lines, and the configurations of a shadow that are refused.
+"""The fields of `[reward] shadow` on a run's lines, and the checks of its configuration.
 
-The shadow's score of a completion is `score.shadow` of its raw score: `tasks/scoring` has it scored with the
-reward, in separate processes, wherever a run scores.
+`tasks/scoring` scores each completion with the reward and the shadow, in separate processes; the shadow's score is
+`score.shadow` of the raw score.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from retrain.tasks.scoring.build import (
 
 
 def step_fields(groups: Sequence[Group]) -> dict[str, float]:
-    """The fields of a step's line; none where no completion was shown to a shadow.
+    """The fields of a step's line; empty where no completion was shown to a shadow.
 
-    Means and rates are over the completions of the first round that both gave a score, as those of the reward are
-    (see `observe/metrics`), and absent where there is none. The counts cover all rounds.
+    Means and rates are over the completions of the first round that both scored, as those of the reward are (see
+    `observe/metrics`), and absent without such completions. The counts cover all rounds.
     """
     outcomes = Counter(score.shadow.outcome for group in groups for score in group.raw_scores if score.shadow)
     if not outcomes:
@@ -49,7 +49,7 @@ def step_fields(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def eval_fields(scores_EG: Sequence[Sequence[Score]], correct_above: float) -> dict[str, float]:
-    """`eval_shadow_rate`, `eval_shadow_reward` and `eval_shadow_gap`, over the completions that both gave a score."""
+    """`eval_shadow_rate`, `eval_shadow_reward` and `eval_shadow_gap`, over the completions that both scored."""
     pairs = _pairs(score for scores in scores_EG for score in scores)
     if not pairs:
         return {}
@@ -74,16 +74,16 @@ def _compared(pairs: Sequence[tuple[float, float]], correct_above: float) -> tup
     return math.fsum(shadows) / len(pairs), rate / len(pairs), gap / len(pairs)
 
 
-OF_THE_RUN = ("type", "weights", "shadow", "shadow_params")  # keys of [reward] that no shadow has
+RUN_ONLY = ("type", "weights", "shadow", "shadow_params")  # keys of [reward] that no shadow has
 
 
 def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
-    """Every problem with `[reward] shadow` but an unknown name, which is reported as that of any part."""
+    """Every problem with `[reward] shadow` except an unknown name, which is reported like any part's."""
     keys = shadow_keys(config)
     name, params = keys.shadow, keys.shadow_params
     if not name:
         if params:
-            what, fix = "are the keys of a shadow, and there is none", 'set shadow = "NAME", or remove them'
+            what, fix = "are the keys of a shadow, which is not configured", 'set shadow = "NAME", or remove them'
             yield Problem(where=config.place(SHADOW_PARAMS), what=what, fix=fix)
         return
     where = config.place(SHADOW)
@@ -95,9 +95,9 @@ def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
         what = f"environment {provider!r} scores its own episodes, and gives no text that a shadow could score"
         yield Problem(where=where, what=what, fix="remove the shadow, or let [data] and [reward] give tasks and scores")
     elif not has_verifier(config):
-        what = f"reward {NO_REWARD!r} is trained on no score, so there is none that a shadow could stand beside"
+        what = f"reward {NO_REWARD!r} is trained on no score, so a shadow has nothing to confirm"
         yield Problem(where=where, what=what, fix="remove the shadow")
-    if of_run := [key for key in OF_THE_RUN if key in params]:
+    if of_run := [key for key in RUN_ONLY if key in params]:
         fix = "remove it: `shadow` names the shadow's reward"
         yield Problem(where=f"{config.place(SHADOW_PARAMS)}.{of_run[0]}", what="is not a key of a shadow", fix=fix)
         return
@@ -108,3 +108,61 @@ def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
             key = ".".join(str(part) for part in detail["loc"])
             what = "unknown key" if detail["type"] == "extra_forbidden" else detail["msg"].removeprefix("Value error, ")
             yield Problem(where=f"{config.place(SHADOW_PARAMS)}.{key}", what=what, fix="give it as [reward] takes it")
+
+
+NO_ALARM_YET = "on a rejected step; without [reward] shadow; when no completion has both scores"
+NO_ALARM = "unless the alarm is on"
+UNPAID = "when the reward calls no completion correct"
+UNCONFIRMED = f"{NO_ALARM_YET}; {UNPAID}"
+EARLY = "on a rejected step; in the first 5 steps"
+NO_NGRAM, NO_CREDIT = f"{EARLY}; {UNPAID}", f"{EARLY}; without positive credit"
+TREND = "on a rejected step; in the first 12 steps"
+LN = "ln of {} of the last three steps over what a line through the logarithms of the ten before predicts."
+
+BOTH = "over the completions that reward and shadow both gave a score"
+NO_SHADOW = "without [reward] shadow"
+UNPAIRED = f"{NO_SHADOW}; when no completion has both scores"
+NOT_EVALUATED = f"except on lines with an evaluation; {UNPAIRED}"
+SHADOW_FIELDS = (  # name, meaning, unit, when it is absent
+    ("shadow_mean_reward", f"Mean score of the shadow {BOTH}, of the first round.", "", UNPAIRED),
+    ("shadow_correct_rate", f"Share that the shadow scores above `[scoring] correct_above`, {BOTH}.", "", UNPAIRED),
+    ("shadow_gap", f"Mean of the reward's score minus the shadow's {BOTH}.", "", UNPAIRED),
+    ("shadow_judged_count", "Completions of the first round with both scores.", "completions", NO_SHADOW),
+    ("shadow_no_verdict_count", "Completions for which the shadow gave no verdict.", "completions", NO_SHADOW),
+    ("shadow_failed_count", "Completions on which the shadow failed.", "completions", NO_SHADOW),
+    ("shadow_{field}", "`{field}` of an asynchronous shadow, such as `judge_calls`.", "", NO_SHADOW),
+    ("eval_shadow_rate", "`shadow_correct_rate` on the held-out examples.", "", NOT_EVALUATED),
+    ("eval_shadow_reward", "`shadow_mean_reward` on the held-out examples.", "", NOT_EVALUATED),
+    ("eval_shadow_gap", "`shadow_gap` on the held-out examples.", "", NOT_EVALUATED),
+)
+FIELDS = (
+    *SHADOW_FIELDS,
+    ("gaming_unconfirmed", "Share of rewarded completions that the shadow does not confirm.", "", UNCONFIRMED),
+    (
+        "gaming_evidence",
+        "E-value against an unchanged gap to the shadow; the alarm begins at 20.",
+        "",
+        NO_ALARM_YET,
+    ),
+    ("gaming_since", "First step after the estimated change.", "", NO_ALARM),
+    ("gaming_example", "The most credited unconfirmed completion of the step, shortened.", "text", NO_ALARM),
+    ("gaming_tokens", "Tokens that get credit in such completions, and not in confirmed ones.", "text", NO_ALARM),
+    ("gaming_length_shift", LN.format("the mean length"), "", TREND),
+    ("gaming_entropy_shift", LN.format("the mean entropy"), "", TREND),
+    (
+        "gaming_ngram_share",
+        "Largest share of a 4-gram among rewarded completions, less among others or early.",
+        "",
+        NO_NGRAM,
+    ),
+    ("gaming_answer_shift", "How much earlier in their text rewarded answers begin than at the start.", "", EARLY),
+    ("gaming_prompt_answers", "Share of rewarded answers that repeat the prompt, less that at the start.", "", EARLY),
+    (
+        "gaming_format_credit",
+        "Share of credit on the start's 8 commonest tokens, less the early share.",
+        "",
+        NO_CREDIT,
+    ),
+    ("gaming_suspected", "Those of these that were beyond their thresholds for three steps.", "text", "unless one was"),
+    ("gaming_ngram", "That 4-gram.", "text", "unless ngram_share is suspected"),
+)

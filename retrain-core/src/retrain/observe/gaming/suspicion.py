@@ -1,4 +1,4 @@
-"""Suspicions without a second verifier: changes of a run against its own start that gaming brings about."""
+"""Watches a run for gaming: suspicions from changes against its own start, and the alarm of a run with a shadow."""
 
 from __future__ import annotations
 
@@ -7,16 +7,83 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.contracts.algorithm import Credit
+from retrain.kernel.hooks import hookimpl
 from retrain.kernel.types import Completion, Floats, Group, Tokens
+from retrain.records.record_names import GAMING
+from retrain.run.fault_guard import FaultGuard
 from retrain.tasks.audit.probes import expressions
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.views import GroupsView, RunView
+
+
+STATE = "gaming"
+
+
+class GamingWatch:
+    """Adds the `gaming_*` fields to a run's lines; a fault is reported once, and its fields are left out."""
+
+    def __init__(self, context: PluginContext) -> None:
+        # a function, because looking for hooks would load an attribute
+        self._tokenizer_of: Callable[[], Any] = lambda: context.tokenizer
+        self._suspicions = Suspicions()
+        self._guard = FaultGuard("Watch for gaming", "Training continues without its fields.")
+        self._alarm = None
+        if context.config.table("reward", ShadowKeys).shadow:
+            from retrain.observe.gaming.alarm import AlarmWatch  # only a run with a shadow needs it
+
+            self._alarm = AlarmWatch(self._tokenizer_of)
+
+    @hookimpl
+    def retrain_extra_metrics(self, groups: GroupsView | None, credit: Credit | None) -> Mapping[str, Any]:
+        if groups is None:
+            return {}
+        _, fields = self._guard.call("suspicions", "observe", self._suspect, groups, credit)
+        if self._alarm is None:
+            return fields or {}
+        _, alarm = self._guard.call("alarm", "observe", self._alarm.observe, groups, credit)
+        return {**(fields or {}), **(alarm or {})}
+
+    @hookimpl
+    def retrain_run_start(self, run: RunView) -> None:
+        if self._alarm:
+            self._guard.call(GAMING, "rewind", self._alarm.rewind, run)
+
+    @hookimpl
+    def retrain_step_end(self, run: RunView, metrics: Mapping[str, Any]) -> None:
+        if self._alarm:
+            self._guard.call(GAMING, "write", self._alarm.write_new, run, metrics)
+
+    @hookimpl
+    def retrain_save_state(self) -> dict[str, Any]:
+        alarm = {"alarm": self._alarm.state()} if self._alarm else {}
+        return {STATE: {"suspicions": self._suspicions.state(), **alarm}}
+
+    @hookimpl
+    def retrain_load_state(self, state: Mapping[str, Any]) -> None:
+        if saved := state.get(STATE):
+            self._suspicions.restore(saved["suspicions"])
+            if self._alarm and "alarm" in saved:
+                self._alarm.restore(saved["alarm"])
+
+    def _suspect(self, groups: GroupsView, credit: Credit) -> dict[str, Any]:
+        fields: dict[str, Any] = dict(self._suspicions.observe(groups.groups, credit))
+        if suspected := self._suspicions.found:
+            fields["gaming_suspected"] = ", ".join(name.removeprefix("gaming_") for name in suspected)
+        if "gaming_ngram_share" in suspected and self._suspicions.ngram:
+            fields["gaming_ngram"] = self._tokenizer_of().decode(self._suspicions.ngram)
+        return fields
+
 
 START = 5  # steps that are a run's own start
 LINE, RECENT = 10, 3  # steps of the trend, and steps that are held against it
@@ -36,14 +103,14 @@ class Suspicions:
     """Measures each step's fields, and which of them have been beyond their threshold for `ROW` steps in a row.
 
     - `gaming_length_shift`, `gaming_entropy_shift`: ln of the mean length or entropy of the last `RECENT` steps over
-      what the trend of the `LINE` steps before (a line through the logarithms) leads to; either sign is suspicious.
-    - `gaming_ngram_share`: the largest excess, over n-grams of token ids, of its share among paid completions over
-      that among the unpaid ones and that in the run's start (of all, or of the paid ones), whichever is larger; shares
-      are means over groups.
+      the continued trend of the `LINE` steps before (a line through the logarithms); either sign is suspicious.
+    - `gaming_ngram_share`: the largest excess, over n-grams of token ids, of its share among paid completions over its
+      share among the unpaid ones or in the run's start (of all, or of the paid ones), whichever is larger; shares are
+      means over groups.
     - `gaming_answer_shift`: how much earlier in the text, as a share of it, paid answers begin than at the start.
-    - `gaming_prompt_answers`: the share of paid completions whose answer is an expression or a number of the prompt
-      and not the reference, less that at the start.
-    - `gaming_format_credit`: the share of positive credit on the start's most common token ids, less that at start.
+    - `gaming_prompt_answers`: the share of paid completions whose answer is an expression or a number of the prompt and
+      not the reference, less that at the start.
+    - `gaming_format_credit`: the share of positive credit on the start's most common token ids, less that at the start.
 
     A completion is paid if the reward calls it correct. A field is absent while it cannot be measured.
     """
@@ -63,7 +130,6 @@ class Suspicions:
         return [name for name in THRESHOLDS if self._rows.get(name, 0) >= ROW]
 
     def observe(self, groups: Sequence[Group], credit: Credit) -> dict[str, float]:
-        """The fields of a step."""
         found = judged(groups)
         if not found:
             return {}
@@ -77,13 +143,11 @@ class Suspicions:
         return fields
 
     def state(self) -> dict[str, Any]:
-        """Everything that the coming steps depend on."""
         packed = base64.b64encode(zlib.compress(self._early.astype("<f8").tobytes())).decode("ascii")
         kept = {"series": self._series, "starts": self._starts, "steps": self._steps}
         return kept | {"early": packed, "common": self._common, "rows": self._rows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`."""
         self._series = {name: list(values) for name, values in state["series"].items()}
         self._starts = {name: list(values) for name, values in state["starts"].items()}
         self._steps, self._common, self._rows = int(state["steps"]), list(state["common"]), dict(state["rows"])
@@ -91,7 +155,8 @@ class Suspicions:
 
     def _shifts(self, found: Sequence[Judged]) -> dict[str, float]:
         fields = {}
-        for name, value in (("length", mean_length(found)), ("entropy", mean_entropy(found))):
+        length = float(np.mean([each.completion.num_actions for each in found]))
+        for name, value in (("length", length), ("entropy", mean_entropy(found))):
             series = self._series[name] = [*self._series[name][1 - LINE - RECENT :], math.log(max(value, 1e-6))]
             if len(series) == LINE + RECENT:
                 slope, level = np.polyfit(np.arange(LINE), series[:LINE], 1)
@@ -156,18 +221,13 @@ class Judged:
 
 
 def judged(groups: Sequence[Group]) -> list[Judged]:
-    """The completions of a step's first round that the reward gave a score, in sampling order."""
+    """The completions of a step's first round that the reward scored, in sampling order."""
     return [
         Judged(group=number, example_group=group, completion=each, is_paid=raw.value > group.correct_above)
         for number, group in enumerate(groups)
         for each, raw in zip(group.completions, group.raw_scores, strict=True)
         if raw.value is not None and not group.round
     ]
-
-
-def mean_length(found: Sequence[Judged]) -> float:
-    """Mean number of sampled tokens."""
-    return float(np.mean([each.completion.num_actions for each in found]))
 
 
 def mean_entropy(found: Sequence[Judged]) -> float:
@@ -189,11 +249,11 @@ def ngram_buckets(tokens_A: Tokens) -> NDArray[np.int64]:
     for column in windows.T:
         hashed = (hashed ^ column) * _MULTIPLIER
     found = ((hashed >> np.uint64(40)) % np.uint64(BUCKETS)).astype(np.int64)
-    return np.array(sorted(set(found.tolist())), dtype=np.int64)  # np.unique imports what a run does not need
+    return np.array(sorted(set(found.tolist())), dtype=np.int64)  # np.unique would import numpy.ma, unused otherwise
 
 
 def ngram_shares(found: Sequence[Judged]) -> Counts:
-    """Per bucket the share of completions that have one of its n-grams: the mean over groups of their shares."""
+    """Share of completions that have an n-gram of a bucket, per bucket: the mean over groups."""
     by_group: dict[int, list[Judged]] = {}
     for each in found:
         by_group.setdefault(each.group, []).append(each)
@@ -216,7 +276,7 @@ def ngram_of(found: Sequence[Judged], bucket: int) -> list[int]:
 
 
 def answer_positions(found: Sequence[Judged]) -> list[float]:
-    """Where in its text each answer begins: 0 at the beginning, 1 at the end. Nothing for texts without an answer."""
+    """Position of each answer in its text: 0 at the beginning, 1 at the end. Texts without an answer are skipped."""
     return [place / len(each.completion.text) for each, place, _ in _answers(found)]
 
 
@@ -227,13 +287,12 @@ def repeats_prompt(found: Sequence[Judged]) -> float | None:
 
 
 def common_tokens(found: Sequence[Judged]) -> list[int]:
-    """The token ids that occur most often."""
     counts = Counter(token for each in found for token in sampled(each.completion).tolist())
     return sorted(counts, key=lambda token: (-counts[token], token))[:COMMON]
 
 
 def format_credit(groups: Sequence[Group], credit: Credit, format_tokens: Sequence[int]) -> float | None:
-    """The share of all positive credit of a step that is on these token ids; None without positive credit."""
+    """The share of a step's positive credit on these token ids; None without positive credit."""
     on_format = total = 0.0
     for group, tokens_G in zip(groups, credit.tokens_PG, strict=True):
         for completion, token_credit in zip(group.completions, tokens_G, strict=True):
@@ -244,7 +303,6 @@ def format_credit(groups: Sequence[Group], credit: Credit, format_tokens: Sequen
 
 
 def sampled(completion: Completion) -> Tokens:
-    """The tokens that the policy sampled."""
     return completion.tokens_T[completion.action_T]
 
 

@@ -33,13 +33,13 @@ class HealthMonitor(Protocol):
     """
 
     def observe(self, metrics: Mapping[str, Any]) -> Sequence[Finding]:
-        """Everything wrong at this step, repeated while it lasts; before the line is written. Fields may be absent."""
+        """Return every fault of this step, repeated while it lasts. Fields may be absent."""
 
     def state(self) -> Mapping[str, Any]:
-        """Everything that a resume needs, as JSON; called at each checkpoint."""
+        """Return everything that a resume needs, as JSON; called at each checkpoint."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from the result of `state`."""
 
 
 _free = partial(key, free_on_resume=True)  # a resumed run may have another value

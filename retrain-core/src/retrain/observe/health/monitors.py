@@ -1,16 +1,114 @@
-"""Monitor `default`: reports a fault that lasts for several steps in a row, with its cause and the key to change."""
+"""The health monitors of a run: a watch that runs them at each step, and the monitors `default` and `gaming`."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.observe.health.contract import Finding, HealthTable
+from retrain.kernel.contracts.views import Watcher
+from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.resolve import build_part
+from retrain.kernel.types import Kind
+from retrain.observe.health.contract import Finding, HealthMonitor, HealthTable
 from retrain.records.record_names import GENERATIONS
+from retrain.run.fault_guard import FaultGuard
+from retrain.text.terminal_text import printable
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.context import PluginContext
+
+
+LOG = logging.getLogger("retrain")
+STATE = "health"
+STOP = "stop"
+
+
+class HealthError(RetrainError, RuntimeError):
+    """A health monitor judged the run not worth continuing; its state is saved."""
+
+    label = "health"
+
+
+def watch_run(context: PluginContext) -> HealthWatch | None:
+    table = context.config.table("health", HealthTable)
+    names = dict.fromkeys(table.monitors)
+    monitors = {name: build_part(Kind.HEALTH_MONITOR, name, "health.monitors", context) for name in names}
+    return HealthWatch(monitors, policy=table.policy) if monitors else None
+
+
+class HealthWatch(Watcher):
+    """Runs every monitor at each step; a finding is logged once per episode, recorded each step, and may end the run.
+
+    An episode of a finding begins with the step at which its monitor first reports it and ends with the first step at
+    which it does not. Open episodes are part of the state, so a resumed run logs each only once. A monitor that raises
+    is reported once and skipped for that step.
+    """
+
+    def __init__(self, monitors: Mapping[str, HealthMonitor], *, policy: str) -> None:
+        self._monitors = dict(monitors)
+        self._policy = policy
+        self._open: dict[str, list[str]] = {}  # monitor -> states whose episode is open
+        self._ending: tuple[str, Finding] | None = None
+        self._guard = FaultGuard("Health monitor", "Training continues without its findings.")
+
+    def step_line(self, metrics: Mapping[str, Any]) -> dict[str, list[str]]:
+        """The field `health` of a step's line, absent without a finding. Monitors do not see a warm-up."""
+        if metrics["step"] < 0:
+            return {}
+        states: list[str] = []
+        for name, monitor in self._monitors.items():
+            has_answered, findings = self._guard.call(name, "observe", _findings, monitor, metrics)
+            if not has_answered:
+                continue
+            before, self._open[name] = self._open.get(name, []), [finding.state for finding in findings]
+            states += self._open[name]
+            for finding in findings:
+                if finding.state not in before:
+                    self._begin(name, finding, metrics["step"])
+        return {"health": list(dict.fromkeys(states))} if states else {}
+
+    @hookimpl
+    def retrain_step_end(self, metrics: Mapping[str, Any]) -> HealthError | None:
+        if self._ending is None:
+            return None
+        (name, finding), self._ending = self._ending, None
+        why = f"monitor {name!r} requires it" if finding.severity == STOP else '[health] policy = "stop"'
+        fix = 'apply its fix and continue with `retrain --resume RUN`, or set [health] policy = "warn"'
+        what = f"{finding.state}: {printable(finding.message)}"
+        return HealthError(Problem(where=f"step {metrics['step']}", what=what, why=why, fix=fix))
+
+    @hookimpl
+    def retrain_save_state(self) -> dict[str, Any]:
+        states = {name: self._guard.state(name, monitor.state) for name, monitor in self._monitors.items()}
+        return {STATE: {"open": dict(self._open), "monitors": {name: s for name, s in states.items() if s}}}
+
+    @hookimpl
+    def retrain_load_state(self, state: Mapping[str, Any]) -> None:
+        saved = state.get(STATE, {})
+        self._open = {name: list(found) for name, found in saved.get("open", {}).items() if name in self._monitors}
+        for name, monitor in self._monitors.items():
+            if name in saved.get("monitors", {}):
+                self._guard.call(name, "restore", monitor.restore, saved["monitors"][name])
+
+    def _begin(self, name: str, finding: Finding, step: int) -> None:
+        LOG.warning("Health: %s at step %d: %s", finding.state, step, printable(finding.message))
+        if self._ending is None and STOP in (self._policy, finding.severity):
+            self._ending = name, finding
+
+
+def _findings(monitor: HealthMonitor, metrics: Mapping[str, Any]) -> list[Finding]:
+    findings = list(monitor.observe(metrics))
+    for finding in findings:
+        if not isinstance(finding, Finding):
+            raise TypeError(f"observe() returned {type(finding).__name__}, not Finding")
+    return findings
+
 
 Metrics = Mapping[str, Any]
-Verdict = str | None  # what is wrong at a step; "" when nothing is, None when the step lacks the fields to tell
+Verdict = str | None  # the fault of a step; "" without one, None when the step lacks the fields
 CAUSES = {"all_wrong_groups": "all wrong", "all_right_groups": "all right", "no_verdict_groups": "no verdict"}
 CAUSES |= {"tied_groups": "all same"}
 STUCK = ("all_wrong_groups", "tied_groups", "no_verdict_groups")
@@ -25,7 +123,6 @@ FIXES = {
 
 
 def build(context: PluginContext) -> DefaultMonitor:
-    """The monitor with the thresholds of `[health]`."""
     config = context.config
     table = config.table("health", HealthTable)
     return DefaultMonitor(table, max_tokens=config.training.max_tokens)
@@ -35,8 +132,8 @@ class DefaultMonitor:
     """Reports a finding from the `steps`-th step in a row with its fault until a step without it.
 
     A step that lacks the fields of a fault (such as a rejected one) neither extends nor breaks the row. The entropy is
-    `exec_entropy_mean`, or its estimate `exec_surprisal_mean` if the backend reports no entropies; its start, and that
-    of the mean length, is the mean over the first `steps` steps that have it. An entropy collapse counts only while
+    `exec_entropy_mean`, or its estimate `exec_surprisal_mean` if the backend reports no entropies. The starts of
+    entropy and mean length are means over the first `steps` steps that have them. An entropy collapse counts only while
     more groups are stuck (all wrong, all the same, no verdict) than useful: otherwise the task is just being solved.
     """
 
@@ -56,7 +153,6 @@ class DefaultMonitor:
         }
 
     def observe(self, metrics: Metrics) -> list[Finding]:
-        """The faults that have lasted for at least `steps` steps."""
         self._learn_starts(metrics)
         findings = []
         for state, judge in self._judges.items():
@@ -69,11 +165,9 @@ class DefaultMonitor:
         return findings
 
     def state(self) -> dict[str, Any]:
-        """Rows, causes and starts."""
         return {"rows": dict(self._rows), "causes": dict(self._causes), "starts": dict(self._starts)}
 
     def restore(self, state: Metrics) -> None:
-        """Continue in the middle of a row."""
         self._rows, self._causes = dict(state["rows"]), dict(state["causes"])
         self._starts = {name: list(values) for name, values in state["starts"].items()}
 
@@ -146,7 +240,7 @@ class DefaultMonitor:
                 values.append(float(value))
 
     def _since_start(self, metrics: Metrics, name: str) -> tuple[float | None, float | None]:
-        """The value at this step, and that at the start: None while the start is still being measured."""
+        """The value at this step and at the start; the latter is None while it is still being measured."""
         values = self._starts[name]
         return _measure(metrics, name), sum(values) / len(values) if len(values) >= self._table.steps else None
 
@@ -167,18 +261,13 @@ MEANINGS = {
 
 
 def build_gaming(context: PluginContext) -> GamingMonitor:
-    """The monitor; it has no keys."""
     return GamingMonitor()
 
 
 class GamingMonitor:
-    """Finds `gaming` while the alarm of the shadow is on, and `gaming_suspected` without a shadow's word.
-
-    It has no state: the fields carry that of `observe/gaming`.
-    """
+    """Finds `gaming` while the alarm of a shadow is on, otherwise `gaming_suspected`; the fields carry its state."""
 
     def observe(self, metrics: Mapping[str, Any]) -> list[Finding]:
-        """The finding of the step, the alarm before a suspicion."""
         if metrics.get("gaming_since") is not None:
             return [Finding(state="gaming", message=_alarm(metrics))]
         if names := metrics.get("gaming_suspected"):
@@ -186,7 +275,6 @@ class GamingMonitor:
         return []
 
     def state(self) -> dict[str, Any]:
-        """Nothing."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -195,18 +283,18 @@ class GamingMonitor:
 
 def _alarm(metrics: Mapping[str, Any]) -> str:
     details = {
-        "gaming_unconfirmed": "{:.0%} of what it pays now",
+        "gaming_unconfirmed": "{:.0%} of the rewarded completions now",
         "gaming_example": "for example {}",
         "gaming_tokens": "the credit is on {}",
     }
     shown = [text.format(metrics[name]) for name, text in details.items() if metrics.get(name) not in (None, "")]
-    since = f"since step {metrics['gaming_since']}"
-    fix = "fix: read gaming.jsonl, and mend [reward] where it pays for these"
-    return f"{since} the reward pays more than before for what its shadow does not confirm: {'; '.join([*shown, fix])}"
+    fix = "fix: read gaming.jsonl, and correct [reward] where it pays for these"
+    what = f"since step {metrics['gaming_since']} the shadow confirms fewer of the rewarded completions than before"
+    return f"{what}: {'; '.join([*shown, fix])}"
 
 
 def _suspicion(metrics: Mapping[str, Any], names: list[str]) -> str:
-    told = [MEANINGS[name].format(metrics[f"gaming_{name}"]) for name in names if f"gaming_{name}" in metrics]
+    signs = [MEANINGS[name].format(metrics[f"gaming_{name}"]) for name in names if f"gaming_{name}" in metrics]
     ngram = f": {metrics['gaming_ngram']!r}" if metrics.get("gaming_ngram") else ""
     fix = f"fix: read some completions in {GENERATIONS}, or set [reward] shadow to a second verifier"
-    return f"the reward may be gamed: {'; '.join(told) or ', '.join(names)}{ngram}; {fix}"
+    return f"the reward may be gamed: {'; '.join(signs) or ', '.join(names)}{ngram}; {fix}"

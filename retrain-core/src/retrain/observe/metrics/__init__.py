@@ -10,12 +10,11 @@ from retrain.kernel.hooks import hookimpl
 if TYPE_CHECKING:
     from retrain.kernel.contracts.algorithm import Credit
     from retrain.kernel.contracts.views import EvalView, GroupsView, RunView
-    from retrain.kernel.plugin_spec import MetricSpec
+    from retrain.kernel.declared import MetricSpec
 
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """Every field that a run itself writes."""
     from retrain.observe.metrics.metric_names import described  # only the manual needs it
 
     return described()
@@ -25,7 +24,6 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 def retrain_extra_metrics(
     run: RunView | None, groups: GroupsView | None, credit: Credit | None, evaluation: EvalView | None
 ) -> Mapping[str, Any]:
-    """The fields of a step or of an evaluation."""
     if evaluation is not None:
         from retrain.observe.metrics.evaluate import eval_metrics  # only an evaluation needs it
 

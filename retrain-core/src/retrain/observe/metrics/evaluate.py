@@ -20,10 +20,9 @@ def eval_metrics(
 ) -> dict[str, float | int]:
     """`eval_*` fields from the scores of each held-out example's completions; no verdict and failures count as wrong.
 
-    `clusters_E` names the source of each example, for the interval; None = all are independent.
-    Mean and quantiles of the reward, and the means of its parts, are over the completions that have a score.
-    pass@k = mean over examples of 1 - C(n - c, k) / C(n, k), with c of n samples correct and k = 1, 2, 4, ... <= n
-    (arXiv:2107.03374).
+    `clusters_E` names the source of each example, for the interval; None = all are independent. Mean and quantiles of
+    the reward, and the means of its parts, are over the completions that have a score. pass@k = mean over examples of 1
+    - C(n - c, k) / C(n, k), with c of n samples correct and k = 1, 2, 4, ... <= n (arXiv:2107.03374).
     """
     samples = len(scores[0])
     values_E = [[score.value for score in example if score.value is not None] for example in scores]
@@ -56,12 +55,12 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 def rate_interval(rates_E: np.ndarray, samples: int, clusters_E: Sequence[str] | None = None) -> tuple[float, float]:
     """95 % limits of the mean rate, exact binomial ones (Clopper & Pearson 1934) for the effective number of answers.
 
-    Completions of one example are correlated, so n is not examples x samples but
-    n_eff = p (1 - p) / (variance of the mean over examples), clamped to [examples, examples x samples]; without any
-    variance n_eff is the number of examples, the conservative end. With x = p n_eff right the limits are quantiles of
-    Beta(x, n_eff - x + 1) and Beta(x + 1, n_eff - x). Near 0 and 100 %, where normal and Wilson limits cover too
-    rarely, they hold; all of 64 right gives 94.4 to 100 %. Where examples share a source, the variance is that over
-    clusters, and the least n_eff is the number of clusters (of unequal ones 1 / sum of their squared shares).
+    Completions of one example are correlated, so n is not examples x samples but n_eff = p (1 - p) / (variance of the
+    mean over examples), clamped to [examples, examples x samples]; without any variance n_eff is the number of
+    examples, the conservative end. With x = p n_eff right the limits are quantiles of Beta(x, n_eff - x + 1) and Beta(x
+    + 1, n_eff - x). They hold near 0 and 100 %, where normal and Wilson limits cover too rarely; all of 64 right gives
+    94.4 to 100 %. Where examples share a source, the variance is taken over clusters, and the least n_eff is the number
+    of clusters (for unequal ones 1 / sum of their squared shares).
     """
     examples, mean = len(rates_E), float(rates_E.mean())
     spread, least = _spread(rates_E, clusters_E if clusters_E is not None else range(examples))
@@ -76,10 +75,11 @@ def rate_interval(rates_E: np.ndarray, samples: int, clusters_E: Sequence[str] |
 
 
 def _spread(rates_E: np.ndarray, clusters_E: Sequence[object]) -> tuple[float, float]:
-    """Variance of the mean over examples from that between clusters, 0 with one; and the effective number of these.
+    """Variance of the mean over examples, from the variance between clusters; and the effective number of clusters.
 
     sum w_c^2 (rate_c - mean)^2 with w_c the cluster's share of the examples, times the factor that makes it unbiased
-    for clusters of one variance. Where each example is its own cluster it is their variance over their number.
+    for clusters of one variance; 0 with a single cluster. Where each example is its own cluster it is the usual
+    variance of a mean.
     """
     numbers: dict[object, int] = {}
     index_E = [numbers.setdefault(each, len(numbers)) for each in clusters_E]

@@ -19,7 +19,6 @@ PERCENTILES = (10, 50, 90)
 
 
 def step_metrics(config: Config, groups: Sequence[Group], credit: Credit) -> Fields:
-    """Rewards, groups and lengths of a step; with `[training] refill` and `overlong` also what was left out."""
     fields = group_metrics(credit.statuses_P) | length_metrics(groups)
     if has_verifier(config):
         fields = reward_metrics(groups) | fields
@@ -29,9 +28,10 @@ def step_metrics(config: Config, groups: Sequence[Group], credit: Credit) -> Fie
 
 
 def reward_metrics(groups: Sequence[Group]) -> Fields:
-    """Rates over the completions of the first round, trained or not; mean and quantiles are absent without any verdict.
+    """Rates over the completions of the first round, trained or not; mean and quantiles are absent without any
+    verdict.
 
-    Further rounds are drawn because the first taught too little: a rate over those too would be biased by that choice.
+    Further rounds are sampled because the first taught too little: including them would bias a rate by that choice.
     Only `no_verdict_count` and `failed_score_count` cover all rounds. A group is eligible for ties if at least two
     completions have a score; it is tied if at least two scores are equal.
     """
@@ -61,12 +61,11 @@ def reward_metrics(groups: Sequence[Group]) -> Fields:
 
 
 def first_round(groups: Sequence[Group]) -> Sequence[Group]:
-    """The groups of the prompts that the step began with, which no outcome selected: all of them without refill."""
+    """The groups of the prompts that the step began with, not selected by an outcome: all of them without refill."""
     return [group for group in groups if not group.round]
 
 
 def refill_metrics(groups: Sequence[Group], credit: Credit) -> Fields:
-    """What the step drew until enough groups could teach, and what of it was sampled in vain."""
     dropped = [group for number, group in enumerate(groups) if not credit.trains(number)]
     return {
         "rounds": 1 + max(group.round for group in groups),
@@ -77,13 +76,11 @@ def refill_metrics(groups: Sequence[Group], credit: Credit) -> Fields:
 
 
 def overlong_metrics(groups: Sequence[Group]) -> Fields:
-    """How many completions lost their verdict because they were truncated."""
     pairs = [pair for group in groups for pair in zip(group.raw_scores, group.scores, strict=True)]
     return {"overlong_dropped_count": sum(raw.value is not None and score.value is None for raw, score in pairs)}
 
 
 def group_metrics(statuses: Sequence[GroupStatus]) -> Fields:
-    """How many groups were useful, and why the others were not."""
     counts = Counter(statuses)
     return {
         "useful_groups": counts[GroupStatus.INFORMATIVE],
@@ -97,7 +94,7 @@ def group_metrics(statuses: Sequence[GroupStatus]) -> Fields:
 def length_metrics(groups: Sequence[Group]) -> Fields:
     """Completion lengths in tokens, before any masking, and the share of truncated completions.
 
-    Mean and share are over the first round, as those of rewards; longest and sum over all that was sampled.
+    Mean and share are over the first round, like the rewards; longest and sum over all sampled completions.
     """
     sampled = [completion.num_actions for group in groups for completion in group.completions]
     completions = [completion for group in first_round(groups) for completion in group.completions]

@@ -1,14 +1,13 @@
-"""Explains every field that a run writes to `metrics.jsonl`; these names are explained nowhere else.
+"""Explains every field that a run writes to `metrics.jsonl`; the manual and the reference page are generated from it.
 
-A plugin describes its own fields the same way, through the hook `retrain_describe_metrics`. The manual and the
-reference page of metrics are generated from what the hook returns.
+A plugin describes its own fields in the same way, through the hook `retrain_describe_metrics`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrain.kernel.plugin_spec import MetricSpec
+from retrain.kernel.declared import MetricSpec
 from retrain.observe.metrics.fields import PERCENTILES
 
 REJECTED = "on a rejected step"
@@ -19,6 +18,8 @@ NO_ENTROPY = "when the backend reports no entropies; " + NO_TOKENS
 NO_PARTS = "with a single reward or an environment that reports no parts"
 NO_EPISODES = "without [environment]"
 NO_REFILL = f"{REJECTED}; without [training] refill"
+NO_CONTROL = f"{REJECTED}; unless `[training] control` replaces the reward"
+NO_OVERLONG = REJECTED + '; without overlong = "{}"'
 NO_SOFT = f"{REJECTED}; without [training] soft_overlong"
 IN_TURN = "on a rejected step; when the backend samples and trains in turn"
 QUANTILE = "Smallest score that at least {}% of the scored completions do not exceed."
@@ -31,32 +32,22 @@ HEAD = (
     ("transform_mode", "Name of the transform in use.", "text", ""),
     ("uncertainty_kind", "Name of the uncertainty in use.", "text", ""),
     ("condition", "Label of the run's algorithm, advantage+transform.", "text", ""),
-    (
-        "rejected",
-        "Why the step was not trained although it had something to train, or ended before its last update.",
-        "text",
-        "unless rejected",
-    ),
+    ("rejected", "Reason why the step was not trained, or ended before its last update.", "text", "unless rejected"),
     ("batch_size", "Prompts of this step; with [training] refill of each of its rounds.", "prompts", REJECTED),
     ("group_size", "Completions per prompt.", "completions", REJECTED),
-    ("backend_reports_sync_loss", "Whether `loss` is that of the same step.", "flag", REJECTED),
-    ("backend_preserves_token_advantages", "Whether each token is trained with its own credit.", "flag", REJECTED),
+    ("backend_reports_sync_loss", "True if `loss` belongs to the same step.", "flag", REJECTED),
+    ("backend_preserves_token_advantages", "True if each token is trained with its own credit.", "flag", REJECTED),
 )
 TRAINED = (
     ("loss", "Loss of the step's updates, a mean over action tokens; null without one.", "", ""),
     ("reported_loss", "The number that the backend reported as its loss; null without one.", "", REJECTED),
-    ("loss_is_placeholder", "Whether that number is a placeholder for a loss not known in time.", "flag", REJECTED),
+    ("loss_is_placeholder", "True if that number is a placeholder for a loss not known in time.", "flag", REJECTED),
     ("trained_tokens", "Action tokens in the denominator of the loss, credit of zero included.", "tokens", REJECTED),
     ("updates", "Optimizer steps on these tokens, [training] minibatches x epochs; 0 without one.", "steps", REJECTED),
     ("lr", "Learning rate of the step.", "", f"{UNTRAINED}; when the backend does not report it"),
     ("num_datums", "Rows passed to the backend.", "rows", REJECTED),
     ("grad_norm", "L2 norm of the gradient before clipping, mean over the updates.", "", UNTRAINED),
-    (
-        "ratio_mean",
-        "Mean over action tokens of p now / p when sampled, in the first update; 1 on policy.",
-        "",
-        UNTRAINED,
-    ),
+    ("ratio_mean", "Mean over action tokens of p now / p when sampled, first update; 1 on policy.", "", UNTRAINED),
     ("ratio_max", "Largest such ratio.", "", UNTRAINED),
     ("logprob_gap_mean", "Mean |log p now - log p when sampled| over action tokens.", "nats", UNTRAINED),
     ("logprob_gap_p99", "99th percentile of that gap.", "nats", UNTRAINED),
@@ -90,26 +81,16 @@ REWARDS = (
     ("all_right_groups", "Uninformative groups in which all completions are correct.", "groups", REJECTED),
     ("all_wrong_groups", "Uninformative groups in which all completions are wrong.", "groups", REJECTED),
     ("surplus_groups", "Informative groups that were not trained: `batch_size` others were.", "groups", NO_REFILL),
-    (
-        "verifier_correct_rate",
-        "Share of a control's completions that the true verifier finds correct; `correct_rate` is that of its rewards.",
-        "",
-        f"{REJECTED}; unless `[training] control` replaces the reward",
-    ),
+    ("verifier_correct_rate", "Share of a control's completions that the true verifier finds correct.", "", NO_CONTROL),
     ("rounds", "Rounds of prompts that the step drew.", "times", NO_REFILL),
     ("drawn_groups", "Groups of all rounds.", "groups", NO_REFILL),
     ("dropped_tokens", "Tokens sampled for groups that were not trained.", "tokens", NO_REFILL),
-    (
-        "overlong_masked_count",
-        "Truncated completions left out of the loss.",
-        "completions",
-        f'{REJECTED}; without overlong = "mask"',
-    ),
+    ("overlong_masked_count", "Truncated completions left out of the loss.", "completions", NO_OVERLONG.format("mask")),
     (
         "overlong_dropped_count",
-        "Truncated completions whose verdict did not count for credit.",
+        "Truncated completions whose verdict is void.",
         "completions",
-        f'{REJECTED}; without overlong = "drop"',
+        NO_OVERLONG.format("drop"),
     ),
     ("soft_overlong_mean", "Mean punishment of long completions that have a score.", "", NO_SOFT),
     ("soft_overlong_count", "Completions that got some of it.", "completions", NO_SOFT),
@@ -126,17 +107,14 @@ TOKENS = (
 EPISODES = (
     ("turns_mean", "Mean number of turns of an episode.", "turns", NO_EPISODES),
     ("turn_limit_rate", "Share of episodes that ended at max_turns.", "", NO_EPISODES),
-    ("rewritten_history_count", "How often an environment rewrote the earlier conversation.", "times", NO_EPISODES),
+    ("rewritten_history_count", "Rewrites of the earlier conversation by an environment.", "times", NO_EPISODES),
 )
 EVALUATION = (
     ("eval_correct_rate", "Correct rate on the held-out examples; no verdict counts as wrong.", "", NO_EVAL),
     ("eval_ci_low", "Lower end of its exact binomial 95 % interval, for another set of such examples.", "", NO_EVAL),
     ("eval_ci_high", "Upper end of that interval.", "", NO_EVAL),
     ("eval_mean_reward", "Mean score over the held-out completions that have one.", "", NO_EVAL),
-    *(
-        (f"eval_reward_p{percent}", f"{QUANTILE.format(percent)[:-1]}, held out.", "", NO_EVAL)
-        for percent in PERCENTILES
-    ),
+    *((f"eval_reward_p{n}", f"{QUANTILE.format(n)[:-1]}, held out.", "", NO_EVAL) for n in PERCENTILES),
     ("eval_reward_{name}_mean", "`reward_{name}_mean` on the held-out completions.", "", f"{NO_EVAL}; {NO_PARTS}"),
     ("eval_examples", "Held-out examples.", "examples", NO_EVAL),
     ("eval_samples", "Completions per held-out example.", "completions", NO_EVAL),
@@ -158,7 +136,6 @@ STATISTICS = (("mean", "Mean"), ("var", "Variance"))
 
 
 def described() -> list[MetricSpec]:
-    """Every field that a run itself writes."""
     rows = [*HEAD, *TRAINED, *REWARDS, *TOKENS, *_uncertainties(), *EPISODES, *EVALUATION, *TIMES, *HEALTH]
     return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in rows]
 

@@ -1,13 +1,12 @@
-"""Recorders besides the JSONL files: Weights & Biases, TensorBoard, Trackio and MLflow."""
+"""Recorders in addition to the JSONL files: Weights & Biases, TensorBoard, Trackio and MLflow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
@@ -22,22 +21,19 @@ RECORDERS = {
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The keys of recorders, in the kernel's `[logging]`."""
-    factory = "retrain.observe.trackers.table:TrackerKeys"
+    factory = "retrain.observe.trackers.contract:TrackerKeys"
     traits = TableTraits(extends=True)
-    register(PluginSpec(name="logging", summary="Where trackers file the run.", factory=factory, traits=traits))
+    register(PluginSpec(name="logging", summary="Project and name of the run there.", factory=factory, traits=traits))
 
 
 @hookimpl
 def retrain_register_recorders(register: Callable[[PluginSpec], None]) -> None:
-    """The built-in recorders; each is imported only when a configuration names it."""
     for name, summary in RECORDERS.items():
         register(PluginSpec(name=name, summary=summary, factory=f"retrain.observe.trackers.{name}:build"))
 
 
 @hookimpl
 def retrain_watch_run(context: PluginContext) -> object | None:
-    """The recorders of a run."""
     table: Any = context.config.logging
     if not table.recorders and not table.wandb_project:
         return None

@@ -22,16 +22,16 @@ URI = "MLFLOW_TRACKING_URI"
 DATABASE = "mlflow.db"
 RUN_ID = "mlflow_run_id"
 STEP = "train/step"
-FINISH_TIMEOUT_S, PAUSE_S = 60.0, 30.0  # for a server that is down: what a finished run waits, and between attempts
+FINISH_TIMEOUT_S, PAUSE_S = 60.0, 30.0  # for a server that is down: at the end of a run, and between attempts
 MOST_WAITING = 10_000  # lines kept for a server that is down; then the oldest are dropped
 TAG_CHARS, PARAM_CHARS = 5_000, 500
-FOREIGN = re.compile(r"[^\w\-. :/]", re.ASCII)  # what no name in MLflow may have
-# MLflow's own defaults retry for minutes; set by the user, they are left alone.
+FOREIGN = re.compile(r"[^\w\-. :/]", re.ASCII)  # not allowed in MLflow's names
+# MLflow's own defaults retry for minutes; the user's own values stay.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
 def build(context: PluginContext) -> MlflowRecorder:
-    """The recorder; ConfigError when MLflow, or what its database needs, is not installed; imported at `start`."""
+    """The recorder; ConfigError when MLflow, or a package its database needs, is not installed; imported at `start`."""
     needs = () if os.environ.get(URI) else ("sqlalchemy", "alembic")
     require("mlflow", where=context.config.place("logging.recorders"), needs=needs)
     return MlflowRecorder()
@@ -50,15 +50,12 @@ class MlflowRecorder:
         self._last_step: float | None = None
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue the run with the saved id."""
         self._run_id = str(state.get(RUN_ID) or "")
 
     def state(self) -> dict[str, str]:
-        """The run's id; empty if no run was opened."""
         return {RUN_ID: self._run_id} if self._run_id else {}
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
-        """Open the run, or the one of the session before."""
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         from mlflow.tracking import MlflowClient
@@ -77,7 +74,7 @@ class MlflowRecorder:
         LOG.info("mlflow run %s is kept in %s", self._run_id, place)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        """Hand over a line; raises what sending an earlier one raised, once."""
+        """Queue a line; raises, once, the error of sending an earlier one."""
         assert self._sender is not None
         if self._last_step is None or metrics["step"] > self._last_step:
             self._sender.add(metrics)
@@ -91,7 +88,7 @@ class MlflowRecorder:
 
 
 class _Sender:
-    """Sends lines in order from a thread of its own; one that fails is tried again after a pause."""
+    """Sends lines in order from a separate thread; a failed one is retried after a pause."""
 
     def __init__(self, client: Any, run_id: str) -> None:
         self._client, self._run_id = client, run_id
@@ -103,19 +100,16 @@ class _Sender:
         self._thread.start()
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Queue a line, with the time at which it was written."""
         with self._changed:
             self._waiting.append((metrics, int(1000 * time.time())))
             self._changed.notify()
 
     def raise_failure(self) -> None:
-        """Raise what the thread met since the last call."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def finish(self, status: str) -> None:
-        """Wait for what is queued and for the status."""
         with self._changed:
             self._status = status
             self._changed.notify()
@@ -135,7 +129,7 @@ class _Sender:
                     with self._changed:
                         if self._waiting and self._waiting[0] is line:
                             self._waiting.popleft()
-                self._failure = None  # told or not, nothing was lost
+                self._failure = None  # nothing was lost, so it need not be raised
                 if self._status and not self._waiting:
                     self._client.set_terminated(self._run_id, self._status)
                     return

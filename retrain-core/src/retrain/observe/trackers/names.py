@@ -1,4 +1,4 @@
-"""The names of metrics, configuration keys and runs in other trackers, and whether their libraries are installed."""
+"""The names of metrics, configuration keys and runs in other trackers, and the check that a library is installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 
 # Constant throughout a run, so they go into the configuration there.
 CONSTANTS = frozenset({"algorithm_mode", "advantage_mode", "transform_mode", "condition"})
@@ -64,7 +64,7 @@ def metric_name(field: str) -> str:
 
 
 def named_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of `metrics.jsonl` under these names, without `step`, `CONSTANTS` and null fields."""
+    """A line of `metrics.jsonl` under the trackers' names, without `step`, `CONSTANTS` and null fields."""
     return {
         metric_name(field): value
         for field, value in metrics.items()
@@ -73,21 +73,17 @@ def named_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration under flat names, from the content of `run.json`, without keys of tables not installed."""
+    """The configuration under flat names, from the content of `run.json`; keys of tables not installed are left out."""
     found = {name: _look_up(manifest, path) for name, path in CONFIG_KEYS.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def run_name(manifest: Mapping[str, Any]) -> str:
-    """`[logging] wandb_run_name`, else the condition."""
     return str(manifest["config"]["logging"]["wandb_run_name"] or manifest["condition"])
 
 
 def require(library: str, *, where: str, needs: Sequence[str] = ()) -> None:
-    """ConfigError with the install line when `library`, named like its extra, or what it `needs` is not installed.
-
-    Imports nothing.
-    """
+    """ConfigError if `library`, named like its extra, or a package in `needs` is not installed; imports nothing."""
     for package in (library, *needs):
         spec = find_spec(package)
         if spec is None or spec.origin is None:  # no origin: only a folder of that name, such as wandb creates

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Kind
-from retrain.observe.trackers.contract import Recorder
-from retrain.observe.trackers.table import TrackerKeys
+from retrain.observe.trackers.contract import Recorder, TrackerKeys
 from retrain.run.fault_guard import FaultGuard
 from retrain.text.secrets import redacted
 
@@ -30,7 +29,6 @@ def recorder_names(config: Config) -> dict[str, str]:
 
 
 def watch_run(context: PluginContext) -> Recorders:
-    """The recorders that the configuration names."""
     names = recorder_names(context.config)
     return Recorders({name: build_part(Kind.RECORDER, name, path, context) for name, path in names.items()})
 
@@ -45,26 +43,22 @@ class Recorders:
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
-        """Pass each recorder what its `state` returned; one that is new in this run starts afresh."""
         for name, saved in state.get(STATE, {}).items():
             if name in self._recorders:
                 self._call(name, "restore", saved)
 
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
-        """Call `start` with the content of `run.json`."""
         manifest = redacted(run.manifest)
         self._started = {name for name in self._recorders if self._call(name, "start", manifest, run.folder)}
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
-        """Pass on a line of `metrics.jsonl`."""
         for name in self._started_in_order():
             self._call(name, "step", redacted(metrics))
 
     @hookimpl
     def retrain_save_state(self, name: str, folder: Path | None) -> dict[str, Any]:
-        """State of each recorder, by its name; a complete checkpoint is passed on to those that started."""
         if folder is not None:
             for recorder in self._started_in_order():
                 self._call(recorder, "checkpoint", folder, name)
@@ -75,7 +69,6 @@ class Recorders:
 
     @hookimpl
     def retrain_run_end(self, error: BaseException | None) -> None:
-        """Call `finish`, however the run ended."""
         for name in self._recorders:
             self._call(name, "finish", error)
 
@@ -83,7 +76,7 @@ class Recorders:
         return [name for name in self._recorders if name in self._started]
 
     def _call(self, name: str, method: str, *arguments: Any) -> bool:
-        """Whether the call succeeded, or the recorder lacks an optional method."""
+        """True if the call succeeded, or the recorder lacks an optional method."""
         recorder = self._recorders[name]
         if method in OPTIONAL and not hasattr(recorder, method):
             return True

@@ -16,7 +16,6 @@ FILE_VERSION = "brain.Event:2"  # the first record of every event file
 
 
 def build(context: PluginContext) -> TensorboardRecorder:
-    """The recorder; ConfigError when tensorboard is not installed."""
     require("tensorboard", where=context.config.place("logging.recorders"))
     return TensorboardRecorder(first_step=FIRST_STEP - context.config.sft.steps)
 
@@ -25,7 +24,7 @@ class TensorboardRecorder:
     """An event file per session, one record per step, on disk when `step` returns.
 
     The evaluation before training has step -1, a warm-up the steps before. A session that finds files of earlier
-    sessions tells TensorBoard from which step on they are outdated. Uses TensorBoard's own record format, without
+    sessions marks the step from which they are outdated. Uses TensorBoard's own record format, without
     TensorFlow or PyTorch.
     """
 
@@ -34,11 +33,9 @@ class TensorboardRecorder:
         self._next_step = first_step
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue at the step that follows the checkpoint."""
         self._next_step = int(state[NEXT_STEP])
 
     def state(self) -> dict[str, int]:
-        """The next step."""
         return {NEXT_STEP: self._next_step}
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
@@ -55,7 +52,6 @@ class TensorboardRecorder:
             self._write(step=self._next_step, session_log=SessionLog(status=SessionLog.START))
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        """One scalar per number or boolean of the line."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [
@@ -67,7 +63,6 @@ class TensorboardRecorder:
         self._next_step = metrics["step"] + 1
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Close the file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

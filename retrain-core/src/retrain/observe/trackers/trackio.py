@@ -1,4 +1,4 @@
-"""Recorder `trackio`: metrics and configuration of a run in Trackio, on this machine or where its variables say."""
+"""Recorder `trackio`: metrics and configuration of a run in Trackio, on this machine or where its variables point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ RUN_NAME = "trackio_run_name"
 
 
 def build(context: PluginContext) -> TrackioRecorder:
-    """The recorder; ConfigError when trackio is not installed. trackio itself is imported at `start`."""
     require("trackio", where=context.config.place("logging.recorders"))
     return TrackioRecorder()
 
@@ -26,7 +25,7 @@ class TrackioRecorder:
     """One run of a Trackio project, at the steps of `metrics.jsonl`; the evaluation before training has step -1.
 
     Its name ends with the time of its start, since trackio finds a run by its name. After a resume it skips the steps
-    that trackio already has. Lines are sent by a thread of trackio's, which buffers what a server does not take.
+    that trackio already has. trackio sends lines from its own thread, which buffers them while the server is away.
     """
 
     def __init__(self) -> None:
@@ -35,15 +34,12 @@ class TrackioRecorder:
         self._next_step: int | None = None
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue the run with the saved name."""
         self._name = str(state.get(RUN_NAME) or "")
 
     def state(self) -> dict[str, str]:
-        """The run's name; empty if no run was opened."""
         return {RUN_NAME: self._name} if self._name else {}
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
-        """Open the run, or the one of the session before."""
         import trackio
 
         table, is_new = manifest["config"]["logging"], not self._name
@@ -64,12 +60,10 @@ class TrackioRecorder:
         LOG.info("trackio run %s: trackio show --project %s", name, table["project"])
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        """One row."""
         if self._next_step is None or metrics["step"] >= self._next_step:
             self._run.log(named_metrics(metrics), step=metrics["step"])
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Send the rest; trackio waits half a minute for a server."""
         run, self._run = self._run, None
         if run is not None:
             import trackio

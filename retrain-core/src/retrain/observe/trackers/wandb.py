@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
+from retrain.observe.trackers.contract import TrackerKeys
 from retrain.observe.trackers.names import PROVENANCE, named_config, named_metrics, require, run_name
-from retrain.observe.trackers.table import TrackerKeys
 from retrain.run.wandb_key import wandb_key
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
@@ -25,10 +25,7 @@ SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "
 
 
 def build(context: PluginContext) -> WandbRecorder:
-    """The recorder; ConfigError when wandb is not installed, a warning without a key.
-
-    wandb itself is imported at `start`.
-    """
+    """The recorder; ConfigError when wandb is not installed, a warning without a key. wandb is imported at `start`."""
     config = context.config
     selected_by = "logging.wandb_project" if config.table("logging", TrackerKeys).wandb_project else "logging.recorders"
     require("wandb", where=config.place(selected_by))
@@ -56,15 +53,12 @@ class WandbRecorder:
         self._first_step = 0
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue the run with the saved id."""
         self._run_id = str(state.get(RUN_ID) or "")
 
     def state(self) -> dict[str, str]:
-        """The run's id; empty if no run was opened."""
         return {RUN_ID: self._run_id} if self._run_id else {}
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
-        """Open the run, offline if the server cannot be reached."""
         arguments = run_arguments(manifest, folder)
         if self._run_id:
             arguments |= {"id": self._run_id, "resume": "allow", "allow_val_change": True}
@@ -76,7 +70,6 @@ class WandbRecorder:
             self._run.define_metric("*", step_metric=STEP)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        """One row of the run's history, sent at once."""
         values, step = named_metrics(metrics), metrics["step"]
         if step == BEFORE:
             self._run.summary.update({name.replace("eval/", "eval_before/"): value for name, value in values.items()})
@@ -90,7 +83,7 @@ class WandbRecorder:
         import wandb
 
         artifact = wandb.Artifact(f"adapter-{self._run_id}", type="model", metadata={"checkpoint": name})
-        for file in sorted(folder.glob("adapter_*")):  # not the optimizer, which is twice their size
+        for file in sorted(folder.glob("adapter_*")):  # not the optimizer state, twice their size
             artifact.add_file(str(file))
         self._run.log_artifact(artifact, aliases=["latest", name])
 
@@ -102,7 +95,6 @@ class WandbRecorder:
 
 
 def run_arguments(manifest: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The arguments of `wandb.init` for a new run."""
     logging_table = manifest["config"]["logging"]
     tags = [tag.strip() for tag in logging_table["wandb_tags"].split(",")]
     return {

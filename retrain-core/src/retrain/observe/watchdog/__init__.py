@@ -1,16 +1,12 @@
-"""The heartbeat of a run, and the deadlines of its phases.
-
-Registers `[deadlines]`, and a watchdog for every run: its heartbeat and the deadlines of its phases.
-"""
+"""The heartbeat of a run, and the deadlines of its phases; registers `[deadlines]`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
@@ -18,8 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table of deadlines."""
-    summary = "How long each phase may take; 0 = no limit."
+    summary = "Time limits of the phases of a step; 0 = no limit."
     traits = TableTraits(flag_prefix="deadline_")
     factory = "retrain.observe.watchdog.watchdog:DeadlinesTable"
     register(PluginSpec(name="deadlines", summary=summary, factory=factory, traits=traits))
@@ -27,7 +22,6 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_watch_run(context: PluginContext) -> object | None:
-    """The watchdog of a run."""
     from retrain.observe.watchdog.watchdog import watch_run  # only a run needs it
 
     return watch_run(context)

@@ -1,4 +1,4 @@
-"""`[deadlines]`: heartbeats, and limits of phases: a run that hangs reports where, saves what it can, and ends."""
+"""`[deadlines]`: heartbeats and limits of phases. A run that hangs reports where, saves its state and ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _free = partial(key, free_on_resume=True)  # a resumed run may have another valu
 
 
 class DeadlinesTable(Table):
-    """How long each phase may take; 0 = no limit."""
+    """Time limits of the phases of a step; 0 = no limit."""
 
     sampling_s: float = _free(0.0, "Seconds that sampling a step may take.", ge=0.0)
     scoring_s: float = _free(0.0, "Seconds that scoring a step may take.", ge=0.0)
@@ -67,12 +67,12 @@ def watch_run(context: PluginContext) -> Watchdog | None:
 
 
 class Watchdog(Watcher):
-    """A daemon thread that follows the phases of a run through their hook.
+    """A daemon thread that follows the phases of a run.
 
     Every `heartbeat_s` it replaces `heartbeat.json`. When a phase outlasts its deadline it writes the stacks of all
     threads to `stacks.txt` and stderr and asks the main thread to stop: the run saves a checkpoint and ends with
-    DeadlineError. If the main thread does not react within the grace period, the process exits with code 1 and the
-    last checkpoint stays valid. The run's own thread never waits for this one: it only replaces one tuple.
+    DeadlineError. If the main thread does not react within the grace period, the process exits with code 1 and the last
+    checkpoint stays valid. The run's own thread never waits for this one: it only replaces one tuple.
     """
 
     def __init__(
@@ -93,18 +93,15 @@ class Watchdog(Watcher):
 
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
-        """Start watching."""
         self._folder = run.folder
         self._current = (-1, "starting", time.monotonic())
         self._thread.start()
 
     def phase(self, step: int, phase: str) -> None:
-        """Start the clock of the phase."""
         self._current = (step, phase, time.monotonic())
 
     @hookimpl
     def retrain_run_end(self) -> None:
-        """Stop watching: no deadline expires any more."""
         self._current = (self._current[0], "ended", time.monotonic())
         self._ended.set()
         if self._thread.is_alive():
@@ -128,13 +125,13 @@ class Watchdog(Watcher):
         limit_s = getattr(self._deadlines, name) if name else 0.0
         if not limit_s or self._has_expired or time.monotonic() - since <= limit_s:
             return
-        self._has_expired = True  # from here on the run is stopping, which has its own time limit
+        self._has_expired = True  # stopping the run has a separate time limit
         stacks = self._dump(f"step {step}, {phase}: longer than [deadlines] {name} = {limit_s:g}")
         problem = Problem(
             where=f"step {step}, {phase}",
             what=f"the phase took longer than [deadlines] {name} = {limit_s:g} seconds",
-            why=f"{stacks} shows what every thread was doing then",
-            fix=f"repair what hangs or raise [deadlines] {name}, and continue with `retrain --resume {self._folder}`",
+            why=f"{stacks} shows the stack of every thread at that moment",
+            fix=f"repair the cause or raise [deadlines] {name}, and continue with `retrain --resume {self._folder}`",
         )
         self._fail_run(DeadlineError(problem))
 

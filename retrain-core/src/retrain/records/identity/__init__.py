@@ -1,1 +1,1 @@
-"""What a run consists of besides its configuration: hashes of its code, data, model files and plugins, and copies."""
+"""The inputs of a run besides its configuration: hashes of its code, data, model files and plugins, and copies."""

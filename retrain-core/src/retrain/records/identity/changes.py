@@ -1,4 +1,4 @@
-"""What differs between two identities: a run and what would continue it, or two runs."""
+"""Compares two identities: a run and its continuation, or two runs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ UNKNOWN = "changed; inputs/files.json, which would say what, is missing or damag
 
 
 class ChangeKind(StrEnum):
-    """What sort of input changed."""
-
     CODE = "code"
     DATA = "data"
     MODEL = "model"
@@ -42,9 +40,9 @@ class ChangeKind(StrEnum):
 class Change:
     """One input that differs.
 
-    `file` is its path as it was read, empty when no file is known; `name` is the one that is the same on every
-    machine; `owner` is the plugin distribution. `line` is the first differing line, 0 where no copy was kept; `before`
-    and `now` are that line's texts. A change that does not `refuse` is only told.
+    `file` is its path as it was read, empty if unknown; `name` is the same on every machine; `owner` is the plugin
+    distribution. `line` is the first differing line, 0 without a copy; `before` and `now` are the texts of that line. A
+    change that does not `refuse` a resume is only reported.
     """
 
     kind: ChangeKind
@@ -69,10 +67,10 @@ class Change:
 
 
 def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Every difference, most specific first: by file where both sides list files, else by kind.
+    """Return every difference, by file where both sides list files, otherwise by kind.
 
-    Both are what `stored_identity` or `Identity.as_data` return, or the `identity` of a `run.json`. An empty one, of a
-    run that recorded none, gives no change.
+    Both are results of `stored_identity` or `Identity.as_data`, or the `identity` of a `run.json`. An empty one gives
+    no change.
     """
     if not before or not now:
         return []
@@ -93,7 +91,7 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
 def source_diff(
     change: Change, before: Mapping[str, Any], now: Mapping[str, Any], *, most_lines: int = 200
 ) -> list[str]:
-    """The change as a unified diff of the copies, or of copy and file; empty where a side has none."""
+    """Return the change as a unified diff of the copies, or of copy and file; empty if a side is missing."""
     kind = change.owner or str(change.kind)
     old, new = (_text(identity, kind, change.name) for identity in (before, now))
     if not (old or new) or (change.what == CHANGED and not (old and new)):
@@ -106,7 +104,6 @@ def source_diff(
 def _section_changes(
     kind: ChangeKind, whole_before: Mapping[str, Any], whole_now: Mapping[str, Any], owner: str = ""
 ) -> list[Change]:
-    """Differences of one kind of input, or of one plugin distribution: file by file, up to `MOST_FILES`."""
     before, now = (_section(whole, owner or kind) for whole in (whole_before, whole_now))
     if before.get("digest") == now.get("digest"):
         return []
@@ -140,10 +137,10 @@ def _section_changes(
 
 
 def _plugin_changes(name: str, whole_before: Mapping[str, Any], whole_now: Mapping[str, Any]) -> list[Change]:
-    """Changes of a distribution.
+    """Return the changes of a distribution.
 
-    One of our own is told in one line and refuses nothing; nor does one that came or went, because the parts that a run
-    uses are looked up by name.
+    A change of our own distribution is one line and refuses nothing. Nor does one that came or went: the parts that a
+    run uses are looked up by name.
     """
     before, now = (table_of(whole, "plugins", name) for whole in (whole_before, whole_now))
     if not before or not now:
@@ -160,7 +157,6 @@ def _plugin_changes(name: str, whole_before: Mapping[str, Any], whole_now: Mappi
 
 
 def _variable_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Variables that both sides read; their values are not known, and no run is refused because of them."""
     found = []
     for name in sorted({*before, *now} - {ALL}):
         old, new = (side.get(name, UNSET if ALL in side else None) for side in (before, now))
@@ -176,7 +172,7 @@ def _content(file: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _text(identity: Mapping[str, Any], kind: str, name: str) -> str:
-    """Text of a file: its copy where the identity is a run's, else the file itself."""
+    """Return the text of a file: its copy where the identity is that of a run, otherwise the file itself."""
     if FOLDER in identity:
         return text_of(Path(str(identity[FOLDER])) / copy_name(kind, name))
     section = _section(identity, kind)
@@ -185,7 +181,7 @@ def _text(identity: Mapping[str, Any], kind: str, name: str) -> str:
 
 
 def _first_difference(before: str, now: str) -> dict[str, Any]:
-    """The first differing line of two texts; {} where one is missing, or they differ only in what a copy hides."""
+    """Return the first differing line of two texts; {} if one is missing or hidden."""
     if not before or not now:
         return {}
     for number, (old, new) in enumerate(zip_longest(*_comparable(before, now), fillvalue=""), start=1):
@@ -195,10 +191,10 @@ def _first_difference(before: str, now: str) -> dict[str, Any]:
 
 
 def _comparable(before: str, now: str) -> tuple[list[str], list[str]]:
-    """The lines of both; one that only lacks what the other side hides is replaced by the hidden form.
+    """Return the lines of both; a line that the other side hides is replaced by the hidden form.
 
-    A secret is known by the environment's variables, which need not be the same in the process that reads. No lines
-    when there are too many secrets.
+    A secret is known by the environment's variables, and these may differ in the process that reads. With too many
+    secrets there are no lines.
     """
     sides = _lines(before), _lines(now)
     hidden = {line for side in sides for line in side if HIDDEN in line and len(line) <= HIDDEN_CHARS}
@@ -213,7 +209,7 @@ def _comparable(before: str, now: str) -> tuple[list[str], list[str]]:
 
 
 def _lines(text: str) -> list[str]:
-    """Numbered as an editor does it: `splitlines` would also divide a line at a form feed or U+2028."""
+    """Split as an editor does: `splitlines` would also divide a line at a form feed or U+2028."""
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
@@ -227,10 +223,8 @@ def _shown(line: str) -> str:
 
 
 def _short(path: str) -> str:
-    """A path below the current folder relative to it."""
     return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def _section(identity: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """The part of an identity about a kind of input, or about a plugin distribution."""
     return table_of(identity, kind) or table_of(identity, "plugins", kind)

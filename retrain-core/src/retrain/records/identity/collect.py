@@ -1,4 +1,4 @@
-"""Collects what a configuration runs on: the project's code, data and model files, plugin distributions, packages."""
+"""Hashes everything that a configuration runs on: code, data, model files, plugin distributions, packages."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ from retrain.records.reading import read_regular
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a run consists of besides its configuration.
+    """The inputs of a run besides its configuration.
 
-    `code`: the project's modules that the configuration names, and those that they import. `data`: the files that it
-    names. `model`: the files of local model folders and adapters. `plugins`: the installed plugin distributions, and
-    that of the environment. `packages`: versions of other installed packages that the configuration names a module of.
-    `variables`: hashes of the environment variables that code and plugins of the user read. `notes` say what was not
-    hashed completely.
+    `code`: the project's modules that the configuration names, and their imports. `data`: the files that it names.
+    `model`: the files of local model folders and adapters. `plugins`: the installed plugin distributions, and that of
+    the environment. `packages`: versions of other installed packages with a named module. `variables`: hashes of the
+    environment variables that the user's code and plugins read.
     """
 
     code: tuple[HashedFile, ...] = ()
@@ -64,7 +63,7 @@ class Identity:
 
     @property
     def notes(self) -> list[str]:
-        """What was not hashed completely, and why."""
+        """Files that were not hashed completely, and why."""
         return [
             f"{file.path}: {file.problem or f'{file.size} bytes, of which at most {BLOCKS} blocks are hashed'}"
             for _, file in self.files
@@ -72,7 +71,7 @@ class Identity:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """The form that `run.json` holds: a digest per kind, versions, and notes."""
+        """Return the form in `run.json`: a digest per kind, versions, and notes."""
         kinds = {kind: _summary(getattr(self, kind)) for kind in ("code", "data", "model")}
         plugins = {
             name: {"version": plugin.version, "first_party": plugin.is_ours, **_summary(plugin.files)}
@@ -82,7 +81,7 @@ class Identity:
         return {**kinds, "plugins": plugins, **found}
 
     def as_data(self) -> dict[str, Any]:
-        """`summary` with the files of each kind, by name, as `stored_identity` returns it."""
+        """Return `summary` with the files of each kind, by name, as `stored_identity` does."""
         data = self.summary()
         for kind in ("code", "data", "model"):
             data[kind]["files"] = {file.name: file.as_data() for file in getattr(self, kind)}
@@ -126,7 +125,6 @@ def collect_identity(
 
 
 def _text_of(file: HashedFile) -> bytes:
-    """The source of a module; empty where it cannot be read."""
     if file.content or not file.size:
         return file.content
     with suppress(OSError):
@@ -135,7 +133,7 @@ def _text_of(file: HashedFile) -> bytes:
 
 
 def _add_module(name: str, graph: ImportGraph, packages: dict[str, str]) -> None:
-    """A module of the project with what it imports, or the version of the installed package that has it."""
+    """Add a module of the project with its imports, or the version of the installed package that has it."""
     if graph.add(name):
         return
     top = name.partition(".")[0]
@@ -144,7 +142,7 @@ def _add_module(name: str, graph: ImportGraph, packages: dict[str, str]) -> None
 
 
 def _add_code(named: NamedInput, graph: ImportGraph, packages: dict[str, str], names: dict[str, str]) -> None:
-    """A `.py` file or a module, under the name that the run wrote down wherever it is now: `names`, by file."""
+    """Add a `.py` file or a module, under the name that the run recorded wherever it is now: `names`, by file."""
     value, name = named.value, code_name(named.written)
     if value.endswith(".py"):
         graph.add_file(Path(value).expanduser())
@@ -156,7 +154,7 @@ def _add_code(named: NamedInput, graph: ImportGraph, packages: dict[str, str], n
 
 
 def _add_package(value: str, graph: ImportGraph, modules: dict[str, set[str]], packages: dict[str, str]) -> None:
-    """An environment's package by its id, `owner/name@version`: code of the project, or files of a distribution.
+    """Add an environment's package by its id, `owner/name@version`: code of the project, or files of a distribution.
 
     An agent is given as `module:function`.
     """
@@ -179,7 +177,7 @@ def _code_files(graph: ImportGraph, budget: Budget, names: Mapping[str, str]) ->
 
 
 def _model_files(inputs: Sequence[NamedInput], plugins: Plugins, budget: Budget) -> Iterator[HashedFile]:
-    """The files of local model folders and adapters: weights by size and blocks; none for a model on the hub."""
+    """Yield the files of local model folders and adapters; none for a model on the hub."""
     models = {each.value: each for each in reversed(inputs) if each.sort == "model"}  # [model] model before others
     for name, each in sorted(models.items(), key=lambda pair: pair[1].keys != OWN_MODEL):
         folder = Path(plugins.locate_model(name) or name).expanduser()
@@ -191,7 +189,7 @@ def _model_files(inputs: Sequence[NamedInput], plugins: Plugins, budget: Budget)
 
 
 def model_prefix(named: NamedInput) -> str:
-    """The beginning of the names of a model's files: empty for the model that is trained, wherever it lies."""
+    """Return the prefix of the names of a model's files: empty for the model that is trained, wherever it lies."""
     return "" if named.keys == OWN_MODEL else f"{named.written.rstrip('/')}/"
 
 

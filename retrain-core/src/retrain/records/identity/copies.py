@@ -1,7 +1,4 @@
-"""Keeps copies of a run's inputs in its folder, and reads what an earlier process recorded there.
-
-`<run>/inputs/files.json` lists every hashed file; `code/`, `data/` and `plugins/` beside it hold the copies.
-"""
+"""Copies of a run's inputs in its folder: `<run>/inputs/files.json` lists every hashed file, next to the copies."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ def write_inputs(run: Path, identity: Identity, *, kept_as: str = "") -> None:
 
 
 def stored_identity(run: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity in a run's manifest, with its files where `inputs/files.json` still belongs to it; {} for none.
+    """Return the identity in a run's manifest, with its files if `inputs/files.json` belongs to it; {} without one.
 
     The form is that of `Identity.as_data`; `inputs` names the folder of the copies.
     """
@@ -66,7 +63,7 @@ def stored_identity(run: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_files(identity: Any) -> Any:
-    """The form that `run.json` holds, made from that of `inputs/files.json`."""
+    """Return the form in `run.json` of the content of `inputs/files.json`."""
     if not isinstance(identity, dict):
         return None
     return {
@@ -77,31 +74,31 @@ def without_files(identity: Any) -> Any:
 
 
 def copy_name(kind: str, name: str) -> PurePosixPath:
-    """Where the copy of a file lies below `inputs`: never outside it, whatever the names."""
+    """Return the path of a copy below `inputs`: never outside it, whatever the names."""
     path = f"{kind if kind in ('code', 'data') else f'plugins/{kind}'}/{name}"
     parts = PurePosixPath(path.replace("\0", "")).parts
     return PurePosixPath(*(part.replace("..", "up") for part in parts if part not in ("/", "~")))
 
 
 def text_of(path: str | Path) -> str:
-    """A text file as its copy would be; empty for a binary one, and where it cannot be read or is too large."""
+    """Return a text file as its copy would be; empty if it is binary, unreadable or too large."""
     return _public_texts([hash_file("", path, Budget()).content])[0]
 
 
 def _public_texts(contents: Iterable[bytes]) -> list[str]:
-    """The texts without their secrets; empty for a binary file."""
+    """Return the texts without their secrets; empty for a binary file."""
     texts = ["" if b"\0" in content else content.decode("utf-8", "surrogateescape") for content in contents]
     shown: list[str] = redacted(texts)  # all at once: what is secret is looked up once
     return [hide_text(text) if _may_assign_secret(text.lower()) else text for text in shown]
 
 
 def _may_assign_secret(lower: str) -> bool:
-    """Whether `hide_text` might change the text; it needs a hundred times as long to find out."""
+    """True if `hide_text` might change the text; it needs a hundred times as long to find out."""
     return any(word in lower for word in SECRET_WORDS)
 
 
 def input_digests(identity: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Equal for two identities between which nothing changed; needs no list of files. () when there is no identity."""
+    """Return equal values for two identities without a change between them; no list of files is needed."""
     if not identity:
         return ()
     kinds = tuple(table_of(identity, kind).get("digest") for kind in ("code", "data", "model"))

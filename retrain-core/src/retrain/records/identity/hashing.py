@@ -1,6 +1,6 @@
 """Hashes the files of inputs and plugins within bounds, under names that are the same wherever they lie.
 
-Whatever is found there: links, FIFOs, unreadable and vanishing files.
+Links, FIFOs, unreadable and vanishing files are expected.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from retrain.kernel.plugins.discover import normal_name
 from retrain.kernel.plugins.first_party import own_distributions
-from retrain.kernel.plugins.installed import normal_name, versions_of
+from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.inputs import OWN_MODEL as OWN_MODEL
 from retrain.records.identity.inputs import is_local
@@ -36,8 +37,8 @@ class HashedFile:
     """A file and its BLAKE2b hash.
 
     `name` is the same on every machine (a module's path below its import root, a data file as the configuration names
-    it), `path` is where it was read. With `is_sampled` the hash covers the size and some blocks, not the whole content,
-    and a data file's modification time counts too. `problem` says why there is no hash. `content` is kept for a copy.
+    it), `path` is where it was read. With `is_sampled` the hash covers the size and some blocks, and a data file's
+    modification time counts too. `problem` says why there is no hash. `content` is kept for a copy.
     """
 
     name: str
@@ -50,14 +51,13 @@ class HashedFile:
     content: bytes = field(default=b"", repr=False)
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data for JSON, by field, without the name, the content and what is empty."""
         named = {key: getattr(self, key) for key in ("path", "size", "hash", "is_sampled", "mtime_ns", "problem")}
         return {key: value for key, value in named.items() if value}
 
 
 @dataclass(slots=True)
 class Budget:
-    """How much may still be done: bytes hashed completely, blocks of larger files hashed, bytes kept for copies."""
+    """The remaining bytes to hash completely, blocks to hash of larger files, and bytes to keep for copies."""
 
     whole: int = SAMPLED_ABOVE
     blocks: int = 64 * BLOCKS
@@ -75,8 +75,8 @@ def hash_file(
 ) -> HashedFile:
     """Hash a regular file, or say why it cannot be; never waits for a FIFO or a device.
 
-    Beyond `sampled_above` bytes, or when the budget is used up, the hash covers the size and evenly spaced blocks, and
-    `with_time` adds the modification time. `is_kept`: keep the content of a small file, for a copy.
+    Beyond `sampled_above` bytes, or without budget, the hash covers the size and evenly spaced blocks, and `with_time`
+    adds the modification time. `is_kept`: keep the content of a small file, for a copy.
     """
     place, name = str(path), _utf8(name)
     try:
@@ -111,12 +111,10 @@ def hash_file(
 
 
 def _utf8(name: str) -> str:
-    """A file name that is not UTF-8, with its bytes written out."""
     return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
 def _add_blocks(digest: hashlib.blake2b, descriptor: int, size: int, blocks: int) -> None:
-    """The size, then blocks evenly spaced from the first byte to the last."""
     digest.update(str(size).encode())
     last = max(size - BLOCK_BYTES, 0)
     for offset in dict.fromkeys(last * number // max(blocks - 1, 1) for number in range(blocks)):
@@ -124,7 +122,7 @@ def _add_blocks(digest: hashlib.blake2b, descriptor: int, size: int, blocks: int
 
 
 def files_below(folder: str | Path, *, without: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Files below a folder, sorted: no hidden ones, no byte code, nothing below `without`, which holds real paths.
+    """Yield the files below a folder, sorted: no hidden ones, no byte code, nothing below the real paths `without`.
 
     Links to files are followed, links to folders are not.
     """
@@ -141,14 +139,13 @@ MODEL_WHOLE_BYTES = 2**24  # larger files of a model folder, its weights, are sa
 
 
 def code_name(written: str) -> str:
-    """The name in an identity of a module, or of a `.py` file, that a configuration names."""
     return Path(written).as_posix() if written.endswith(".py") else f"{written.replace('.', '/')}.py"
 
 
 def named_files(value: str, written: str, without: frozenset[str], budget: Budget) -> Iterator[HashedFile]:
-    """The file of a path, those of a folder, or those that a pattern matches; none when it is no local path.
+    """Yield the file of a path, those of a folder, or those that a pattern matches; none for a remote source.
 
-    Their names begin with `written`, the value as the run wrote it down. `without` are folders that are left out.
+    Their names begin with `written`, the value as the run recorded it.
     """
     path = Path(value).expanduser()
     if not is_local(value):
@@ -166,7 +163,7 @@ def named_files(value: str, written: str, without: frozenset[str], budget: Budge
 
 
 def fixed_part(pattern: str) -> str:
-    """The folders of a pattern before its first wildcard."""
+    """Return the folders of a pattern before its first wildcard."""
     parts = pattern.split(os.sep)
     first = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
     return os.sep.join(parts[:first]) or os.sep * pattern.startswith(os.sep)
@@ -181,7 +178,7 @@ def _folder_files(written: str, folder: Path, without: frozenset[str], budget: B
 
 
 def weights_below(folder: Path, budget: Budget, *, prefix: str) -> Iterator[HashedFile]:
-    """The files of a model or an adapter, large ones by size and blocks."""
+    """Yield the files of a model or an adapter, large ones by size and blocks."""
     for file in files_below(folder) if folder.is_dir() else ():
         name = f"{prefix}{os.path.relpath(file, folder)}"
         yield hash_file(name, file, budget, sampled_above=MODEL_WHOLE_BYTES, with_time=False, is_kept=False)
@@ -194,7 +191,7 @@ MAX_FILE_BYTES = 2**24  # larger files of a distribution are sampled
 class PluginFiles:
     """A plugin distribution: its version, the folder of its modules, and their files by path below that folder.
 
-    `is_ours`: one of the distributions that retrain itself consists of, of which only sources are hashed.
+    `is_ours`: a distribution of retrain itself, of which only sources are hashed.
     """
 
     version: str
@@ -204,10 +201,7 @@ class PluginFiles:
 
 
 def plugin_modules(plugins: Plugins) -> dict[str, set[str]]:
-    """Top-level modules of every distribution whose plugin is loaded.
-
-    Those that RETRAIN_PLUGINS or RETRAIN_BLOCK leave out are not loaded.
-    """
+    """Return the top-level modules of every distribution whose plugin is loaded."""
     modules: dict[str, set[str]] = {}
     for name, _ in plugins.pluggy.list_name_plugin():
         distribution, separator, source = name.partition(":")
@@ -217,7 +211,6 @@ def plugin_modules(plugins: Plugins) -> dict[str, set[str]]:
 
 
 def plugin_files(modules: Mapping[str, set[str]], budget: Budget) -> dict[str, PluginFiles]:
-    """Version and files of these distributions."""
     versions, found = versions_of(modules), {}
     for distribution, tops in sorted(modules.items()):
         is_ours = normal_name(distribution) in own_distributions()
@@ -237,7 +230,7 @@ def plugin_files(modules: Mapping[str, set[str]], budget: Budget) -> dict[str, P
 
 
 def located(top: str) -> tuple[str, bool]:
-    """The folder of a package, or the file of a module; empty for none."""
+    """Return the folder of a package, or the file of a module; empty without one."""
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):

@@ -1,6 +1,6 @@
-"""Finds the modules of a project that a module imports, directly or not, by the syntax of its text.
+"""Finds the modules of a project that a module imports, directly or not, by syntax; nothing is imported.
 
-Nothing is imported: statements count wherever they stand, inside functions too.
+Statements inside functions count too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from retrain.kernel.config.toml_file import open_regular
-from retrain.kernel.plugin_spec import PluginSpec
+from retrain.kernel.declared import PluginSpec
 
 MAX_SOURCE_BYTES = 2**22  # what a larger source imports is not looked for
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # as a PluginSpec names its factory
@@ -28,10 +28,7 @@ _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # as a PluginSpec names 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A module of the project: its dotted name, its file (empty for a namespace package), and where it was found.
-
-    `root` is the folder below which its name is its path.
-    """
+    """A module of the project: dotted name, file (empty for a namespace package), and the folder that holds it."""
 
     name: str
     file: str
@@ -41,24 +38,21 @@ class Module:
 
 @dataclass(slots=True, kw_only=True)
 class ImportGraph:
-    """Follows imports from module to module, and stops at what is installed.
-
-    `foreign` are top-level names that are recorded elsewhere: those of plugin distributions.
-    """
+    """Follows imports from module to module, up to installed ones and the top-level names `foreign`."""
 
     foreign: frozenset[str] = frozenset()
     found: dict[str, Module] = field(default_factory=dict)
     _specs: dict[tuple[str, str], ModuleSpec | None] = field(default_factory=dict)
 
     def add(self, name: str) -> bool:
-        """Add a module, its parent packages and all that they import; False when the project has no such module."""
+        """Add a module, its parent packages and all their imports; False when the project has no such module."""
         fresh: list[tuple[Module, str]] = []
         is_found = self._enter(name, "", fresh)
         self._follow(fresh if is_found else [])
         return is_found
 
     def add_file(self, file: Path) -> None:
-        """Add a `.py` file that is not imported by name, and all that it imports; its folder is searched first."""
+        """Add a `.py` file that is not imported by name, and all its imports; its folder is searched first."""
         key = str(file)
         if key not in self.found:
             module = Module(name="", file=key, root=str(file.parent), is_package=False)
@@ -72,7 +66,7 @@ class ImportGraph:
                 self._enter(name, folder, fresh)
 
     def _enter(self, name: str, folder: str, fresh: list[tuple[Module, str]]) -> bool:
-        """Find a module with its parents, in `folder` first; the new ones go to `fresh`, to be followed."""
+        """Find a module with its parents, in `folder` first; add the new ones to `fresh`, to be followed."""
         parts, places = name.split("."), None
         if parts[0] in self.foreign or not name:
             return False
@@ -111,7 +105,7 @@ def _find(full: str, places: list[str] | None, folder: str) -> ModuleSpec | None
 
 
 def _location(spec: ModuleSpec) -> str:
-    """The file of a module, the folder of a namespace package; empty for a built-in module."""
+    """Return the file of a module, the folder of a namespace package; empty for a built-in module."""
     if spec.has_location and spec.origin:
         return spec.origin
     return next(iter(spec.submodule_search_locations or ()), "")
@@ -127,7 +121,7 @@ def _module(name: str, spec: ModuleSpec) -> Module:
 
 
 def is_installed(location: str) -> bool:
-    """Whether a file belongs to Python or to an installed package, and not to a project; True for built-in modules."""
+    """True for a file of Python or of an installed package, and for built-in modules."""
     return not location or location.startswith(_installed_folders())
 
 
@@ -141,7 +135,7 @@ def _installed_folders() -> tuple[str, ...]:
 
 
 def imported_names(module: Module) -> Iterator[str]:
-    """Absolute names of all modules that the text of a module may import; none when it cannot be read."""
+    """Yield the absolute names of all modules that the text of a module may import; none if it cannot be read."""
     if not module.file.endswith((".py", ".pyw")):
         return
     try:
@@ -169,7 +163,7 @@ def _called(node: ast.Call) -> str:
 
 
 def _base(node: ast.ImportFrom, module: Module) -> str:
-    """The package that a `from` names; empty for a relative one outside a package."""
+    """Return the package that a `from` names; empty for a relative one outside a package."""
     name = node.module or ""
     if not node.level:
         return name
@@ -179,7 +173,7 @@ def _base(node: ast.ImportFrom, module: Module) -> str:
 
 
 def module_file(name: str) -> str:
-    """The file of a module; empty when there is none. Neither it nor its parent packages are imported."""
+    """Return the file of a module; empty without one. Neither it nor its parent packages are imported."""
     parts, spec, folders = name.split("."), None, None
     for end in range(1, len(parts) + 1):
         full = ".".join(parts[:end])
@@ -194,7 +188,6 @@ def module_file(name: str) -> str:
 
 
 def part_file(spec: PluginSpec) -> str:
-    """The file of a registered part; empty when it is unknown."""
     if isinstance(spec.factory, str):
         return module_file(spec.factory.partition(":")[0])
     target = spec.factory if hasattr(spec.factory, "__module__") else type(spec.factory)

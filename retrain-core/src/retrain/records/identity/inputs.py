@@ -1,4 +1,4 @@
-"""Every value of a configuration that names an input of the run, or another path, with the keys that lead to it."""
+"""Finds every value of a configuration that names an input of the run, or another path, with its keys."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Keys = tuple[str, ...]  # ("eval", "sets", "hard", "path"); an index into a list
 class NamedInput:
     """A value that names an input: `sort` is `reads` of its key, or `path` for a path that is no input.
 
-    `written` is the value as the run wrote it down; `value` is the same, or the place to which it led then.
+    `written` is the value as the run recorded it; `value` is the same, or the recorded place.
     """
 
     keys: Keys
@@ -61,7 +61,7 @@ class NamedInput:
 
 
 def named_inputs(config: Config, tables: Mapping[str, TableEntry], plugins: Plugins) -> list[NamedInput]:
-    """All of them, each key once; `[campaign]` and `[resume]`, which are not part of a run, name none."""
+    """Return all of them, each key once; `[campaign]` and `[resume]` are not part of a run."""
     left_out = {*config.foreign_tables, "resume"}
     values = {name: table for name, table in config.as_dict().items() if name not in left_out}
     found: dict[Keys, tuple[str, str]] = {}
@@ -82,7 +82,7 @@ def named_inputs(config: Config, tables: Mapping[str, TableEntry], plugins: Plug
 
 
 def declared_sorts(model: type[BaseModel]) -> dict[str, str]:
-    """The keys of a model whose values name inputs or other paths, each with its sort."""
+    """Return the keys of a model whose values name inputs or other paths, each with its sort."""
     extras = {info.alias or name: info.json_schema_extra for name, info in model.model_fields.items()}
     dicts = {name: extra for name, extra in extras.items() if isinstance(extra, dict)}
     sorts = {name: extra.get("reads") or (PATH if extra.get("is_path") else "") for name, extra in dicts.items()}
@@ -90,7 +90,7 @@ def declared_sorts(model: type[BaseModel]) -> dict[str, str]:
 
 
 def texts_below(value: object, keys: Keys) -> Iterator[tuple[Keys, str]]:
-    """Every text in a value, with the keys that lead to it."""
+    """Yield every text in a value, with the keys that lead to it."""
     if isinstance(value, str):
         yield keys, value
     elif isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def texts_below(value: object, keys: Keys) -> Iterator[tuple[Keys, str]]:
 
 
 def words_of(command: str) -> list[str]:
-    """The words of a command line; the text itself where its quotes do not match."""
+    """Return the words of a command line; the text itself where its quotes do not match."""
     try:
         return shlex.split(command)
     except ValueError:
@@ -112,7 +112,7 @@ def words_of(command: str) -> list[str]:
 def _declared(
     config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, values: Mapping[str, Any]
 ) -> Iterator[tuple[Keys, str]]:
-    """The keys that say so of themselves, in tables, in the options of parts, and in tables within tables."""
+    """Yield the declared keys in tables, in the options of parts, and in tables within tables."""
     sorts = {table: declared_sorts(entry.model) for table, entry in tables.items()}
     for table, own in sorts.items():
         yield from (((table, name), sort) for name, sort in own.items())
@@ -138,13 +138,13 @@ def _sorts_of_part(kind: Kind, name: str, plugins: Plugins) -> Iterator[tuple[st
 
 
 def _sort_of_file(text: str) -> str:
-    """The sort of a text that a key without a declaration holds, if it is a file; empty otherwise."""
+    """Return the sort of a text under a key without a declaration, if it is a file; empty otherwise."""
     sort = DATA if text.lower().endswith(DATA_SUFFIXES) else CODE if text.endswith(".py") else ""
     return sort if sort and os.path.isfile(os.path.expanduser(text)) else ""
 
 
 def _written(config: Config, keys: Keys, text: str) -> str:
-    """The text under these keys before it was replaced by a recorded place."""
+    """Return the text under these keys before a recorded place replaced it."""
     table, name, *below = keys
     before = config.written.get(f"{table}.{name}")
     if before is None:
@@ -158,7 +158,7 @@ def _written(config: Config, keys: Keys, text: str) -> str:
 
 
 def value_at(value: Any, keys: Keys) -> Any:
-    """What these keys lead to in nested tables; None when they lead nowhere."""
+    """Return the value under these keys in nested tables; None without one."""
     for name in keys:
         if isinstance(value, Mapping):
             value = value.get(name)
@@ -170,7 +170,7 @@ def value_at(value: Any, keys: Keys) -> Any:
 
 
 def places_entry(config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, run: Path) -> dict[str, Any]:
-    """The entry `paths` of a manifest: where each path of this configuration leads."""
+    """Return the entry `paths` of a manifest: the place of each path in this configuration."""
     found = []
     for each in named_inputs(config, tables, plugins):
         if place := local_place(each, plugins):
@@ -180,7 +180,7 @@ def places_entry(config: Config, tables: Mapping[str, TableEntry], plugins: Plug
 
 
 def local_place(named: NamedInput, plugins: Plugins) -> str:
-    """The absolute path to which a value leads from here; empty for an id, a URL, a module or a package."""
+    """Return the absolute path of a value; empty for an id, a URL, a module or a package."""
     value = os.path.expanduser(named.value)
     is_path = "://" not in value and named.sort != "package"
     if named.sort == "model":
@@ -193,6 +193,6 @@ def local_place(named: NamedInput, plugins: Plugins) -> str:
 
 
 def is_local(value: str) -> bool:
-    """Whether a value of data is a path here, not a URL or the id of a data set."""
+    """True if a value of data is a path here, not a URL or the id of a data set."""
     is_id = HUB_ID.fullmatch(value) and not value.lower().endswith(DATA_SUFFIXES)
     return "://" not in value and not (is_id and not Path(value).expanduser().exists())

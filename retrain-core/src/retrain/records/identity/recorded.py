@@ -1,9 +1,9 @@
-"""Reads the configuration of a run that is opened again: its paths lead where they led, wherever that is now.
+"""Reads the configuration of a run that is opened again, and finds its inputs wherever they are now.
 
-A first run reads relative paths from the current folder and records what each led to. Later the record decides: next to
-the run as it was then, which finds inputs that were copied with it, where they were, or here. Of several candidates the
-one counts whose content is what the run read; another file is never taken in its place. A path on the command line is
-one of the current folder; a resume takes it for the place to which that input has moved, if its content is the same.
+A first run reads relative paths from the current folder and records each place. Later the record decides: next to the
+run, which finds inputs that were copied with it, at the original place, or here. Only a candidate with the recorded
+content is taken. A path on the command line belongs to the current folder; a resume takes it for the new place of that
+input, if its content is the same.
 """
 
 from __future__ import annotations
@@ -60,8 +60,11 @@ LOG_DIR, ADAPTER_PATH = ("logging", "log_dir"), ("backend", "adapter_path")
 
 
 def with_places(identity: Mapping[str, Any], manifest: Mapping[str, Any], run: Path) -> dict[str, Any]:
-    """A stored identity whose files also have `written`, their path as the configuration names it, and `places`,
-    the paths at which they may lie now. `written` is empty for a model that comes from a hub or a distribution."""
+    """Return a stored identity whose files also have `written` and `places`.
+
+    `written` is their path as the configuration names it, empty for a model from a hub or a distribution; `places` are
+    the paths at which they may lie now.
+    """
     known, found = recorded_places(manifest, run), dict(identity)
     models = [place for place in known if place.keys == OWN_MODEL]
     for kind in (CODE, DATA, "model"):
@@ -84,23 +87,21 @@ def with_places(identity: Mapping[str, Any], manifest: Mapping[str, Any], run: P
 
 
 def _names(place: Place) -> tuple[str, ...]:
-    """What the names of a place's files begin with."""
     return (_head(place.written),) if place.sort not in (DATA, CODE) else (place.written, _head(place.written))
 
 
 def follow_record(
     config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, records: list[Record]
 ) -> tuple[Config, list[Problem]]:
-    """The configuration with the recorded places of the run to which its file belongs or that it resumes.
+    """Return the configuration with the recorded places of the run to which its file belongs or that it resumes.
 
-    Code in the folder where that run was started can be imported from then on. Problems are inputs that a resume does
-    not find; for anything else they are `Config.lost`, since not everything needs every input.
+    Code in the folder where that run was started can be imported from then on. The problems are inputs that a resume
+    does not find; for anything else they are `Config.lost`, since not everything needs every input.
     """
     return _Follower(config, tables, plugins, records, is_resume=bool(config.resume.from_)).follow()
 
 
 def _identities(records: Sequence[Record]) -> Iterator[Mapping[str, Any]]:
-    """The identity of each run, and of the runs of each campaign."""
     for record in records:
         if record.is_run:
             yield stored_identity(record.folder, record.manifest)
@@ -110,8 +111,6 @@ def _identities(records: Sequence[Record]) -> Iterator[Mapping[str, Any]]:
 
 
 class _Follower:
-    """Replaces the values of one configuration."""
-
     def __init__(
         self,
         config: Config,
@@ -132,7 +131,6 @@ class _Follower:
         self._written_to = frozenset(os.path.realpath(path) for path in (*outputs, *(str(r.folder) for r in records)))
 
     def follow(self) -> tuple[Config, list[Problem]]:
-        """See `follow_record`."""
         folder = self._import_folder()
         done = set[tuple[Keys, str]]()
         for place in self._places:
@@ -149,7 +147,7 @@ class _Follower:
         return self._result(folder), problems
 
     def _is_followed(self, place: Place) -> bool:
-        """Whether the configuration still has this value, and did not get it from the command line."""
+        """True if the configuration still has this value, and did not get it from the command line."""
         table, name, *below = place.keys
         if place.keys == LOG_DIR or (place.keys == ADAPTER_PATH and not self._is_resume):
             return False
@@ -178,7 +176,7 @@ class _Follower:
             self._lost[".".join(place.keys)] = self._problem(place, candidates, before)
 
     def _follow_moved(self) -> list[Problem]:
-        """Take other values of a resume for the present places of its inputs, where their content is the recorded."""
+        """Take other values of a resume for the present places of its inputs, where the content is the same."""
         problems = []
         for each in named_inputs(self._result(""), self._tables, self._plugins):
             before, place = self._recorded_value(each.keys), local_place(each, self._plugins)
@@ -203,7 +201,7 @@ class _Follower:
         return problems
 
     def _recorded_value(self, keys: Keys) -> Any:
-        """The value of the run, or, of a campaign, the value whose place it recorded."""
+        """Return the value of the run, or, of a campaign, the value with a recorded place."""
         for record in self._records:
             config = record.manifest.get("config")
             found = value_at(config, keys) if isinstance(config, Mapping) else None
@@ -213,7 +211,6 @@ class _Follower:
         return None
 
     def _recorded_digest(self, place: Place) -> str:
-        """The identity of an input in the first record that has it; empty where none has."""
         others = [f"{each.written.rstrip('/')}/" for each in self._places if each.keys != OWN_MODEL]
         kind = place.sort if place.sort in (DATA, CODE) else "model"
         for identity in _identities(self._records):
@@ -222,7 +219,7 @@ class _Follower:
         return ""
 
     def _digest(self, place: Place, path: str) -> str:
-        """The digest of what is at `path` now, made as the run's."""
+        """Return the digest of the input at `path` now."""
         budget, found = Budget(), list[HashedFile]()
         if place.sort == DATA:
             found += named_files(path, path, self._written_to, budget)
@@ -251,7 +248,7 @@ class _Follower:
         return Problem(where=printable(where), what=printable(what), why=printable(why), fix=fix)
 
     def _flag(self, keys: Keys) -> str:
-        """The words with which a command line names another place."""
+        """Return the words with which a command line names another place."""
         table, name, *below = keys
         entry = self._tables.get(table)
         known = {key.name: key.flag for key in keys_of(table, entry.model, entry.traits)} if entry else {}
@@ -262,7 +259,7 @@ class _Follower:
         return f"--set {table}.{name}='...' with the whole table"
 
     def _import_folder(self) -> str:
-        """The folder of the run's own modules, first on the import path unless it is the current one."""
+        """Return the folder of the run's own modules, first on the import path unless it is the current one."""
         places = [recorded_folder(record.manifest, record.folder) for record in self._records]
         known = [path for place in places if place for path in place.candidates if os.path.isdir(path)]
         runs = [os.path.realpath(record.folder) for record in self._records if record.is_run]
@@ -279,7 +276,7 @@ class _Follower:
         return chosen
 
     def _code(self, folders: Sequence[str]) -> dict[str, str]:
-        """Hashes of the run's modules that lay in the folder where it was started, by name."""
+        """Return the hashes of the run's modules in the folder where it was started, by name."""
         for identity in _identities(self._records):
             files = table_of(identity, CODE, "files")
             paths = {name: table_of(files, name).get("path") for name in files}
@@ -314,7 +311,7 @@ class _Follower:
 
 
 def digest_of(files: Mapping[str, str]) -> str:
-    """One digest of files by name; of a single file, its own hash. Empty without files."""
+    """Return one digest of files by name; of a single file, its own hash. Empty without files."""
     if not files or not all(files.values()):
         return ""
     if len(files) == 1:
@@ -324,7 +321,7 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 
 def _files_of(place: Place, files: Mapping[str, Any], others: Sequence[str]) -> dict[str, str]:
-    """The hashes of those files of an identity that belong to a place, by their name below it."""
+    """Return the hashes of the files of an identity that belong to a place, by their name below it."""
     hashes = {name: str(table_of(files, name).get("hash", "")) for name in files}
     if place.keys == OWN_MODEL:
         return {name: digest for name, digest in hashes.items() if not name.startswith(tuple(others))}
@@ -337,20 +334,22 @@ def _files_of(place: Place, files: Mapping[str, Any], others: Sequence[str]) -> 
 
 
 def _head(path: str) -> str:
-    """What the names of files below a folder, or of those that a pattern matches, begin with."""
+    """Return the prefix of the names of files below a folder, or of those that a pattern matches."""
     fixed = fixed_part(path).rstrip("/")
     return f"{fixed}/" if fixed or path.startswith("/") else ""
 
 
 def _module_here(named: NamedInput) -> str:
-    """The file of a module that is named by dots, if it lies in the current folder; empty otherwise."""
+    """Return the file of a module that is named by dots, if it lies in the current folder; empty otherwise."""
     file = os.path.abspath(f"{named.value.replace('.', os.sep)}.py")
     return file if named.sort == CODE and not named.value.endswith(".py") and os.path.isfile(file) else ""
 
 
 def _import_from(folder: str, here: str) -> None:
-    """Let `folder` take the place of the current one, which moves to the end: it serves only names that are nowhere
-    else, such as a part that the command line names."""
+    """Replace the current folder on the import path by `folder`.
+
+    The current one moves to the end, for names such as a part that only the command line names.
+    """
     rest = [path for path in sys.path if path not in ("", here, folder)]
     sys.path[:] = [*rest, folder, here] if sys.flags.safe_path else [folder, *rest, here]
 

@@ -1,7 +1,7 @@
 """Environment variables that a project's code reads: names from its syntax, values as short hashes.
 
-A reward that reads a variable is another reward when the variable changes. Where the code reads names that are not
-literals, or the environment as a whole, every variable counts but those of terminals and sessions.
+A reward that reads a variable changes with it. Where the code reads names that are not literals, or the environment as
+a whole, every variable counts except those of terminals and sessions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OF_THE_SESSION = re.compile(
 
 
 def variables_read(sources: Iterable[bytes], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """A hash of each variable that the sources read, by name; for one that holds a secret, only if it is set."""
+    """Return a hash of each variable that the sources read, by name; for a secret, only if it is set."""
     names: set[str] = set()
     for source in sources:
         if MARK.search(source):
@@ -49,7 +49,7 @@ def _shown(name: str, value: str | None) -> str:
 
 
 def _names(source: bytes) -> Iterator[str]:
-    """The names that one module reads; `ALL` where they cannot be told."""
+    """Yield the names that one module reads; `ALL` if they are unknown."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -79,7 +79,7 @@ def _names(source: bytes) -> Iterator[str]:
 
 
 def _read(node: ast.expr, parents: Mapping[ast.AST, ast.AST], constants: Mapping[str, object]) -> str | None:
-    """The variable that an expression around `os.environ` or `os.getenv` reads; None where it only writes."""
+    """Return the variable that an expression around `os.environ` or `os.getenv` reads; None where it only writes."""
     parent = parents.get(node)
     key: ast.expr | None = None
     if isinstance(parent, ast.Subscript) and parent.value is node:

@@ -1,1 +1,1 @@
-"""Reads runs and campaigns: which there are, in what state, their curves and their results per example."""
+"""Readers for many runs and campaigns: their states, curves and results per example."""

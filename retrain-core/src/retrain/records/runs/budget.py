@@ -15,8 +15,6 @@ WINDOW_FRAC = 0.1
 
 
 class Align(StrEnum):
-    """Unit of the horizontal axis."""
-
     STEPS = "steps"
     TOKENS = "tokens"
     SECONDS = "seconds"
@@ -34,15 +32,14 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """Total cost of the run."""
         return float(self.spent_R[-1]) if self.spent_R.size else 0.0
 
 
 def along(curves: Curves, align: Align) -> Spent | None:
-    """The curves over an axis; None if the run never recorded that cost.
+    """Return the curves over an axis; None if the run never recorded that cost.
 
     Steps count from 1 after the first. Tokens are all sampled tokens, seconds those in steps, without evaluations. A
-    step in which nothing could be sampled cost no tokens.
+    step without samples costs no tokens.
     """
     if align is Align.STEPS:
         return Spent(curves=curves, spent_R=curves.steps_R + 1.0)
@@ -55,7 +52,7 @@ def along(curves: Curves, align: Align) -> Spent | None:
 def value_at(
     spent: Spent, metric: Metric, *, budget: float, last: int | None = None, direction: Direction = Direction.HIGHER
 ) -> float | None:
-    """The metric of one run within a budget; None if the run has no number for it.
+    """Return the metric of one run within a budget; None if the run has no number for it.
 
     final: mean over the last `last` steps within the budget (default: a tenth of them, at least one); of a held-out
     field its last value after training began. best: the highest (lowest) mean over as many consecutive recorded steps,

@@ -1,15 +1,17 @@
-"""State of one campaign, from its `manifest.json` and its runs."""
+"""State of a campaign, from its `manifest.json` and its runs, and of everything below a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.errors import ConfigError
+from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.records.reading import Record, integers_in, number, read_object, table_of, tables_in, text
-from retrain.records.record_names import CAMPAIGN_FILE
+from retrain.records.record_names import ADAPTERS, CAMPAIGN_FILE, EMERGENCE, RUN_FILE
 from retrain.records.run import is_run
 from retrain.records.runs.run_status import (
     RunStatus,
@@ -28,8 +30,8 @@ FAILED = ("failed", "dead", "unreadable")
 class CampaignRun:
     """One cell of a campaign; `status` is None until the run has a folder, `has_failed` if it never will.
 
-    Not `is_needed` is a run without a folder that the planned looks of the campaign saved. `has_ended` says that the
-    campaign does not go on with it: it is done, or failed for good.
+    A run that is not `is_needed` has no folder, and the planned looks saved it. `has_ended`: it is done, or failed for
+    good.
     """
 
     condition: str
@@ -41,7 +43,6 @@ class CampaignRun:
     has_ended: bool = True
 
     def as_data(self) -> dict[str, Any]:
-        """The manifest's entry, and the status if there is one."""
         head = {"condition": self.condition, "seed": self.seed, "run_name": self.name, "failed": self.has_failed}
         absent = {"path": None, "status": "not started" if self.is_needed else NOT_NEEDED}
         return (self.status.as_data() if self.status else absent) | head
@@ -49,9 +50,9 @@ class CampaignRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignStatus:
-    """One campaign: `done` if every run is, `running` while anything is active, else `partial`, or `dead`.
+    """One campaign: `done` if every run is, `running` while anything is active, otherwise `partial` or `dead`.
 
-    `planned_looks` are the numbers of seeds after which its plan looks, `looks_taken` those that were.
+    `planned_looks` and `looks_taken` are numbers of seeds.
     """
 
     path: Path
@@ -71,12 +72,10 @@ class CampaignStatus:
 
     @property
     def is_live(self) -> bool:
-        """Whether its runner or one of its runs is active."""
         return self.state == "running"
 
     @property
     def num_completed(self) -> int:
-        """Runs that reached their last step."""
         return sum(_is_done(run) for run in self.runs)
 
     @property
@@ -85,7 +84,6 @@ class CampaignStatus:
         return sum(not run.is_needed for run in self.runs)
 
     def run_of(self, condition: str, seed: int) -> CampaignRun | None:
-        """The run of one cell."""
         return next((run for run in self.runs if (run.condition, run.seed) == (condition, seed)), None)
 
     def _rate(self, condition: str, seed: int) -> float | None:
@@ -118,7 +116,7 @@ class CampaignStatus:
 
 
 def read_campaign(folder: Path) -> CampaignStatus | None:
-    """The campaign in `folder`; None if its `manifest.json` is not that of a campaign."""
+    """Return the campaign in `folder`; None if its `manifest.json` is not that of a campaign."""
     try:
         manifest = read_object(folder / CAMPAIGN_FILE)
     except ConfigError:
@@ -194,7 +192,6 @@ def progress_text(campaign: CampaignStatus) -> str:
 
 
 def _looks(campaign: CampaignStatus) -> list[str]:
-    """How far the planned looks are, and what they saved; nothing without a plan of them."""
     if not campaign.planned_looks:
         return []
     told = [f"{len(campaign.looks_taken)} of {len(campaign.planned_looks)} looks taken"]
@@ -202,3 +199,77 @@ def _looks(campaign: CampaignStatus) -> list[str]:
     if campaign.num_saved:
         return [*told, f"{campaign.num_saved} runs saved"]
     return [*told, *([f"the next after {later[0]} seeds"] if later else [])]
+
+
+IDLE_S = 24 * 3600.0
+CLOSED = frozenset({EMERGENCE, ADAPTERS})  # folders of a run with thousands of files and no runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Campaigns, runs outside them, and how many of both `select` left out."""
+
+    root: Path
+    runs: tuple[RunStatus, ...]
+    campaigns: tuple[CampaignStatus, ...]
+    num_hidden: int = 0
+
+    def select(self, *, everything: bool, only_active: bool) -> Overview:
+        """Filter: by default without runs that ended and have been idle for a day."""
+
+        def is_shown(one: RunStatus | CampaignStatus) -> bool:
+            if one.is_live or only_active:
+                return one.is_live
+            return everything or time.time() - one.last_activity_s <= IDLE_S
+
+        runs, campaigns = tuple(filter(is_shown, self.runs)), tuple(filter(is_shown, self.campaigns))
+        left_out = len(self.runs) + len(self.campaigns) - len(runs) - len(campaigns)
+        return replace(self, runs=runs, campaigns=campaigns, num_hidden=left_out)
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "root": str(self.root),
+            "runs": [run.as_data() for run in self.runs],
+            "campaigns": [campaign.as_data() for campaign in self.campaigns],
+            "hidden": self.num_hidden,
+        }
+
+
+def scan(root: Path) -> Overview:
+    """Return every run and campaign below `root`, sorted by path.
+
+    Only `run.json`, the end of `metrics.jsonl` and the heartbeat of each run are read.
+    """
+    try:
+        os.scandir(root).close()
+    except OSError as error:
+        what = "no such folder" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        fix = "name the folder that holds your runs: `retrain status DIR`"
+        raise RetrainError(Problem(where=str(root), what=what, fix=fix)) from error
+    found = list(_marked(root, inside_run=False, seen=set()))
+    campaigns = [campaign for folder, mark in found if mark == CAMPAIGN_FILE and (campaign := read_campaign(folder))]
+    owners = {campaign.path for campaign in campaigns}
+    folders = sorted(folder for folder, mark in found if mark == RUN_FILE)
+    runs = [status_of_run(folder) for folder in folders if not owners.intersection(folder.parents)]
+    return Overview(root=root, runs=tuple(runs), campaigns=tuple(sorted(campaigns, key=lambda each: each.path)))
+
+
+def _marked(folder: Path, *, inside_run: bool, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]]:
+    """Yield folders of runs and campaigns with their marker file. Links are followed; each folder is entered once."""
+    try:
+        info = folder.stat()
+        if (info.st_dev, info.st_ino) in seen:
+            return
+        seen.add((info.st_dev, info.st_ino))
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
+    except OSError:  # deleted meanwhile, or not readable
+        return
+    if is_run(folder):
+        inside_run = True
+        yield folder, RUN_FILE
+    elif not inside_run and (folder / CAMPAIGN_FILE).is_file():
+        yield folder, CAMPAIGN_FILE
+    for name in names:
+        if not (inside_run and name in CLOSED):
+            yield from _marked(folder / name, inside_run=inside_run, seen=seen)

@@ -1,4 +1,4 @@
-"""Reads the few fields that a comparison needs from `metrics.jsonl`, as arrays over the steps."""
+"""Reads the fields of a comparison from `metrics.jsonl`, as arrays over the steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST = 1e100  # beyond anything that a run measures; larger values overflow v
 class Curves:
     """Rows of one run in order of steps, the evaluation before training as step -1.
 
-    `values` has an array per field that occurs, of one number per row, NaN if missing.
+    `values` has an array per field that occurs, with one number per row, NaN if missing.
     """
 
     steps_R: Floats
@@ -31,24 +31,22 @@ class Curves:
 
     @property
     def num_steps(self) -> int:
-        """Finished steps: one more than the last step."""
         return max(0, int(self.steps_R[-1]) + 1) if self.steps_R.size else 0
 
     def column(self, field: str) -> Floats:
-        """The values of a field; all NaN if the run never has it."""
+        """Return the values of a field; all NaN if the run never has it."""
         found = self.values.get(field)
         return np.full(self.steps_R.size, math.nan) if found is None else found
 
     def has(self, field: str) -> bool:
-        """Whether any row has a number in this field."""
         return field in self.values and bool(np.isfinite(self.values[field]).any())
 
 
 def read_curves(file: Path, fields: Collection[str]) -> Curves:
-    """`fields` and the held-out results of each line; ConfigError names the first damaged line.
+    """Read `fields` and the held-out results of each line; ConfigError names the first damaged line.
 
-    A last line that was cut short by a kill is left out. A field that is null, text, beyond 1e100 or absent is NaN in
-    its row; the text NaN is damage. Other fields are ignored.
+    A truncated last line is skipped. A field that is null, text, beyond 1e100 or absent is NaN in its row; the text NaN
+    is damage.
     """
     steps: list[float] = []
     columns: dict[str, dict[int, float]] = {}  # by field: row -> value
@@ -68,7 +66,7 @@ def read_curves(file: Path, fields: Collection[str]) -> Curves:
 
 
 def _step_record(line: bytes) -> Record:
-    """The record of a line that has a step; a campaign has half a million lines, which `from_json` reads fast."""
+    """Return the record of a line that has a step; a campaign has half a million lines, and `from_json` is fast."""
     try:
         value = from_json(line, allow_inf_nan=False)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reads from `eval.jsonl` what every held-out example of a run scored at one evaluation, without reading the rest."""
+"""Reads the scores of every held-out example of a run at one evaluation from `eval.jsonl`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOLERANCE = 1e-9  # between a rate in metrics.jsonl and the mean over examples
 
 
 class NoExamplesError(Exception):
-    """There is nothing per example to compare; the text says why, as the end of a sentence."""
+    """There is nothing per example to compare; the text is the reason, as the end of a sentence."""
 
 
 class OtherExamplesError(NoExamplesError):
@@ -32,14 +32,14 @@ class OtherExamplesError(NoExamplesError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerExample:
-    """Which figure of each example a metric is the mean of: `kind` of the set `name`, for pass@k with its `k`."""
+    """The figure of each example whose mean is a metric: `kind` of the set `name`, for pass@k with its `k`."""
 
     name: str
     kind: str
     k: int
 
     def of(self, record: Record) -> float:
-        """The figure of one line; ValueError where the line does not have it."""
+        """Return the figure of one line; ValueError if the line does not have it."""
         if self.kind == "mean_reward":
             scores = [number(score) for score in record["scores"]]
             if not scores or (found := [score for score in scores if score is not None]) != scores:
@@ -60,7 +60,7 @@ class PerExample:
 class ExampleRates:
     """One run at one evaluation: ids, clusters and figures of the examples of a set, in the order of the file.
 
-    `lines` is how many examples the run scored at that evaluation, those of other sets too.
+    `lines` counts the examples of all sets at that evaluation.
     """
 
     ids: tuple[str, ...]
@@ -70,7 +70,7 @@ class ExampleRates:
 
 
 def per_example(metric: Metric) -> PerExample:
-    """What `metric` is the mean of; NoExamplesError unless it is a rate or a reward of one evaluation."""
+    """Return the figure whose mean is `metric`; NoExamplesError unless it is a rate or a reward of one evaluation."""
     found = _FIELD.fullmatch(metric.field)
     if not found:
         raise NoExamplesError(f"{metric.field} is not a mean over held-out examples")
@@ -80,7 +80,7 @@ def per_example(metric: Metric) -> PerExample:
 
 
 def read_rates(folder: Path, figure: PerExample, *, step: int, expected: float) -> ExampleRates:
-    """The examples of a set after a step; NoExamplesError if absent, damaged, or not those of `expected`."""
+    """Return the examples of a set after a step; NoExamplesError if absent, damaged, or without the mean `expected`."""
     ids, clusters, values, lines = [], [], [], 0
     if not (folder / EVALUATION).exists():
         raise NoExamplesError(f"{folder.name} has no {EVALUATION}")
@@ -104,7 +104,7 @@ def read_rates(folder: Path, figure: PerExample, *, step: int, expected: float) 
 
 
 def aligned(found: Sequence[tuple[str, ExampleRates]]) -> Floats:
-    """The figures of several runs, (runs, examples), in the order of the first; NoExamplesError if they differ."""
+    """Return the figures of several runs, (runs, examples), in the order of the first; NoExamplesError on others."""
     name, first = found[0]
     rows = []
     for other, rates in found:
@@ -124,7 +124,7 @@ def aligned(found: Sequence[tuple[str, ExampleRates]]) -> Floats:
 
 
 def _records(file: Path, step: int) -> Iterator[Record]:
-    """The lines of a step; those of other steps, which the first field tells, are not parsed."""
+    """Yield the lines of a step; those of other steps are recognised by the first field and not parsed."""
     mark = f"{_STEP}{step},".encode()
     lines = parsed_lines(
         file, lambda line: parse_record(line) if line.startswith(mark) or not line.startswith(_STEP.encode()) else None

@@ -18,7 +18,7 @@ SET_RATE = re.compile(r"eval_(\w+)_correct_rate")
 
 
 class Summary(StrEnum):
-    """How a curve is summarised as one number; `retrain.records.runs.budget` says exactly how."""
+    """How a curve is summarised as one number; see `retrain.records.runs.budget`."""
 
     FINAL = "final"
     BEST = "best"
@@ -26,7 +26,7 @@ class Summary(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which side of a metric is better."""
+    """The better side of a metric."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -34,8 +34,6 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`FIELD:SUMMARY`, as in `eval_correct_rate:final`."""
-
     field: str
     summary: Summary = Summary.FINAL
 
@@ -44,12 +42,11 @@ class Metric:
 
     @property
     def is_eval(self) -> bool:
-        """Whether it comes from the held-out evaluation, which few steps have."""
+        """True if it comes from the held-out evaluation, which few steps have."""
         return self.field.startswith(EVAL_PREFIX)
 
     @property
     def is_rate(self) -> bool:
-        """Whether it is a rate, shown in percent."""
         return self.field.endswith("_rate") or PASS_MARK in self.field
 
 
@@ -59,7 +56,7 @@ HELD_OUT_REWARD = Metric("eval_mean_reward")
 
 
 def parse_metric(text: str, *, where: str) -> Metric:
-    """`FIELD` or `FIELD:SUMMARY`; ConfigError names the summaries."""
+    """Parse `FIELD` or `FIELD:SUMMARY`; ConfigError names the summaries."""
     field, _, summary = text.partition(":")
     known = [each.value for each in Summary]
     if not field or (summary and summary not in known):
@@ -70,14 +67,13 @@ def parse_metric(text: str, *, where: str) -> Metric:
 
 
 def shown(value: float | None, metric: Metric) -> str:
-    """A value of the metric, rates in percent."""
     if value is None:
         return ABSENT
     return percent(value) if metric.is_rate else f"{value:.4g}"
 
 
 def shown_difference(value: float | None, metric: Metric, *, signed: bool = True) -> str:
-    """A difference of two values, of rates in percentage points (pp)."""
+    """Return a difference of two values as text, of rates in percentage points (pp)."""
     if value is None:
         return ABSENT
     sign = "+" if signed else ""
@@ -85,5 +81,5 @@ def shown_difference(value: float | None, metric: Metric, *, signed: bool = True
 
 
 def eval_sets(fields: Iterable[str]) -> dict[str, str]:
-    """The correct rates among `fields` of further evaluation sets, by the set's name: `eval_NAME_correct_rate`."""
+    """Return the correct rates of further evaluation sets among `fields`, by set: `eval_NAME_correct_rate`."""
     return {found[1]: field for field in fields if (found := SET_RATE.fullmatch(field))}

@@ -16,7 +16,7 @@ from retrain.records.runs.metric import Direction, Metric, parse_metric
 
 
 class Spend(StrEnum):
-    """How alpha is spent over the looks: evenly early on, or nearly all of it late."""
+    """The spending of alpha over the looks: evenly early on, or nearly all of it late."""
 
     POCOCK = "pocock"
     OBRIEN_FLEMING = "obrien_fleming"
@@ -48,7 +48,7 @@ class Plan:
     registered_in: str = ""
 
     def due(self, seeds: Sequence[int]) -> tuple[int, ...]:
-        """The planned seeds that should be there if these are: all, or with looks those up to the next look."""
+        """Return the planned seeds expected if these are there: all, or with looks those up to the next look."""
         reached = max((self.seeds.index(seed) + 1 for seed in seeds if seed in self.seeds), default=0)
         return self.seeds[: next((look for look in self.looks if look >= reached), len(self.seeds))]
 
@@ -70,7 +70,7 @@ class Analysis:
 
 
 def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
-    """The plan in a campaign's manifest, None without one. A malformed one is not intact."""
+    """Return the plan in a campaign's manifest, None without one. A malformed one is not intact."""
     content = manifest.get("plan")
     if not isinstance(content, dict):
         return None
@@ -99,7 +99,7 @@ def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
 
 
 def departures(plan: Plan | None, made: Analysis) -> tuple[str, ...]:
-    """Reasons why a comparison is exploratory, as sentences; empty if it is as planned."""
+    """Return reasons why a comparison is exploratory, as sentences; empty if it is as planned."""
     if plan is None:
         return (NO_PLAN,)
     return (*_of_the_record(plan, made), *_of_the_analysis(plan, made), *_of_the_runs(plan, made))
@@ -156,7 +156,7 @@ def _of_the_runs(plan: Plan, made: Analysis) -> list[str]:
 
 
 def _looks(content: Mapping[str, Any]) -> tuple[int, ...]:
-    """Numbers of seeds in ascending order, the last that of the planned seeds; none if they are anything else."""
+    """Return ascending numbers of seeds, the last that of the planned seeds; none if they are anything else."""
     looks, seeds = integers_in(content.get("looks")), content.get("seeds")
     is_ascending = list(looks) == sorted({*looks}) and looks[:1] > (0,)
     return looks if is_ascending and isinstance(seeds, list) and looks[-1] == len(seeds) else ()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.records import lock
+from retrain.records.files import LOCK_FILE, owner_of
 from retrain.records.reading import Record, number, read_if_any, text, time_of
 from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
 from retrain.records.run import Run, accepted_changes
@@ -26,12 +26,11 @@ LIVE = ("running", "stale")
 class RunStatus:
     """One run; numbers that it has not written yet are None.
 
-    `state` is what `run.json` says (`running`, `done`, `failed`, `interrupted`, ...), except that a running one is
-    `dead` when its process is gone and `stale` when its metrics have not moved for five minutes, and one whose files
-    cannot be read is `unreadable`. `step` counts finished steps. Rates are those of the last line's batch,
-    `held_out_rate` is that of the last evaluation, made after `held_out_step` steps, and `health`
-    the findings of its step. `accepted` are the changes that it was resumed with by `--resume-anyway`. `phase` and the
-    fields after it are those of the heartbeat of a live run.
+    `state` is `status` of `run.json` (`running`, `done`, `failed`, `interrupted`, ...), but a running one is `dead`
+    when its process is gone and `stale` when its metrics have not moved for five minutes, and one with unreadable files
+    is `unreadable`. `step` counts finished steps. Rates and `health` are those of the last line; `held_out_rate` is
+    that of the last evaluation, after `held_out_step` steps. `accepted` are the changes accepted by `--resume-anyway`.
+    `phase` and the fields after it are from the heartbeat of a live run.
     """
 
     path: Path
@@ -62,18 +61,17 @@ class RunStatus:
 
     @property
     def is_live(self) -> bool:
-        """Whether its process is alive, including one that hangs."""
+        """True if its process is alive, even if it hangs."""
         return self.state in LIVE
 
     @property
     def left_s(self) -> float | None:
-        """As long for the steps to come as for those behind it; None before the first one."""
+        """The remaining seconds at the pace so far; None before the first step."""
         if not (self.step and self.max_steps and self.wall_time_s):
             return None
         return max(0, self.max_steps - self.step) * self.wall_time_s / self.step
 
     def as_data(self) -> dict[str, Any]:
-        """The documented JSON form."""
         data = asdict(self) | {"path": str(self.path), "health": list(self.health), "accepted": list(self.accepted)}
         data |= {"status": data.pop("state"), "alive": data.pop("is_alive")}
         data |= {"completed": self.state == DONE, "stale": self.state == "stale"}
@@ -81,7 +79,7 @@ class RunStatus:
 
 
 def status_of_run(folder: Path) -> RunStatus:
-    """The status of the run in `folder`; a damaged one is `unreadable` and does not hide the others."""
+    """Return the status of the run in `folder`; a damaged one is `unreadable`."""
     run, activity_s = Run(folder), last_change_s(folder / RUN_FILE, folder / METRICS)
     try:
         manifest, metrics = run.manifest, run.last_step()
@@ -124,14 +122,14 @@ def status_of_run(folder: Path) -> RunStatus:
 
 
 def _eval_rates(metrics: Record) -> dict[str, float]:
-    """The correct rates of the evaluation after the last step, if there was one, by the name of the set."""
+    """Return the correct rates of the evaluation after the last step, if there was one, by the name of the set."""
     fields = {"held_out": "eval_correct_rate", **eval_sets(metrics)}
     rates = {name: number(metrics.get(field)) for name, field in fields.items()}
     return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def _held_out(run: Run, metrics: Record) -> dict[str, Any]:
-    """Rate and step of the last evaluation; earlier lines are read only for a run that evaluates."""
+    """Return rate and step of the last evaluation; earlier lines are read only for a run that evaluates."""
     field, found = "eval_correct_rate", metrics
     if field not in metrics and number(run.table("eval").get("examples")) != 0:
         try:
@@ -145,12 +143,12 @@ def _held_out(run: Run, metrics: Record) -> dict[str, Any]:
 
 
 def process_id(value: object) -> int | None:
-    """A valid process id: zero and negative ones stand for process groups."""
+    """Return a valid process id: zero and negative ones mean process groups."""
     return value if type(value) is int and value > 0 else None
 
 
 def process_is_alive(pid: int) -> bool:
-    """Whether a process with this id exists on this machine and has not ended yet."""
+    """True if a process with this id exists on this machine and has not ended yet."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -165,7 +163,7 @@ def process_is_alive(pid: int) -> bool:
 
 
 def last_change_s(*files: Path) -> float:
-    """When the latest of the files was written, in seconds since the epoch; 0 when none exists."""
+    """Return the time of the latest change of the files, in seconds since the epoch; 0 when none exists."""
     times_s = [0.0]
     for file in files:
         try:
@@ -176,20 +174,18 @@ def last_change_s(*files: Path) -> float:
 
 
 def iso_time(seconds: float) -> str | None:
-    """Seconds since the epoch as UTC text; None for none."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None
 
 
 def _heartbeat(folder: Path, pid: int | None) -> Record:
-    """The last heartbeat of this process, or nothing: a run that writes none is as live as any other."""
     beat = read_if_any(folder / HEARTBEAT)
     return beat if beat.get("pid") == pid else {}
 
 
 def _is_held(folder: Path, pid: int | None) -> bool:
-    """Whether a process holds the folder's lock, which is certain, whereas a process id may be reused."""
-    if (folder / lock.NAME).is_file():
-        return lock.owner_of(folder) != 0
+    """True if a process holds the folder's lock; unlike that, a process id may be reused."""
+    if (folder / LOCK_FILE).is_file():
+        return owner_of(folder) != 0
     return pid is not None and process_is_alive(pid)
 
 
@@ -203,7 +199,7 @@ def _state(manifest: Record, *, is_alive: bool, idle_s: float) -> str:
 
 
 def _wall_time_s(manifest: Record, *, is_alive: bool, activity_s: float) -> float | None:
-    """From start to end; a live run ends now, a dead one with its last record."""
+    """Return seconds from start to end; a live run ends now, a dead one with its last record."""
     started, ended = time_of(manifest.get("started")), time_of(manifest.get("ended"))
     if started is None:
         return None

@@ -1,27 +1,34 @@
-"""Finds the runs to compare, those of a campaign or individual folders, and labels them by their settings."""
+"""Finds the runs to compare, those of a campaign or individual folders, and chooses runs, budget and metrics."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, integers_in, read_if_any, read_object, table_of, tables_in, text, time_of
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import Run, compared_settings, is_run
+from retrain.records.runs.budget import Align, Spent, along
 from retrain.records.runs.campaign_status import read_campaign
+from retrain.records.runs.curves import Curves
+from retrain.records.runs.metric import CORRECT, HELD_OUT, HELD_OUT_REWARD, PASS_PREFIX, Metric, Summary
 from retrain.records.runs.registered import Plan, read_plan
-from retrain.records.runs.run_status import status_of_run
+from retrain.records.runs.run_status import DONE, status_of_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A run by its condition and seed; `folder` is None before it has one. `problem` says why it cannot be used.
 
-    `record` is its `run.json`, empty if that cannot be read. `has_ended` is false while its campaign goes on with it.
+    `record` is its `run.json`, empty if unreadable. `has_ended` is false while its campaign continues with it.
     """
 
     name: str
@@ -39,8 +46,8 @@ class Candidate:
 class Source:
     """The requested campaign with its plan, or runs (then `campaign` is None).
 
-    `declared` are the values of each condition, as `campaign.json` has them; empty without one. `added_seeds` are those
-    that the campaign grew by, `not_needed` is how many runs its planned looks saved: they are no candidates.
+    `declared` are the values of each condition in `campaign.json`. `added_seeds` are those by which the campaign grew,
+    `not_needed` counts runs that its planned looks saved: they are no candidates.
     """
 
     campaign: Path | None
@@ -53,12 +60,11 @@ class Source:
 
     @property
     def first_start(self) -> datetime | None:
-        """Start time of the first run."""
         return min((each.started for each in self.candidates if each.started), default=None)
 
 
 def find_runs(paths: Sequence[Path]) -> Source:
-    """The runs of one campaign folder, or of several run folders; ConfigError for anything else."""
+    """Return the runs of one campaign folder, or of several run folders; ConfigError for anything else."""
     campaigns = [path for path in paths if (path / CAMPAIGN_FILE).is_file() and not is_run(path)]
     if campaigns and len(paths) > 1:
         what = "a campaign cannot be combined with other folders"
@@ -113,7 +119,7 @@ def _campaign(folder: Path) -> Source:
 
 
 def _other_seed(listed: int | None, record: Mapping[str, Any]) -> str:
-    """Why a run cannot be used under the seed that its campaign lists; empty if `run.json` has the same."""
+    """Return why a run cannot be used under the seed that its campaign lists; empty if `run.json` has the same."""
     if not record or record.get("seed") == listed:
         return ""
     return f"manifest.json says seed {listed}, run.json seed {record.get('seed')}"
@@ -144,13 +150,13 @@ def _runs(names: Mapping[Path, str], folders: Sequence[Path]) -> Source:
 
 
 def _began(run: Candidate) -> tuple[bool, float, int, str, str]:
-    """By the time a run began; runs of one second by seed, condition and content."""
+    """Sort key: the time a run began; runs of one second by seed, condition and content."""
     time_s = run.started.timestamp() if run.started else 0.0
     return run.started is None, time_s, run.seed if run.seed is not None else -1, run.condition, str(run.folder)
 
 
 def _labels(records: Mapping[Path, Record]) -> dict[Path, str]:
-    """Labels of individual runs: the condition, and the settings in which runs of that condition differ."""
+    """Return the labels of individual runs: the condition, and the settings in which runs of that condition differ."""
     settings = {folder: dict(compared_settings(record)) for folder, record in records.items()}
     names = {folder: text(record.get("condition")) or "(no condition)" for folder, record in records.items()}
     differing: dict[str, list[str]] = {}
@@ -163,3 +169,122 @@ def _labels(records: Mapping[Path, Record]) -> dict[Path, str]:
         parts = [f"{key}={settings[folder].get(key, 'absent')}" for key in differing[name]]
         labels[folder] = f"{name}~{','.join(parts)}" if parts else name
     return labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ComparedRun:
+    candidate: Candidate
+    seed: int
+    spent: Spent
+
+    @property
+    def curves(self) -> Curves:
+        return self.spent.curves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    name: str
+    condition: str
+    seed: int | None
+    reason: str
+
+
+def readable_runs(
+    source: Source, fields: set[str], *, align: Align, at: float | None
+) -> tuple[list[ComparedRun], list[LeftOut]]:
+    """Return the runs that can be compared, with these fields of their metrics, and the others with the reason.
+
+    Runs that are done count, or with a budget `at`, in units of `align`, those that reached it. ConfigError without
+    any.
+    """
+    runs: list[ComparedRun] = []
+    left_out: list[LeftOut] = []
+    taken: dict[tuple[str, int], str] = {}
+    for each in source.candidates:
+        spent, reason = _spent(each, fields, align=align, at=at)
+        if spent and each.seed is not None:
+            first = taken.setdefault((each.condition, each.seed), each.name)
+            if first == each.name:
+                runs.append(ComparedRun(candidate=each, seed=each.seed, spent=spent))
+                continue
+            reason = f"the same condition and seed as {first}"
+        left_out.append(LeftOut(name=each.name, condition=each.condition, seed=each.seed, reason=reason))
+    if not runs:
+        counts = Counter(each.reason for each in left_out)
+        why = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common(5)) or "there are no runs"
+        where = str(source.campaign) if source.campaign else ", ".join(each.name for each in source.candidates[:3])
+        fix = "wait until runs are done, or compare unfinished ones: --at STEPS"
+        raise ConfigError(Problem(where=where, what="no run can be compared", why=why, fix=fix))
+    return runs, left_out
+
+
+def common_budget(runs: Sequence[ComparedRun], at: float | None) -> tuple[float, tuple[str, ...]]:
+    """Return where the curves are cut, at `at` or where the shortest run ends, and the runs that end there."""
+    if at is not None:
+        return at, ()
+    budget = min(run.spent.total for run in runs)
+    shortest = tuple(run.candidate.name for run in runs if run.spent.total == budget)
+    return budget, shortest if len(shortest) < len(runs) else ()
+
+
+def _spent(candidate: Candidate, fields: set[str], *, align: Align, at: float | None) -> tuple[Spent | None, str]:
+    if candidate.problem:
+        return None, candidate.problem
+    if candidate.folder is None or (candidate.state != DONE and at is None):
+        return None, candidate.state
+    if candidate.seed is None:
+        return None, "no seed is recorded"
+    try:
+        curves = Run(candidate.folder).curves(fields)
+    except ConfigError as error:
+        problem = error.problems[0]
+        return None, f"{problem.where.removeprefix(f'{candidate.folder}/')}: {problem.what}"
+    if not curves.num_steps:
+        return None, "no finished step"
+    spent = along(curves, align)
+    if spent is None:
+        return None, f"no {align} are recorded"
+    if at is not None and spent.total < at:
+        return None, f"{candidate.state} after {spent.total:,.6g} {align}"
+    return spent, ""
+
+
+def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: str) -> Metric:
+    """Return the requested metric (ConfigError if no run has it), by default held-out if every run has it.
+
+    Held-out examples are the same for all runs and steps, unlike training batches, and are therefore preferred.
+    """
+    if requested is None:
+        return HELD_OUT if all(_is_evaluated(each) for each in curves) else CORRECT
+    if not any(each.has(requested.field) for each in curves):
+        known = sorted({name for each in curves for name in each.values})
+        near = get_close_matches(requested.field, known, n=1)
+        fix = f"a field with numbers in metrics.jsonl, such as {', '.join(known)}"
+        fix = f"did you mean {near[0]!r}?" if near else fix
+        raise ConfigError(Problem(where=where, what=f"no run has {requested.field!r}", fix=fix))
+    return requested
+
+
+def condition_metrics(metric: Metric, curves: Sequence[Curves]) -> tuple[Metric, ...]:
+    """Return the metrics of each condition: final, best and area of both rates, pass@k at the end.
+
+    The held-out mean reward is among them unless it equals the held-out rate everywhere, as with scores of 0 and 1.
+    pass@1 always equals that rate and is left out. The deciding metric is always included.
+    """
+    fields = [CORRECT.field, *([HELD_OUT.field] if any(_is_evaluated(each) for each in curves) else [])]
+    shown = [Metric(field, summary) for field in fields for summary in Summary]
+    shown += [HELD_OUT_REWARD] if any(_is_graded(each) for each in curves) else []
+    names = {name for each in curves for name in each.values if name.startswith(PASS_PREFIX)}
+    sizes = sorted(int(size) for name in names if (size := name.removeprefix(PASS_PREFIX)).isdigit())
+    shown += [Metric(f"{PASS_PREFIX}{size}") for size in sizes if size > 1]
+    return tuple(dict.fromkeys((*shown, metric)))
+
+
+def _is_graded(curves: Curves) -> bool:
+    rewards_R, rates_R = curves.column(HELD_OUT_REWARD.field), curves.column(HELD_OUT.field)
+    return bool((np.abs(rewards_R - rates_R) > 1e-9).any())
+
+
+def _is_evaluated(curves: Curves) -> bool:
+    return bool(np.isfinite(curves.column(HELD_OUT.field)[curves.steps_R >= 0]).any())

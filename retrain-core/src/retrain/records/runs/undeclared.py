@@ -22,10 +22,10 @@ Finding = tuple[str, str]  # a run, or a condition as a whole, and in what it di
 
 
 def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> tuple[str, ...]:
-    """A sentence per difference with the runs that have it: `maxrl+none: reward.py:3 changed: ...`.
+    """Return a sentence per difference with the runs that have it: `maxrl+none: reward.py:3 changed: ...`.
 
-    Each run is held against the first of its condition, and that one against the first of the baseline. Runs that
-    recorded no code and data are not held against others.
+    Each run is compared with the first of its condition, and that one with the first of the baseline. Runs without
+    recorded code and data are not compared in that.
     """
     firsts: dict[str, Candidate] = {}
     for run in compared:
@@ -47,12 +47,11 @@ def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> 
 
 
 def without_inputs(compared: Sequence[Candidate]) -> int:
-    """How many of the runs recorded no code and data."""
     return sum(not isinstance(run.record.get("identity"), dict) for run in compared)
 
 
 def _of_the_plan(run: Candidate, declared: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of a campaign's run that are not what `campaign.json` says about its condition."""
+    """Yield keys of a campaign's run that differ from its condition in `campaign.json`."""
     actual = _settings(run)
     for path, value in declared.items():
         if path in actual and _is_compared(path) and actual[path] != value:
@@ -60,7 +59,7 @@ def _of_the_plan(run: Candidate, declared: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_the_keys(run: Candidate, against: Candidate) -> Iterator[str]:
-    """Keys in which two runs differ although neither label shows them."""
+    """Yield keys in which two runs differ although neither label shows them."""
     ours, theirs = _settings(run), _settings(against)
     for path in sorted({*ours, *theirs}):
         is_shown = path in MODES or any(_shows(each.condition, path) for each in (run, against))
@@ -69,7 +68,7 @@ def _of_the_keys(run: Candidate, against: Candidate) -> Iterator[str]:
 
 
 def _of_the_inputs(run: Candidate, against: Candidate) -> Iterator[str]:
-    """Code, data, model files and plugins, `was` being those of the other run."""
+    """Yield changes of code, data, model files and plugins since the other run."""
     before, now = against.record.get("identity"), run.record.get("identity")
     if not isinstance(before, dict) or not isinstance(now, dict) or not changes_between(before, now):
         return  # the digests agree: no file need be read
@@ -85,7 +84,7 @@ def _of_the_inputs(run: Candidate, against: Candidate) -> Iterator[str]:
 
 
 def _of_the_machine(run: Candidate, against: Candidate) -> Iterator[str]:
-    """Versions of libraries, and CPU or GPU: they round differently."""
+    """Yield differences in library versions and between CPU and GPU: they round differently."""
     ours, theirs = (table_of(each.record, "libraries") for each in (run, against))
     for name in sorted(ours.keys() & theirs.keys()):  # versions of retrain record different libraries
         if ours[name] != theirs[name]:
@@ -105,7 +104,7 @@ def _sentences(found: Sequence[Finding], compared: Sequence[Candidate]) -> Itera
 
 
 def _named(names: Sequence[str], compared: Sequence[Candidate], most: int) -> str:
-    """The conditions that are named or of which every run is, then the other runs."""
+    """Return the conditions that are named or whose every run is, then the other runs."""
     labels = dict.fromkeys(run.condition for run in compared)
     whole = [x for x in labels if x in names or all(run.name in names for run in compared if run.condition == x)]
     who = [*whole, *(run.name for run in compared if run.name in names and run.condition not in whole)]
@@ -122,7 +121,7 @@ def _is_compared(path: str) -> bool:
 
 
 def _shows(label: str, path: str) -> bool:
-    """Whether a label `adv+transform~key=value` names a key, by its path or by its flag."""
+    """True if a label `adv+transform~key=value` names a key, by its path or by its flag."""
     table, _, name = path.partition(".")
     return bool(re.search(rf"[~,](?:{re.escape(path)}|(?:{table}_)?{re.escape(name)})[=.]", label))
 
@@ -133,9 +132,9 @@ FROM = re.compile(r"data\.(?:source|path|options|prompt_key|answer_key|messages_
 
 
 def other_examples(compared: Sequence[Candidate], metric: Metric, *, are_ids_alike: bool) -> tuple[str, ...]:
-    """Reasons why the runs do not share the held-out examples behind `metric`; empty for a metric of training.
+    """Return reasons why the runs do not share the held-out examples behind `metric`; empty for a metric of training.
 
-    `are_ids_alike` says that `eval.jsonl` has the same ids in all of them: then paths of data are not compared.
+    `are_ids_alike`: `eval.jsonl` has the same ids in all of them; then paths of data are not compared.
     """
     if not metric.is_eval or not compared:
         return ()
@@ -155,7 +154,7 @@ def other_examples(compared: Sequence[Candidate], metric: Metric, *, are_ids_ali
 
 
 def _drawn(run: Candidate, name: str, *, with_data: bool) -> dict[str, Any]:
-    """The settings that decide which examples a set has."""
+    """Return the settings that decide which examples a set has."""
     found = {
         f"{table}.{key}": value
         for table in ("eval", "data", "environment")

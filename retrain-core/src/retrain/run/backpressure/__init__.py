@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import MetricSpec, PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import MetricSpec, PluginSpec
 
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table of adaptive batch sizing."""
     traits = TableTraits(flag_prefix="bp_")
     factory = "retrain.kernel.config.plugin_tables:BackpressureTable"
     register(PluginSpec(name="backpressure", summary="Adaptive batch sizing.", factory=factory, traits=traits))
@@ -22,14 +20,12 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_pacers(register: Callable[[PluginSpec], None]) -> None:
-    """The one built-in pacer."""
     summary = "Steers to a fraction of the peak of the fitted Universal Scalability Law."
     register(PluginSpec(name="usl", summary=summary, factory="retrain.run.backpressure.controller:build"))
 
 
 @hookimpl
 def retrain_describe_metrics() -> Iterable[MetricSpec]:
-    """The `bp_*` fields."""
     from retrain.run.backpressure.metric_names import METRICS
 
     return METRICS

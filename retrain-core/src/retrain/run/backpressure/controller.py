@@ -15,7 +15,7 @@ from retrain.kernel.config.plugin_tables import BackpressureTable
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.pacing import PaceView
+    from retrain.kernel.contracts.views import PaceView
 
 LOG = logging.getLogger("retrain")
 HOLD, INCREASE, THROTTLE = "hold", "increase", "throttle"
@@ -30,7 +30,7 @@ def build(context: PluginContext) -> UslPacer:
     pacer = UslPacer(table, batch_size=batch_size, group_size=config.training.group_size)
     LOG.info(
         "Back pressure: the batch size follows measured throughput, between %d and %d prompts; measured times differ "
-        "from run to run, so a seed alone does not reproduce this run.",
+        "from run to run, so the seed does not reproduce this run.",
         table.min_batch_size,
         table.max_batch_size,
     )
@@ -67,7 +67,6 @@ class UslPacer:
         self._is_cold = True  # the first step of a process compiles, allocates and reads files: its time means nothing
 
     def batch_size(self, step: int) -> int:
-        """Prompts of the next step; constant until the next `observe`."""
         if self._steps < self._table.warmup_steps:
             return min(self._sweep[self._steps % len(self._sweep)], self._ceiling)
         return self._batch_size
@@ -105,7 +104,6 @@ class UslPacer:
         return fields
 
     def state(self) -> Mapping[str, Any]:
-        """Everything that a resume needs, as JSON."""
         return {
             "batch_size": self._batch_size,
             "ceiling": self._ceiling,
@@ -119,7 +117,6 @@ class UslPacer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned, within the bounds of the current configuration."""
         table = self._table
         self._ceiling = min(max(int(state["ceiling"]), table.min_batch_size), table.max_batch_size)
         self._batch_size = min(max(int(state["batch_size"]), table.min_batch_size), self._ceiling)
@@ -220,12 +217,11 @@ class Roofline:
         return self.peak_gflops / self.peak_bw_gb_s
 
     def bound(self, p: float) -> str:
-        """`memory_bound` below the ridge, `compute_bound` from it on."""
         return MEMORY_BOUND if p < self.ridge else COMPUTE_BOUND
 
 
 def regime(p: float, p_star: float, *, underused_below: float, roofline: Roofline | None) -> str:
-    """The regime of p concurrent completions: past the peak, else by the roofline, else whether more would help."""
+    """The regime of p concurrent completions: past the peak, or by the roofline, or whether more would help."""
     if p > p_star:
         return RETROGRADE
     if roofline is not None:
@@ -251,7 +247,6 @@ class Scaling:
     rate: float
 
     def throughput(self, p: float) -> float:
-        """X(p), for p >= 1."""
         return self.rate * p / (1.0 + self.sigma * (p - 1.0) + self.kappa * p * (p - 1.0))
 
     @property
@@ -318,7 +313,6 @@ class Window:
     samples: list[Sample] = field(default_factory=list)
 
     def add(self, sample: Sample) -> None:
-        """Add a sample."""
         self.samples.append(sample)
         if len(self.samples) > MAX_SAMPLES:
             counts = Counter(each.p for each in self.samples)
@@ -334,10 +328,8 @@ class Window:
         return [(float(each.p), each.throughput) for each in self.samples if low <= each.mean_tokens <= high]
 
     def state(self) -> list[list[float]]:
-        """The samples as JSON."""
         return [[each.p, each.throughput, each.mean_tokens] for each in self.samples]
 
     @classmethod
     def of_state(cls, state: Sequence[Sequence[float]]) -> Window:
-        """The window that `state` returned."""
         return cls([Sample(p=int(p), throughput=x, mean_tokens=length) for p, x, length in state])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retrain.kernel.plugin_spec import MetricSpec
+from retrain.kernel.declared import MetricSpec
 
 OFF = "without [backpressure] enabled"
 NO_FIT = "before the first fit"
@@ -10,9 +10,9 @@ UNBOUNDED = "while throughput has not been seen to fall"
 METRICS = tuple(
     MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent)
     for name, meaning, unit, absent in (
-        ("bp_warmup", "Whether the sweep of batch sizes is still going on.", "flag", OFF),
+        ("bp_warmup", "The sweep of batch sizes is under way.", "flag", OFF),
         ("bp_action", "hold, throttle or increase: how the batch size changes.", "text", OFF),
-        ("bp_regime", "What limits the step: warmup, optimal, retrograde, compute_bound or memory_bound.", "text", OFF),
+        ("bp_regime", "Limit of the step: warmup, optimal, retrograde, compute_bound or memory_bound.", "text", OFF),
         ("bp_throughput", "Moving average of generated tokens per second.", "tokens/s", f"{OFF}, before a measurement"),
         ("bp_sigma", "Contention of the fitted universal scalability law.", "", NO_FIT),
         ("bp_kappa", "Coherency cost of that law.", "", NO_FIT),

@@ -1,15 +1,12 @@
-"""Who chooses the next prompts: samplers beside `uniform`, which is the session's own.
-
-Registers the samplers `thompson`, `curriculum` and `replay`.
-"""
+"""Samplers of prompts besides `uniform`: registers `thompson`, `curriculum` and `replay`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.declared import PluginSpec
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -33,7 +30,6 @@ BY_VERDICTS = ("thompson", "replay")
 
 @hookimpl
 def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
-    """The samplers that learn from the outcomes of earlier steps."""
     for name, factory, summary in SAMPLERS:
         module = f"retrain.run.samplers.{name}"
         register(PluginSpec(name=name, summary=summary, factory=f"{module}:{factory}", params=f"{module}:Params"))
@@ -41,7 +37,6 @@ def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
-    """A sampler that goes by verdicts, where nothing is judged."""
     name: str = config.data.sampler
     rewards: dict[str, float] = config.reward.weights
     judged = {*(rewards or [config.reward.type])} != {"none"} or config.environment.provider

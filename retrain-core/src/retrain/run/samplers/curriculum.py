@@ -27,7 +27,7 @@ class Params(Table):
 
     field: str = key("difficulty", "Column of the data that says how hard an example is.")
     levels: list[str] = key([], "Values of the field from easy to hard, where they are texts; empty = numbers.")
-    order: Literal["easy_first", "hard_first"] = key("easy_first", "Where the window begins.")
+    order: Literal["easy_first", "hard_first"] = key("easy_first", "End of the order at which the window begins.")
     window: float = key(0.3, "Share of the pool in the window.", gt=0.0, le=1.0)
     grows: bool = key(False, "The window keeps where it began, and grows until it is the whole pool.")
     moves_by: Literal["step", "rate"] = key("step", "Moves on with each step, or each whose correct rate is target.")
@@ -44,7 +44,7 @@ class Curriculum:
         self._moved = 0
 
     def choose(self, request: PromptRequest) -> list[PromptChoice]:
-        """`count` prompts of the window that are not taken; where it has fewer, those nearest to it as well."""
+        """Choose `count` prompts of the window that are not taken; where it has fewer, the nearest to it as well."""
         low, high = self._window(request.step)
         outside_N = np.maximum(0, np.maximum(low - self._ranks_N, self._ranks_N - (high - 1)))
         chance_N = self._seeds.stream("sampler", request.step, request.cursor).random(len(self._ids))
@@ -53,21 +53,17 @@ class Curriculum:
         return [PromptChoice(example_id=each) for each in islice(free, request.count)]
 
     def observe(self, step: int, outcomes: Sequence[GroupOutcome]) -> None:
-        """Move the window if it moves by rate, and the step's correct rate is the target or above."""
         judged = sum(outcome.judged for outcome in outcomes)
         correct = sum(outcome.correct for outcome in outcomes)
         self._moved += int(judged > 0 and correct >= self._params.target * judged)
 
     def state(self) -> dict[str, Any]:
-        """How often the target was reached."""
         return {"moved": self._moved}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`."""
         self._moved = int(state["moved"])
 
     def _window(self, step: int) -> tuple[int, int]:
-        """The ranks from which, and before which, the window reaches."""
         size = len(self._ids)
         moved = step if self._params.moves_by == "step" else self._moved
         width = max(1, math.ceil(self._params.window * size))

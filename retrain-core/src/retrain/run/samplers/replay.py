@@ -19,13 +19,14 @@ class Params(Table):
 
     share: float = key(0.25, "Share of the prompts that may be put back.", ge=0.0, le=1.0)
     least_chance: float = key(0.3, "Forecast of teaching from which a prompt is put back.", ge=0.0, le=1.0)
-    decay: float = key(TeachingForecast().decay, "What evidence keeps with each step.", gt=0.0, le=1.0)
+    decay: float = key(TeachingForecast().decay, "Share of the evidence that is kept with each step.", gt=0.0, le=1.0)
 
 
 class Replay:
-    """The order of `uniform`, of which up to a share of each step's places goes to prompts that are put back.
+    """The order of `uniform`, in which up to a share of each step's places goes to prompts that are put back.
 
-    These are prompts whose latest group taught nothing, by falling forecast. What they displace comes in another pass.
+    These are prompts whose latest group taught nothing, by falling forecast. The prompts they displace come in another
+    pass.
     """
 
     def __init__(self, context: PluginContext, examples: Sequence[Example]) -> None:
@@ -36,7 +37,6 @@ class Replay:
         self._idle: set[str] = set()  # prompts whose latest group taught nothing
 
     def choose(self, request: PromptRequest) -> list[PromptChoice]:
-        """`count` prompts that are not taken, with their forecasts."""
         places = int((request.cursor + request.count) * self._params.share) - int(request.cursor * self._params.share)
         idle = sorted(self._idle.difference(request.taken))
         chances_N = self._book.chances(idle, request.step, self._group_size)
@@ -50,7 +50,6 @@ class Replay:
         ]
 
     def observe(self, step: int, outcomes: Sequence[GroupOutcome]) -> None:
-        """Count the groups that have a verdict."""
         for outcome in outcomes:
             self._book.observe(outcome.example_id, step, outcome.correct, outcome.judged)
             if outcome.is_informative:
@@ -59,11 +58,9 @@ class Replay:
                 self._idle.add(outcome.example_id)
 
     def state(self) -> dict[str, Any]:
-        """Evidence, and the prompts whose latest group taught nothing."""
         return {"book": self._book.state(), "idle": sorted(self._idle)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`."""
         self._book.restore(state["book"])
         self._idle = set(state["idle"])
 

@@ -1,10 +1,10 @@
-"""Sampler `thompson`: the prompts that would teach most, were each rate what a draw from its posterior says.
+"""Sampler `thompson`: the prompts that would teach most if each rate were a draw from its posterior.
 
-Thompson sampling (Thompson 1933), for the choice of prompts as in arXiv:2507.04632. The rates and their posteriors are
-those of `RateBook`, so the forecast is that of the signal account. No importance weight makes up for the choice: what
-is maximised is the mean reward over the prompts as drawn, which are more often those that are neither always nor never
-answered. A prompt's chance of being drawn has no closed form here, so no exact weight exists. The uniform share of the
-slots alone keeps each prompt's above zero.
+Thompson sampling (Thompson 1933), for the choice of prompts as in arXiv:2507.04632. `RateBook` holds the rates and
+their posteriors, as for the signal account. No importance weight makes up for the choice: the objective is the mean
+reward over the prompts as drawn, more often prompts that are neither always nor never answered. A prompt's chance of
+being drawn has no closed form here, so no exact weight exists. Only the uniform share keeps each prompt's chance above
+zero.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Params(Table):
     """`[data.sampler_params]` of `thompson`."""
 
     explore: float = key(0.1, "Share of the prompts that is drawn with equal probability instead.", ge=0.0, le=1.0)
-    decay: float = key(0.98, "What the evidence of a completion keeps with each step.", gt=0.0, le=1.0)
+    decay: float = key(0.98, "Share of a completion's evidence that is kept with each step.", gt=0.0, le=1.0)
 
 
 class Thompson:
@@ -39,7 +39,7 @@ class Thompson:
         self._book = RateBook(settings=TeachingForecast(decay=params.decay))
 
     def choose(self, request: PromptRequest) -> list[PromptChoice]:
-        """The uniform share first, from all that are left, then the best of the others."""
+        """Choose the uniform share first, from all that are left, then the best of the others."""
         rng = self._seeds.stream("sampler", request.step, request.cursor)
         is_left_N = np.ones(len(self._ids), dtype=bool)
         is_left_N[[self._place[each] for each in request.taken]] = False
@@ -56,14 +56,11 @@ class Thompson:
         ]
 
     def observe(self, step: int, outcomes: Sequence[GroupOutcome]) -> None:
-        """Count the verdicts of a step."""
         for outcome in outcomes:
             self._book.observe(outcome.example_id, step, outcome.correct, outcome.judged)
 
     def state(self) -> Mapping[str, Any]:
-        """What the book has of the prompts seen."""
         return self._book.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`."""
         self._book.restore(state)

@@ -1,1 +1,1 @@
-"""How a step is made of its prompts: rounds of sampling, shaping, several updates, their rate and loss, overlap."""
+"""The steps of a run: rounds of sampling, selection, several updates, their learning rate, overlap."""

@@ -1,7 +1,7 @@
-"""Controls: runs that differ from a condition in one thing, so that what they gain is not learnt from the answers.
+"""Controls: runs that differ from a condition in one thing, so that their gains are not learnt from the answers.
 
-Random rewards raised held-out rates by up to 21 points (Shao et al. 2025, arXiv:2506.10947), and a reward that can be
-earned by the form of an answer alone teaches the form. What a condition gains counts beyond its own controls only.
+Random rewards raised held-out rates by up to 21 points (Shao et al. 2025, arXiv:2506.10947), and a reward that the form
+of an answer can earn teaches the form. A gain counts only beyond the condition's own controls.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from retrain.credit.custom import WrappedAlgorithm
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.algorithm import Algorithm, Credit, WrappedAlgorithm
-from retrain.kernel.contracts.tasks import Prompt, Streams
-from retrain.kernel.contracts.verifier import Verifier
+from retrain.kernel.contracts.algorithm import Algorithm, Credit
+from retrain.kernel.contracts.tasks import Prompt, Streams, Verifier
 from retrain.kernel.errors import ConfigError, PluginError, Problem
-from retrain.kernel.overlap import Planned, Sample, Sampled
+from retrain.kernel.parts import Planned, Sample, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.seeding import Seeds, generator
 from retrain.kernel.types import Completion, Group, Outcome, Score
@@ -32,7 +32,6 @@ MEANINGS = {
 
 
 def control_problems(config: Config) -> list[Problem]:
-    """A control of rewards where something else than the reward of whole answers teaches."""
     control, teacher, provider = Control(config.training.control), config.teacher, config.environment.provider
     names = [*config.reward.weights] or [config.reward.type]
     if control is Control.NO_UPDATE:
@@ -42,17 +41,17 @@ def control_problems(config: Config) -> list[Problem]:
     elif "none" in names and not provider:
         what = f"{control} replaces the reward, and reward 'none' gives none"
     elif control is Control.FORMAT_ONLY and provider:
-        what = f"environment {provider!r} does not say which answers it can read, so form alone cannot be rewarded"
+        what = f"environment {provider!r} does not say which answers it can read, so their form cannot be rewarded"
     else:
         return []
     return [Problem(where=config.place(KEY), what=what, fix='use control = "no_update"')]
 
 
 def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Callable[[Sample], Sample]:
-    """How a step is sampled and scored under `[training] control`.
+    """Wrap the sampling of a step under `[training] control`.
 
     Training then sees the control's scores wherever it looks: in credit, in the choice of informative groups, in its
-    records. `verifier_correct_rate` keeps what the true verifier said. ConfigError when a reward cannot be controlled.
+    records. `verifier_correct_rate` keeps the true verifier's. ConfigError when a reward cannot be controlled.
     """
     control = config.training.control
     if control in ("", "no_update"):
@@ -86,7 +85,7 @@ def controlled_algorithm(algorithm: Algorithm, config: Config) -> Algorithm:
 
 
 def as_reader(reward: object, name: str) -> Callable[[str], bool]:
-    """Whether a reward can read an answer out of a completion; PluginError when the reward's `answer_in` fails."""
+    """Return a test for an answer that a reward can read; PluginError when the reward's `answer_in` fails."""
     answer_in = getattr(reward, "answer_in", None)
     assert answer_in is not None, "the caller checks"
 
@@ -104,7 +103,7 @@ _Pays = Callable[[Prompt, int, Completion], Sequence[bool]]  # one answer per re
 
 
 def _coins(seeds: Seeds, names: Sequence[str]) -> _Pays:
-    """A coin per completion and reward, from a stream of its own: the same after a resume, whatever the batch size."""
+    """A coin per completion and reward, from a separate stream: the same after a resume, whatever the batch size."""
     streams = Streams(seeds=seeds, purpose=Control.RANDOM_REWARD)
 
     def pays(prompt: Prompt, number: int, completion: Completion) -> list[bool]:
@@ -118,7 +117,7 @@ def _forms(verifier: Verifier, *, where: str) -> _Pays:
     named = list(zip(verifier.names, verifier.rewards, strict=True)) if verifier.rewards else []
     unable = [name for name, reward in named if not hasattr(reward, "answer_in")] or [*verifier.names[len(named) :]]
     if unable:
-        what = f"reward {unable[0]!r} does not say which answers it can read, so form alone cannot be rewarded"
+        what = f"reward {unable[0]!r} does not say which answers it can read, so their form cannot be rewarded"
         why = "format_only needs the optional method answer_in(text) -> str | None of a reward"
         fix = 'use control = "random_reward" or "no_update", or give the reward that method'
         raise ConfigError(Problem(where=where, what=what, why=why, fix=fix))
@@ -134,7 +133,6 @@ def _score(paid: Sequence[bool], weights: Mapping[str, float]) -> Score:
 
 
 def _true_rate(groups: Sequence[Group]) -> dict[str, float]:
-    """The share of verdicts that are correct to the true verifier; nothing without verdicts."""
     rights = [
         score.value is not None and score.value > group.correct_above
         for group in groups

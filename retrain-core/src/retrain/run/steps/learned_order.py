@@ -16,8 +16,8 @@ from typing import Any
 
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.contracts.views import GroupsView
+from retrain.kernel.declared import MetricSpec
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import MetricSpec
 from retrain.kernel.types import Group, GroupStatus, group_status, num_correct, verdicts
 from retrain.run.steps.sampling_order import NamedSampler
 from retrain.tasks.prompts import PromptPool
@@ -30,7 +30,7 @@ METRICS = (
         name="sampler",
         unit="text",
         absent=NOT_UNIFORM,
-        meaning="What chose the prompts; no importance weight makes up for it.",
+        meaning="Sampler that chose the prompts; no importance weight makes up for it.",
     ),
     MetricSpec(
         name="sampler_chance_mean",
@@ -52,16 +52,15 @@ LOG = logging.getLogger("retrain")
 
 
 class LearnedOrder:
-    """Draws what a sampler chooses (see `Prompts`), shows it what became of it, and keeps its state in checkpoints.
+    """Draws the choices of a sampler (see `Prompts`), shows it their outcomes, and keeps its state in checkpoints.
 
     `_sampler_state` is the sampler that a resume must restore: it knows the steps that the next one to train is chosen
-    by. Where sampling is ahead, the sampler that chooses knows more and is a second one, made of the first one's state.
-    When a step is chosen again, because its training ran out of memory, it is made again. A thread may draw while the
-    run's observes.
+    by. While sampling is ahead, a second sampler chooses: it knows more, and begins with the first one's state. When a
+    step is chosen again, because its training ran out of memory, it is made again. A thread may draw while the run's
+    observes.
     """
 
     def __init__(self, pool: PromptPool, build: Callable[[], NamedSampler]) -> None:
-        """`build` makes a sampler of the pool's training examples that knows nothing."""
         self._build, self._ahead = build, 0
         self._prompts = {prompt.example.id: prompt for prompt in pool.train}
         self._lock = Lock()
@@ -92,7 +91,7 @@ class LearnedOrder:
         self._show(self._choosing, step - 1 - self._ahead)
 
     def _chosen(self, step: int, cursor: int, count: int, sampled: list[str]) -> list[PromptChoice]:
-        """The sampler's choices; it chooses again each time the step has gone through the pool."""
+        """Return the sampler's choices; it chooses again each time the step has gone through the pool."""
         chosen: list[PromptChoice] = []
         while len(chosen) < count:
             taken = frozenset(sampled[len(sampled) - len(sampled) % len(self._prompts) :])
@@ -105,7 +104,7 @@ class LearnedOrder:
 
     @hookimpl
     def retrain_extra_metrics(self, groups: GroupsView | None) -> Mapping[str, Any]:
-        """Show the sampler what became of its choices; the fields about them."""
+        """Show the sampler the outcomes of its choices; return the fields about them."""
         if groups is None:
             return {}
         with self._lock:
@@ -127,14 +126,12 @@ class LearnedOrder:
         return fields | {"sampler_uniform_share": sum(choice.is_uniform for choice in chosen) / max(len(chosen), 1)}
 
     def _show(self, sampler: NamedSampler, last: int) -> None:
-        """Let a sampler know the steps up to `last`."""
         for step, outcomes in self._waiting:
             if sampler.observed < step <= last:
                 sampler.observe(step, outcomes)
 
     @hookimpl
     def retrain_save_state(self) -> Mapping[str, Any]:
-        """The sampler state, and what it does not know yet."""
         with self._lock:
             known = self._sampler_state
             waiting = [[step, [asdict(each) for each in outcomes]] for step, outcomes in self._waiting]

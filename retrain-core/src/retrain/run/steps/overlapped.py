@@ -21,8 +21,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 
 from retrain.kernel.errors import StopRequested
-from retrain.kernel.overlap import Planned, Sample, Sampled, Serial, Upcoming, measured
-from retrain.kernel.parts import Run
+from retrain.kernel.parts import Planned, Run, Sample, Sampled, Serial, Upcoming, measured
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, TrainBatch, TrainReport
 from retrain.run.steps.staleness import KeepsVersions
@@ -31,7 +30,7 @@ Span = tuple[float, float]  # begin and end, by the same clock
 
 
 class OffPolicy(Serial):
-    """What the ways to overlap share: fields of the line, and a reading of the backend for each batch of samples."""
+    """Common base of both overlaps: fields of the line, and a reading of the backend for each batch of samples."""
 
     def __init__(self, run: Run, sample: Sample) -> None:
         super().__init__(run.parts.backend, run.parts.train, sample)
@@ -43,12 +42,12 @@ class OffPolicy(Serial):
         return {}
 
     def staleness(self, groups: tuple[Group, ...]) -> dict[str, float]:
-        """How many optimizer steps the completions lag behind the policy that they are about to train."""
+        """Optimizer steps by which the completions lag behind the policy that they are about to train."""
         steps = [self._version - each.policy_version for group in groups for each in group.completions]
         return {"staleness_mean": sum(steps) / max(len(steps), 1), "staleness_max": max(steps, default=0)}
 
     def _sample_measured(self, planned: Planned, clock: Clock) -> Sampled:
-        measured(self._backend)  # discard what it measured in an evaluation, which belongs to no step
+        measured(self._backend)  # an evaluation's measurements belong to no step
         sampled = self._sample(planned, clock)
         return replace(sampled, metrics={**sampled.metrics, **measured(self._backend)})
 
@@ -96,7 +95,6 @@ class Overlapped(OffPolicy):
         return report
 
     def finish(self, clock: Clock, *, has_trained: bool) -> dict[str, float]:
-        """Timing fields of the step's line, and how long sampling and training overlapped."""
         self._run.progress.versions = [self._trained_from] if has_trained else []
         sampled = [(begin, end) for phase, begin, end in clock.spans if phase == "sample"]
         return _times(clock, sampled, clock.phase_s["sample"])
@@ -108,12 +106,10 @@ class Overlapped(OffPolicy):
         self._version = self._backend.publish()
 
     def drop(self) -> None:
-        """Discard what was sampled, so that the step is sampled again."""
         self._next, self.batch_size = None, 0
         self._run.progress.versions = []
 
     def close(self) -> None:
-        """End the thread; safe to call twice."""
         self._thread.shutdown()
 
     def _sample_next(self, planned: Planned, clock: Clock) -> None:
@@ -129,25 +125,21 @@ class Overlapped(OffPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A step to sample, and the policy version to sample it with."""
-
     step: int
     version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """A sampled step, and the clock of its sampling and scoring."""
-
     sampled: Sampled
     clock: Clock
 
 
 class Buffered(OffPolicy):
-    """The run's thread trains, records and evaluates; another samples and scores what the run's thread orders.
+    """The run's thread trains, records and evaluates; another samples and scores the steps that it orders.
 
     Orders and batches pass through two queues, in the order of the steps. At most n + 1 steps are ordered and not yet
-    trained, which bounds what waits. An error of sampling travels as the batch of its step, and ends the thread.
+    trained, so that no more wait. An error of sampling travels as the batch of its step, and ends the thread.
     """
 
     def __init__(self, run: Run, sample: Sample, backend: KeepsVersions, most: int) -> None:
@@ -155,7 +147,7 @@ class Buffered(OffPolicy):
         self._policies, self._most = backend, most
         self._orders: SimpleQueue[Order | None] = SimpleQueue()  # None: there will be no more
         self._batches: SimpleQueue[Batch | BaseException] = SimpleQueue()
-        self._turn: SimpleQueue[None] = SimpleQueue()  # holds one item, which the thread that samples takes
+        self._turn: SimpleQueue[None] = SimpleQueue()  # holds one item, taken by the thread that samples
         self._turn.put(None)
         self._may_sample, self._is_closed = Event(), False
         self._may_sample.set()
@@ -176,7 +168,6 @@ class Buffered(OffPolicy):
         self._thread.start()
 
     def collect(self, planned: Planned, clock: Clock) -> Sampled:
-        """The batch of this step, once it is there, or the error of sampling it."""
         self._run.enter(planned.step, "sampling")
         batch = self._batches.get()
         if isinstance(batch, BaseException):
@@ -185,7 +176,7 @@ class Buffered(OffPolicy):
         return batch.sampled
 
     def finish(self, clock: Clock, *, has_trained: bool) -> dict[str, float]:
-        """Order the next step, with the policy that there is now; returns the timing fields of the line."""
+        """Order the next step, with the current policy; return the timing fields of the line."""
         progress = self._run.progress
         progress.versions = [*progress.versions, self._trained_from][-self._most :]
         self._trained_from = self._version
@@ -197,7 +188,7 @@ class Buffered(OffPolicy):
 
     @contextmanager
     def evaluation(self) -> Iterator[Mapping[str, float]]:
-        """Let the batch under way come to its end, then sample from the current policy; no fields, see `metrics`."""
+        """Let the batch under way end, then sample from the current policy; no fields, see `metrics`."""
         self._may_sample.clear()
         try:
             self._turn.get()
@@ -210,7 +201,7 @@ class Buffered(OffPolicy):
             self._may_sample.set()
 
     def close(self) -> None:
-        """End the thread after the batch under way; safe to call twice."""
+        """End the thread after the batch under way."""
         self._is_closed = True
         self._orders.put(None)
         self._turn.put(None)  # an evaluation may have been stopped just after it took the turn
@@ -224,7 +215,7 @@ class Buffered(OffPolicy):
             self._orders.put(Order(step=self._ordered, version=version))
 
     def _work(self, planned: Planned) -> None:
-        """Sample what is ordered, each step from the prompt on at which the one before it ended."""
+        """Sample the ordered steps, each from the prompt on at which the one before it ended."""
         try:
             while order := self._orders.get():
                 self._may_sample.wait()
@@ -264,5 +255,4 @@ def _times(clock: Clock, sampled: Sequence[Span], sampling_s: float | None = Non
 
 
 def overlap_s(some: Sequence[Span], others: Sequence[Span]) -> float:
-    """Seconds that lie in a span of both."""
     return math.fsum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in some for b in others)

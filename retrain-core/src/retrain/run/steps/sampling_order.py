@@ -33,18 +33,17 @@ class NamedSampler:
 
     @property
     def in_passes(self) -> bool:
-        """Whether it goes through the pool in passes, whatever the outcomes."""
+        """True if it goes through the pool in passes, whatever the outcomes."""
         return bool(getattr(self.sampler, "in_passes", False))
 
     def choose(self, request: PromptRequest, known: Collection[str]) -> list[PromptChoice]:
-        """Its choice among the examples `known`, checked."""
+        """Choose among the examples `known`; the choice is checked."""
         with self._named("choose"):
             found = list(self.sampler.choose(request))
             self._check(found, request, known)
         return found
 
     def observe(self, step: int, outcomes: Sequence[GroupOutcome]) -> None:
-        """Show it the outcomes of a step."""
         with self._named("observe"):
             self.sampler.observe(step, outcomes)
         self.observed = step
@@ -56,7 +55,6 @@ class NamedSampler:
         return state
 
     def restore(self, state: Mapping[str, Any], observed: int) -> None:
-        """Continue from a `state`."""
         with self._named("restore"):
             self.sampler.restore(state)
         self.observed = observed
@@ -66,11 +64,11 @@ class NamedSampler:
         wrong = next((each for each in ids if each not in known), None)
         chances = [choice.chance for choice in found if choice.chance is not None]
         if wrong is not None:
-            what, fix = f"chose {wrong!r:.80}, which is no training example", "choose only from the given examples"
+            what, fix = f"chose {wrong!r:.80}, not a training example", "choose only from the given examples"
         elif len(ids) != request.count:
             what, fix = f"chose {len(ids)} prompts instead of {request.count}", "choose `request.count`"
         elif not self.in_passes and (len(set(ids)) < len(ids) or request.taken.intersection(ids)):
-            what, fix = "chose a prompt twice within a step", "leave out what it chose, and `request.taken`"
+            what, fix = "chose a prompt twice within a step", "leave out its earlier choices, and `request.taken`"
         elif not all(math.isfinite(chance) and 0.0 <= chance <= 1.0 for chance in chances):
             what, fix = "gave a chance that is no number from 0 to 1", "give a probability, or None"
         else:
@@ -101,7 +99,6 @@ class PassOrder:
         """No outcome matters, so sampling ahead changes nothing."""
 
     def draw(self, cursor: int, count: int, step: int) -> list[Prompt]:
-        """The next `count` prompts from `cursor` on, each with the number of its pass as epoch."""
         chosen = self._sampler.choose(PromptRequest(step=step, cursor=cursor, count=count), self._prompts)
         return [
             replace(self._prompts[choice.example_id], epoch=at // len(self._prompts))

@@ -1,4 +1,4 @@
-"""Which completions and groups a step trains: truncated ones may be dropped, further rounds of prompts drawn."""
+"""Selection of a step's completions and groups: truncated ones may be dropped, further rounds of prompts drawn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.overlap import Planned, Sample, Sampled
+from retrain.kernel.parts import Planned, Sample, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, GroupStatus, Score, StopReason, group_status
 
@@ -17,7 +17,7 @@ TRUNCATED = "truncated: [training] overlong = drop"
 
 
 def selection(config: Config) -> Callable[[Sample], Sample]:
-    """How a step is sampled under `[training] overlong` and `refill`: in one unchanged round with both off."""
+    """Wrap the sampling of a step as `[training] overlong` and `refill` require."""
 
     def select(sample: Sample) -> Sample:
         one = _without_truncated(sample) if config.training.overlong == "drop" else sample
@@ -76,7 +76,7 @@ def _limited(groups: Sequence[Group], wanted: int) -> tuple[Group, ...]:
 
 
 def joined_fields(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Fields of two rounds: means and rates are those of the first, maxima the larger ones, all others are added up."""
+    """Join the fields of two rounds: means and rates of the first, the larger maxima, sums of all others."""
     joined = dict(before)
     for name, value in after.items():
         if name not in before:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import TrainBatch, TrainReport, TrainRow
 from retrain.run.interrupts import Interrupts
-from retrain.run.steps.learning_rate import Course
 
 LOG = logging.getLogger("retrain")
 
@@ -23,7 +23,8 @@ class Updates:
     """Trains a step: `[training] epochs` passes over its groups, in `minibatches` optimizer steps each.
 
     A group stays in one minibatch; which groups share one is random, and another for every step and epoch, and within a
-    minibatch rows keep the order of the step. With one update nothing is drawn, and the backend gets the step as it is.
+    minibatch rows keep the order of the step. With one update nothing is drawn, and the backend gets the step
+    unchanged.
     """
 
     def __init__(self, config: Config, backend: Backend, seeds: Seeds, stops: Interrupts) -> None:
@@ -34,7 +35,7 @@ class Updates:
             LOG.warning("%s", self._course.warning)
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """Make all updates of the step. An error of the first one is raised: it has left everything as it was.
+        """Make all updates of the step. An error of the first one is raised: it has changed nothing.
 
         A later update that is not finite ends the step there. From the second one on no stop interrupts the step.
         """
@@ -90,7 +91,7 @@ class Updates:
         found = measure(batch.rows, batch.temperature) if measure else None
         if found is None:
             name = self._config.backend.backend
-            what = f"backend {name!r} gives no log-probabilities, which tis_cap needs with several updates per step"
+            what = f"backend {name!r} gives no log-probabilities, and tis_cap needs them with several updates per step"
             fix = "set tis_cap = 0, or minibatches = 1 and epochs = 1"
             raise BackendError(Problem(where=self._config.place("algorithm.tis_cap"), what=what, fix=fix))
         return tuple(
@@ -111,7 +112,7 @@ class Updates:
 
 
 def combined(reports: Sequence[TrainReport], minibatches: int, *, rejected: str = "") -> TrainReport:
-    """The report of a step from those of its updates, `minibatches` of which see each token once.
+    """Combine the reports of a step's updates, `minibatches` of which see each token once.
 
     Loss and clip fraction are means over the action tokens of all updates, the gradient norm over the updates.
     """
@@ -129,3 +130,57 @@ def combined(reports: Sequence[TrainReport], minibatches: int, *, rejected: str 
         clip_fractions=clips if is_clipped else (),
         rejected=rejected,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """`[optimizer] schedule`, `warmup_steps` and `min_lr_ratio`, with the `lr` and `max_steps` of `[training]`."""
+
+    lr: float
+    max_steps: int
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    min_lr_ratio: float = 0.0
+
+    @classmethod
+    def of(cls, config: Config) -> Course:
+        return cls(
+            lr=config.training.lr,
+            max_steps=config.training.max_steps,
+            schedule=config.optimizer.schedule,
+            warmup_steps=config.optimizer.warmup_steps,
+            min_lr_ratio=config.optimizer.min_lr_ratio,
+        )
+
+    @property
+    def falls(self) -> bool:
+        return self.schedule != "constant"
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.falls and not self.warmup_steps
+
+    @property
+    def warning(self) -> str:
+        if self.warmup_steps <= self.max_steps:
+            return ""
+        return f"warmup_steps = {self.warmup_steps}, max_steps = {self.max_steps}: the learning rate never reaches lr"
+
+    def rate(self, step: int) -> float:
+        """The rate of a step, lr (f (1 - min_lr_ratio) + min_lr_ratio).
+
+        With N = `max_steps` and W = `warmup_steps`, f = (step + 1) / W in the first W steps. Then constant: 1; linear:
+        (N - step) / (N - W); cosine: (1 + cos(pi (step - W) / (N - W))) / 2.
+        """
+        warmup = self.warmup_steps
+        done = (step - warmup) / max(self.max_steps - warmup, 1)
+        after = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2.0}
+        factor = (step + 1) / warmup if step < warmup else after[self.schedule]
+        return self.lr * (factor * (1.0 - self.min_lr_ratio) + self.min_lr_ratio)
+
+    def __str__(self) -> str:
+        """`cosine, from 0.003 down to 0.0003 within 70 steps, after 10 steps of warm-up`; `constant`."""
+        parts = [self.schedule]
+        if self.falls:
+            parts.append(f"from {self.lr:g} down to {self.lr * self.min_lr_ratio:g} within {self.max_steps} steps")
+        return ", ".join([*parts, f"after {self.warmup_steps} steps of warm-up"] if self.warmup_steps else parts)

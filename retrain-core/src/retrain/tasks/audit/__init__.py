@@ -11,7 +11,7 @@ from retrain.kernel.hooks import hookimpl
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.verifier import LoadedTasks
+    from retrain.kernel.contracts.tasks import LoadedTasks
 
 
 @hookimpl

@@ -22,7 +22,7 @@ import numpy as np
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.verifier import TimedScore
+from retrain.kernel.contracts.tasks import TimedScore
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds

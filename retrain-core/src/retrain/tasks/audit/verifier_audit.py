@@ -13,7 +13,7 @@ from typing import Any
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.verifier import LoadedTasks, TimedScore, Verifier
+from retrain.kernel.contracts.tasks import LoadedTasks, TimedScore, Verifier
 from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Outcome, Score

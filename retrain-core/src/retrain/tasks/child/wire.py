@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.contracts.verifier import Action, EpisodeResult, LoadedData, Observation
+from retrain.kernel.contracts.tasks import Action, EpisodeResult, LoadedData, Observation
 from retrain.kernel.types import Example, Outcome, Score, StopReason
 
 RECORDS: dict[str, type[Any]] = {

@@ -10,8 +10,8 @@ from typing import Any
 from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer, Origin
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.verifier import LoadedData, Reward
-from retrain.kernel.plugins.build import build_part
+from retrain.kernel.contracts.tasks import LoadedData, Reward
+from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.tasks.scoring.service import NamedReward, ScoringService

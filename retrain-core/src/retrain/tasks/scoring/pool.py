@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from retrain.kernel.config.schema import ScoringTable
-from retrain.kernel.contracts.verifier import Reward
+from retrain.kernel.contracts.tasks import Reward
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.types import Example, Outcome, Score
 from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout

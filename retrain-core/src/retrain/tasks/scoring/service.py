@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.config.schema import ScoringTable
-from retrain.kernel.contracts.verifier import Reward
+from retrain.kernel.contracts.tasks import Reward
 from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.types import Example, Outcome
 from retrain.tasks.child.process import ChildError, ChildFailure

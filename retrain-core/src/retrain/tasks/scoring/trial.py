@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.contracts.verifier import Verifier
+from retrain.kernel.contracts.tasks import Prompt, Verifier
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Outcome
 from retrain.tasks.child.process_copy import in_copy

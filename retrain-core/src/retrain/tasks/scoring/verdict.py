@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from retrain.kernel.contracts.verifier import Reward
+from retrain.kernel.contracts.tasks import Reward
 from retrain.kernel.types import Example, Outcome, Score
 
 UNIQUE_SCORES = "reward_unique_fraction_mean"  # of the step's groups, not of a part

@@ -1,15 +1,12 @@
-"""How much memory and time a configuration needs, and how much its runs used. See `docs/pages/your-model.md`.
-
-Registers `retrain capacity`, and measures every run from start to end.
-"""
+"""`retrain capacity`: the memory and time that a configuration needs, and those that its runs used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.declared import PluginSpec
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -19,16 +16,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """`retrain capacity`."""
-    summary = "Estimate the memory and time of a configuration, and say what to change if it does not fit."
-    register(
-        PluginSpec(name="capacity", summary=summary, factory="retrain.tools.capacity.command:command", traits="train")
-    )
+    summary = "Estimate the memory and time of a configuration, and the key to change if it does not fit."
+    factory = "retrain.tools.capacity.command:command"
+    register(PluginSpec(name="capacity", summary=summary, factory=factory, traits="train"))
 
 
 @hookimpl
 def retrain_watch_run(context: PluginContext) -> object:
-    """The measurements of a run."""
     from retrain.tools.capacity.watch import CapacityWatch  # only a run needs it
 
     return CapacityWatch(context.plugins)
@@ -36,7 +30,6 @@ def retrain_watch_run(context: PluginContext) -> object:
 
 @hookimpl
 def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any]:
-    """Peak memory, biggest tensor, and the time if a past run gives it."""
     from retrain.tools.capacity.show import explained
 
     return explained(config, plugins)

@@ -1,4 +1,4 @@
-"""Which key to change, so that a run fits in memory or takes less time."""
+"""The key to change, so that a run fits in memory or takes less time."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ FEWEST_EXAMPLES = 8  # an estimate from fewer says nothing
 
 
 def advise(work: Workload, limit_bytes: int, estimated: Estimated, *, can_quantise: bool = True) -> str:
-    """One sentence, "" if it fits: of the keys that suffice the one that changes least, with its largest such value.
+    """Return one sentence, "" if the work fits: the key that suffices with the least change, and its largest value.
 
-    On a GPU quantised weights stand beside a value of less than half. A second key is named only if no single one
-    suffices, and a smaller model only if two do not either.
+    On a GPU, quantised weights are offered next to a value of less than half. A second key is named only if no single
+    one suffices, and a smaller model only if two do not either.
     """
     room = int(limit_bytes * SAFETY[work.device])
     if estimated(work).needed_bytes <= room:
@@ -60,23 +60,21 @@ def advise(work: Workload, limit_bytes: int, estimated: Estimated, *, can_quanti
 
 
 def hint(shares: Mapping[str, float], config: Config) -> str:
-    """`sampling 78% with engine = 'pytorch': try ...`, or "" if no phase dominates or no key would help."""
+    """Return `sampling 78% with engine = 'pytorch': try ...`, or "" if no phase dominates or no key would help."""
     if shares.get("score", 0.0) >= WAITING:
         return f"waiting for scores {percent(shares['score'], 0)}: try [scoring] workers, or a faster [reward]"
-    if config.backend.backend != "local":
+    if config.backend.backend != "local" or shares.get("sample", 0.0) < DOMINANT:
         return ""
-    has_gpu = device_kind(config.backend.devices) == "cuda"
     engine = config.inference.engine
-    if shares.get("sample", 0.0) >= DOMINANT:
-        share = f"sampling {percent(shares['sample'], 0)} with engine = {engine!r}"
-        if engine != "pytorch":
-            return f"{share}: try more servers in [inference] url, or [inference] max_concurrent"
-        return f'{share}: try [inference] kv_cache_dtype = "fp8", or engine = "vllm" on another GPU' if has_gpu else ""
-    return ""
+    share = f"sampling {percent(shares['sample'], 0)} with engine = {engine!r}"
+    if engine != "pytorch":
+        return f"{share}: try more servers in [inference] url, or [inference] max_concurrent"
+    has_gpu = device_kind(config.backend.devices) == "cuda"
+    return f'{share}: try [inference] kv_cache_dtype = "fp8", or engine = "vllm" on another GPU' if has_gpu else ""
 
 
 def _least_change(work: Workload, room: int, estimated: Estimated) -> tuple[float, str]:
-    """The share of its value that the key keeps, and the key with its new value; (0, "") if no key suffices."""
+    """Return the share of its value that the key keeps, and the key with its new value; (0, "") if no key suffices."""
     keys = {label: name for name, label in KEYS if getattr(work, name)}
     values = {label: (name, _largest_that_fits(work, name, room, estimated)) for label, name in keys.items()}
     found = [(value / getattr(work, name), f"{label} = {value}") for label, (name, value) in values.items() if value]
@@ -84,7 +82,7 @@ def _least_change(work: Workload, room: int, estimated: Estimated) -> tuple[floa
 
 
 def _smaller_weights(work: Workload, room: int, estimated: Estimated, can_quantise: bool) -> str:
-    """An adapter instead of all weights, or weights in fewer bits, with one more key where they do not suffice."""
+    """Return an adapter instead of all weights, or weights in fewer bits, with one more key where needed."""
     if not work.lora_rank:
         work = work.with_size("lora_rank", USUAL_RANK)
         adapter = f"[model] lora_rank = {USUAL_RANK}"
@@ -99,7 +97,6 @@ def _smaller_weights(work: Workload, room: int, estimated: Estimated, can_quanti
 
 
 def quantised_ways(work: Workload) -> list[Workload]:
-    """The work with frozen weights in fewer bits, where the backend can sample from them."""
     can = work.lora_rank and work.quantize == "none" and not work.is_served
     return [replace(work, quantize=kind) for kind in QUANTISED] if can else []
 
@@ -111,11 +108,8 @@ def _largest_that_fits(work: Workload, name: str, room: int, estimated: Estimate
     return values[count - 1] if count else None
 
 
-# Evaluations that take no longer than the training.
-
-
 def shorter_evaluations(config: Config, share: partial[float]) -> str:
-    """One key, or several if no single one is enough, with which evaluations take no longer than training."""
+    """Return the fewest keys with which evaluations take no longer than training."""
     now, steps = config.eval, schedule_of(config).max_steps
     if now.every and share(every=0) <= 1.0:
         values = range(now.every, steps + 1)
@@ -131,7 +125,6 @@ def shorter_evaluations(config: Config, share: partial[float]) -> str:
 
 
 def _largest(values: range, name: str, share: partial[float]) -> int:
-    """The largest value of a key with which its evaluations are short enough; 0 if there is none."""
     count = bisect_right(values, 1.0, key=lambda value: share(**{name: value}))
     return values[count - 1] if count else 0
 

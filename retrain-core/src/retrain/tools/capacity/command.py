@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.config.schema import ModelTable
-from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.registry import Plugins
+from retrain.kernel.errors import BackendError, ConfigError, Problem, RetrainError
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.registry import Owner, Plugins
+from retrain.records.run import Run
 from retrain.run.configure import DEFAULT_FILE, load_checked, refuse_defaults
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.tables import table_lines
-from retrain.tools.capacity import fits
+from retrain.tools import capacity
 from retrain.tools.capacity.advice import NO_KEY
-from retrain.tools.capacity.forecast import forecast
-from retrain.tools.capacity.pilot import run_pilot
+from retrain.tools.capacity.forecast import Past, eval_completion_s, forecast
 from retrain.tools.capacity.shapes import document_of
-from retrain.tools.capacity.show import as_data, text
+from retrain.tools.capacity.show import CARDS_GIB, as_data, gpu_data, known_models, smaller_model, text, verdict
 
 SIZE = click.IntRange(min=1)
-GPU_HELP = "Ask about CUDA GPUs of this memory, which need not be here: fits or not, and what to change."
+GPU_HELP = "On CUDA GPUs of this memory, here or not: fits or not, and the key to change."
 EPILOG = """\b
 Examples:
   retrain capacity                        ./retrain.toml on this machine
@@ -29,7 +35,7 @@ Examples:
   retrain capacity my.toml --pilot 2      measured over two real steps
   retrain capacity --gpu-memory 24 --model Qwen/Qwen3-8B     would it fit a GPU that is not here?
   retrain capacity --gpu-memory 24 --layers 36 --hidden 4096 --inner 12288 --heads 32 --kv-heads 8 --vocabulary 151936
-  retrain capacity --known-models --max-tokens 4096          what fits on 16, 24, 48 and 80 GiB
+  retrain capacity --known-models --max-tokens 4096          the models that fit 16, 24, 48 and 80 GiB
 
 \b
 Exit codes: 0 done; 1 a pilot failed; 2 usage or configuration error.
@@ -51,7 +57,7 @@ Exit codes: 0 done; 1 a pilot failed; 2 usage or configuration error.
 @click.option("--vocabulary", type=SIZE, help="Entries of its vocabulary.")
 @click.option("--context", type=SIZE, help="Its longest row in tokens (default: unlimited).")
 @click.option("--tied", is_flag=True, help="Its head is its embedding.")
-@click.option("--known-models", is_flag=True, help="A line for every model of known size, and exit.")
+@click.option("--known-models", "is_catalogue", is_flag=True, help="A line for every model of known size, and exit.")
 @json_option()
 @config_argument()
 @click.pass_obj
@@ -62,7 +68,7 @@ def command(
     pilot: int | None,
     prompt_tokens: int | None,
     gpu_memory: float | None,
-    known_models: bool,
+    is_catalogue: bool,
     as_json: bool,
     arguments: tuple[str, ...],
     **sizes: int | bool | None,
@@ -72,35 +78,81 @@ def command(
     With --gpu-memory: on a GPU that this machine need not have.
     """
     if pilot and gpu_memory:
-        what = "--pilot measures this machine, --gpu-memory asks about another"
+        what = "--pilot measures this machine, --gpu-memory is about another"
         raise ConfigError(Problem(where="--pilot --gpu-memory", what=what, fix="give one of them"))
-    is_about_gpus = gpu_memory or known_models
+    is_about_gpus = gpu_memory or is_catalogue
     if is_about_gpus and not arguments and not DEFAULT_FILE.is_file():
         arguments = ("--model", ModelTable().model)  # a question about a GPU needs no file
     config, prompt = load_checked(arguments, plugins, will_run=bool(pilot)).config, prompt_tokens or 0
     if pilot or not (is_about_gpus or any(sizes.values()) or config.origin("model.model") != DEFAULT_ORIGIN):
         refuse_defaults(config, arguments)
-    if known_models:
-        rows = fits.known_models(
-            config, plugins, prompt_tokens=prompt, cards=[gpu_memory] if gpu_memory else fits.CARDS_GIB
-        )
+    if is_catalogue:
+        cards = [gpu_memory] if gpu_memory else CARDS_GIB
+        rows = known_models(config, plugins, prompt_tokens=prompt, cards=cards)
         lines = table_lines(list(rows[0]), (list(row.values()) for row in rows), num_names=len(rows[0]))
-        click.echo(_as_json(rows) if as_json else "\n".join(lines))
+        click.echo(json.dumps(rows, indent=2) if as_json else "\n".join(lines))
         return
     past = run_pilot(arguments, pilot) if pilot else None
     gpu_bytes, document = int(gpu_memory * 2**30) if gpu_memory else None, document_of(sizes)
     found = forecast(config, plugins, prompt_tokens=prompt, fetch=True, past=past, gpu_bytes=gpu_bytes, sizes=document)
-    if gpu_bytes:
+    if as_json:
+        click.echo(json.dumps(gpu_data(found) if gpu_bytes else as_data(found), indent=2, allow_nan=False))
+    elif gpu_bytes:
         name = "the model" if document else config.model.model
-        near = fits.smaller_model(config, plugins, found) if found.advice == NO_KEY else ""
-        click.echo(
-            _as_json(fits.as_data(found))
-            if as_json
-            else f"{fits.verdict(found, name, near)}\n\n{text(found, has_time=False)}"
-        )
+        near = smaller_model(config, plugins, found) if found.advice == NO_KEY else ""
+        click.echo(f"{verdict(found, name, near)}\n\n{text(found, has_time=False)}")
     else:
-        click.echo(_as_json(as_data(found)) if as_json else text(found))
+        click.echo(text(found))
 
 
-def _as_json(content: object) -> str:
-    return json.dumps(content, indent=2, allow_nan=False)
+# The pilot: a few real steps in another process, `python -m retrain.tools.capacity.command [CONFIG] [overrides]`.
+
+
+TAIL_LINES = 12
+# A pilot leaves nothing behind: no records, no checkpoint, nothing sent. Every step has the same size.
+QUIET = (
+    *("--eval-examples", "0", "--save-every", "0", "--set", "backend.adapter_path=", "--set", "logging.recorders=[]"),
+    *("--wandb-project", "", "--set", "resume.from="),
+)
+
+
+def run_pilot(arguments: Sequence[str], steps: int) -> Past:
+    """Measure `steps` steps of `[CONFIG] [overrides]`; BackendError with the end of the output if the pilot fails."""
+    with tempfile.TemporaryDirectory(prefix="retrain-pilot-") as temporary:
+        log_dir = Path(temporary) / "run"
+        own = ["--max-steps", str(steps), "--log-dir", str(log_dir), *QUIET]
+        command = [sys.executable, "-m", "retrain.tools.capacity.command", *arguments, *own]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            tail = "\n    ".join((done.stdout + done.stderr).strip().splitlines()[-TAIL_LINES:])
+            what = f"the pilot of {steps} steps failed with exit code {done.returncode}"
+            raise BackendError(Problem(where="capacity --pilot", what=what, why=tail, fix="fix that, then try again"))
+        manifest = Run(Path(log_dir)).started_manifest()
+    measured = manifest["capacity"]["measured"]
+    return Past(
+        runs=1,
+        median_step_time_s=measured.get("median_step_time_s"),
+        peak_memory_bytes=measured.get("peak_memory_bytes"),
+        memory_at_start_bytes=measured.get("memory_at_start_bytes"),
+        prompt_tokens=measured.get("longest_prompt_tokens"),
+        eval_completion_s=eval_completion_s(measured, manifest["config"]),
+    )
+
+
+def main(arguments: list[str]) -> int:
+    plugins = load_plugins()
+    if not plugins.pluggy.is_registered(capacity):
+        plugins.add(capacity, Owner(distribution="retrain-core", source="retrain.tools.capacity"))
+    try:
+        checked = load_checked(arguments, plugins)
+        from retrain.run.session import train
+
+        train(checked, plugins)
+    except RetrainError as error:
+        print(f"{error.label}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What a configuration needs: memory by its sizes, time by earlier runs of the same work on this machine."""
+"""The needs of a configuration: memory by its sizes, time by earlier runs of the same work on this machine."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ from retrain.tools.capacity.workload import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Memory and time of a configuration, the data behind them, and what to change if it does not fit."""
-
     model: MemoryModel
     work: Workload
     estimate: MemoryEstimate
@@ -49,20 +47,20 @@ class Forecast:
 
     @property
     def advice(self) -> str:
-        """What to change if it does not fit; empty if it does."""
+        """Return the change to make if it does not fit, or ""."""
         limit = self.limit_bytes
         if not limit or self.estimate.needed_bytes <= int(limit * SAFETY[self.work.device]):
             return ""
         from retrain.tools.capacity.advice import advise  # most forecasts fit
 
-        def estimated(changed: Workload) -> MemoryEstimate:
-            return self.model.estimate(changed, self.runtime_bytes, limit)
-
-        return advise(self.work, limit, estimated, can_quantise=self.model.can_quantise)
+        model, runtime = self.model, self.runtime_bytes
+        return advise(
+            self.work, limit, lambda work: model.estimate(work, runtime, limit), can_quantise=model.can_quantise
+        )
 
     @property
     def is_prompt_assumed(self) -> bool:
-        """Whether the prompt length is a guess: neither a past run nor the user gives it."""
+        """True if neither a past run nor the user gives the length of prompts."""
         return self.past.prompt_tokens is None and self.work.prompt_tokens == ASSUMED_PROMPT_TOKENS
 
 
@@ -76,11 +74,11 @@ def forecast(
     gpu_bytes: int | None = None,
     sizes: Mapping[str, Any] | None = None,
 ) -> Forecast:
-    """What the configuration needs on this machine; `past` (of a pilot, for instance) replaces the runs in `logs/`.
+    """Return the needs of the configuration on this machine; `past` (of a pilot) replaces the runs in `logs/`.
 
-    With `gpu_bytes` it is what the configuration needs on CUDA GPUs of that memory, whatever this machine has. `sizes`
-    takes the place of the model's `config.json`.
-    ConfigError if the model's sizes cannot be read, or no plugin estimates the backend's memory.
+    With `gpu_bytes` they are the needs on CUDA GPUs of that memory, whatever this machine has. `sizes` takes the place
+    of the model's `config.json`. ConfigError if the model's sizes cannot be read, or no plugin estimates the backend's
+    memory.
     """
     with TemporaryDirectory() as scratch:
         folder = partial(model_folder, config, plugins, fetch=fetch, scratch=Path(scratch), sizes=sizes)
@@ -94,7 +92,11 @@ def forecast(
     prompt, device = prompt_tokens or past.prompt_tokens or 0, "cuda" if gpu_bytes else None
     work = workload_of(config, prompt_tokens=prompt, context=model.context, device=device)
     limit = gpu_bytes or memory_limit(config.backend.devices)
-    runtime = _runtime(past, model, work, limit)
+    runtime = None  # of the process without the model; on a GPU it is not measured
+    if past.memory_at_start_bytes is not None and work.device == "cpu":
+        resident = model.estimate(work, 0, limit).phases[0].resident
+        loaded = sum(resident.get(name, 0) for name in ("weights", "sampler", "adapter"))
+        runtime = max(0, past.memory_at_start_bytes - loaded)
     return Forecast(
         model=model,
         work=work,
@@ -115,10 +117,10 @@ def model_folder(
     scratch: Path,
     sizes: Mapping[str, Any] | None,
 ) -> Path:
-    """A folder with the `config.json` of the run's model, or of the model `name`; its weights are not needed.
+    """Return a folder with the `config.json` of the run's model, or of the model `name`; weights are not needed.
 
     It is local, shipped by a plugin, in the hub's cache, or written below `scratch`: from `sizes` for the run's model,
-    or from the table of known models. `fetch` downloads that of any other model. ConfigError if there is none.
+    or from the table of known models. `fetch` downloads it for any other model. ConfigError otherwise.
     """
     if sizes is not None and not name:
         from retrain.tools.capacity.shapes import write_document
@@ -135,21 +137,9 @@ def model_folder(
     return folder_of_known(name, where, fetch=fetch, scratch=scratch)
 
 
-def _runtime(past: Past, model: MemoryModel, work: Workload, limit: int | None) -> int | None:
-    """What a process needs beside the model, from past runs with this model; on a GPU it is not measured."""
-    if past.memory_at_start_bytes is None or work.device != "cpu":
-        return None
-    resident = model.estimate(work, 0, limit).phases[0].resident
-    loaded = sum(resident.get(name, 0) for name in ("weights", "sampler", "adapter"))
-    return max(0, past.memory_at_start_bytes - loaded)
-
-
-# Time and memory of earlier runs with the same model and settings on this machine.
-
-
 MAX_DEPTH = 4  # logs/campaign/runs/NAME/run.json
 MAX_RUNS = 2000
-# What memory and time depend on: a past run that agrees in these did the same work.
+# Memory and time depend on these: a past run that agrees in them did the same work.
 SAME_WORK = (
     ("model", "model"),
     ("model", "lora_rank"),
@@ -167,7 +157,7 @@ SAME_WORK = (
     ("inference", "kv_cache_dtype"),
     ("model", "dtype"),
 )
-SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # what the memory of an idle process depends on
+SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # the memory of an idle process depends on these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +173,7 @@ class Past:
 
 
 def past_runs(config: Config, folder: Path | None = None) -> Past:
-    """Read the `run.json` files below a folder, that of the run's logs, for runs of this configuration.
-
-    Damaged ones are skipped.
-    """
+    """Read the `run.json` files below a folder (by default the parent of the run's) for runs of this configuration."""
     same_work: list[Mapping[str, Any]] = []
     same_process: list[Mapping[str, Any]] = []
     now, folder = config.as_dict(), folder or Path(config.logging.log_dir).expanduser().parent
@@ -212,7 +199,7 @@ def past_runs(config: Config, folder: Path | None = None) -> Past:
 
 
 def eval_completion_s(measured: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:
-    """Seconds for one completion of an evaluation: measured, or the time that a step took to sample one."""
+    """Return the seconds of one evaluated completion: measured, or the time in which a step sampled one."""
     if (measured_s := _positive(measured.get("eval_completion_time_s"))) is not None:
         return measured_s
     share = _positive(table_of(measured, "time_shares").get("sample"))
@@ -224,7 +211,7 @@ def eval_completion_s(measured: Mapping[str, Any], config: Mapping[str, Any]) ->
 
 
 def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """The `run.json` of runs and of campaigns' runs; links are not followed, and the folders of a run not entered."""
+    """Yield the `run.json` of runs and of campaigns' runs; links are not followed, nor is a run's folder entered."""
     for place, folders, files in os.walk(folder):
         run = Path(place)
         if RUN_FILE in files or len(run.relative_to(folder).parts) == MAX_DEPTH:
@@ -241,7 +228,7 @@ def _agree(manifest: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[tupl
 
 
 def _value(config: Mapping[str, Any], table: str, name: str) -> Any:
-    """A value of a configuration; a GPU that this machine lacks is the CPU that a run takes instead."""
+    """Return a value of a configuration; a GPU that this machine lacks is the CPU that a run takes instead."""
     value = table_of(config, table).get(name)
     if name != "devices" or not isinstance(value, str):
         return value
@@ -262,15 +249,12 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-# The time of a run's training and of its evaluations, apart.
-
-
 ASSUMED_SHARE = 0.5  # of the time of a step is sampling, until a run has measured it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTime:
-    """Work and time that are left of a run, or of all runs of a campaign.
+    """Work and time left of a run, or of all runs of a campaign.
 
     Seconds are None until a past run or a pilot has measured them. `warning` names the keys to change where the
     evaluations take longer than the training; otherwise it is empty.
@@ -285,11 +269,10 @@ class RunTime:
 
     @property
     def total_s(self) -> float | None:
-        """Seconds of training and evaluations together, as far as both are known."""
         return None if self.training_s is None else self.training_s + (self.evaluation_s or 0.0)
 
     def rows(self) -> dict[str, str]:
-        """Rows for `retrain explain`; empty for a run that evaluates nothing, or of unknown time."""
+        """Return rows for `retrain explain`; empty for a run that evaluates nothing, or of unknown time."""
         if not self.evaluation_s:
             return {}
         return {
@@ -324,7 +307,7 @@ def run_time(config: Config, past: Past, *, steps_done: int = 0) -> RunTime:
 
 
 def _share(config: Config, of_step: float, **changes: int) -> float:
-    """Time of all evaluations divided by the time of all steps.
+    """Return the time of all evaluations divided by the time of all steps.
 
     `of_step` is the time to evaluate as many completions as a step samples, divided by the time of a step.
     """

@@ -1,7 +1,7 @@
-"""Sizes of well-known models, so that capacity can be asked about a model that is not on this machine.
+"""Sizes of well-known models, for questions about a model that is not on this machine.
 
-`shapes.csv` holds what the `config.json` of each model says, a line per shape, with the parameters that its authors
-publish (of Gemma 3 those of the language model) and the hub ids; `ID@N` has a context of its own.
+`shapes.csv` holds the sizes in each model's `config.json`, a line per shape, with the parameters that its authors
+publish (of Gemma 3 those of the language model) and the hub ids; `ID@N` has another context than its shape.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Document = Mapping[str, int | str | bool]  # a `config.json`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownShape:
-    """A line of the table: the ids of the models, their context, `config.json`, and published parameters."""
+    """A line of the table: the ids of the models with their context, `config.json`, and published parameters."""
 
     contexts: Mapping[str, int]
     document: Document
@@ -45,13 +45,11 @@ class KnownShape:
 
     @property
     def name(self) -> str:
-        """The first of the ids."""
         return next(iter(self.contexts))
 
 
 @cache
 def known_shapes() -> tuple[KnownShape, ...]:
-    """The table, in its order."""
     with TABLE.open(encoding="utf-8", newline="") as stream:
         return tuple(_shape(row) for row in csv.DictReader(stream))
 
@@ -66,7 +64,7 @@ def _shape(row: dict[str, str]) -> KnownShape:
 
 
 def known_document(name: str) -> Document | None:
-    """The `config.json` of a model in the table, whatever the case of its id; None for any other model."""
+    """Return the `config.json` of a model in the table, whatever the case of its id; None for any other model."""
     for shape in known_shapes():
         for known, context in shape.contexts.items():
             if known.lower() == name.lower():
@@ -75,7 +73,7 @@ def known_document(name: str) -> Document | None:
 
 
 def nearest(name: str) -> str:
-    """The known id that looks most like `name`, whose organisation may be missing; "" if none does."""
+    """Return the known id most like `name`, whose organisation may be missing; "" if none is."""
     wanted = name.lower().rpartition("/")[2]
     by_end = {known.lower().rpartition("/")[2]: known for shape in known_shapes() for known in shape.contexts}
     found = get_close_matches(wanted, by_end, n=1)
@@ -83,16 +81,15 @@ def nearest(name: str) -> str:
 
 
 def write_document(document: Document, folder: Path) -> Path:
-    """`folder`, with this `config.json` in it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
     return folder
 
 
 def document_of(sizes: Mapping[str, int | bool | None]) -> Document | None:
-    """A `config.json` from the options of the command line; None when none of them is given.
+    """Return a `config.json` from the options of the command line; None without any of them.
 
-    ConfigError when one is missing that no default can stand for.
+    ConfigError when one is missing that has no default.
     """
     given = {OPTIONS[name]: value for name, value in sizes.items() if value}
     if not given:
@@ -107,7 +104,7 @@ FETCH_S = 20.0
 
 
 def folder_of_known(name: str, where: str, *, fetch: bool, scratch: Path) -> Path:
-    """A folder with the `config.json` of a model that is not on this machine: the hub's cache, the table, the hub."""
+    """Return a folder with the `config.json` of a model that is not here: the hub's cache, the table, the hub."""
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
         near = nearest(name) if "/" not in name else ""
         fix = f"did you mean {near!r}?" if near else "give an existing folder, a hub id, or builtin:tiny"
@@ -135,7 +132,7 @@ def folder_of_known(name: str, where: str, *, fetch: bool, scratch: Path) -> Pat
 
 
 def _or_sizes(fix: str, name: str) -> str:
-    """The fix, and what a person can do who only wants to know whether the model would fit."""
+    """Add the other way to learn whether the model would fit."""
     near = nearest(name)
     known = f"; the nearest model of known size is {near}" if near else ""
     return f"{fix}; `retrain capacity` also takes its sizes: --layers, --hidden, --heads, --vocabulary{known}"

@@ -1,25 +1,35 @@
-"""A forecast as text."""
+"""A forecast as text and as JSON, for this machine or for a GPU that it does not have."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.memory import MemoryPhase
+from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, MemoryPhase, Workload
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.registry import Plugins
 from retrain.text.amounts import duration, size
+from retrain.text.tables import table_lines
+from retrain.tools.capacity.advice import NO_KEY, quantised_ways
 from retrain.tools.capacity.forecast import Forecast, Past, RunTime, forecast, run_time
+from retrain.tools.capacity.shapes import KnownShape, known_shapes
+from retrain.tools.capacity.workload import SAFETY
+
+CARDS_GIB = (16, 24, 48, 80)
+LONGEST = 131_072  # tokens of a completion where the model does not say its context
+RANKS = tuple(2**power for power in range(9, -1, -1))  # 512 to 1
 
 
 def text(forecast: Forecast, *, has_time: bool = True) -> str:
-    """Memory by phase, what to change, and time; without it for a machine that is not this one."""
+    """Return memory by phase, the change to make, and the time; without it for another machine."""
     found, work, model = forecast.estimate, forecast.work, forecast.model
     counted = "counted in its files" if model.is_counted else "by formula"
-    prompt = (
-        " (assumed; a past run, --pilot or --prompt-tokens gives the real length)" if forecast.is_prompt_assumed else ""
-    )
+    real = "(assumed; a past run, --pilot or --prompt-tokens gives the real length)"
+    prompt = f" {real}" if forecast.is_prompt_assumed else ""
     trained = f"LoRA {model.lora_parameters:,d}" if work.lora_rank else "all of them trained"
     lines = [
         f"Model    {model.parameters:,d} parameters ({counted}), {trained}",
@@ -50,7 +60,6 @@ def text(forecast: Forecast, *, has_time: bool = True) -> str:
 
 
 def as_data(forecast: Forecast) -> dict[str, Any]:
-    """As JSON: bytes, seconds, tokens."""
     found, past = forecast.estimate, forecast.past
     return {
         "device": forecast.work.device,
@@ -105,7 +114,6 @@ def _past(forecast: Forecast) -> str:
 
 
 def _always(phases: Sequence[MemoryPhase]) -> list[str]:
-    """Resident memory, printed once if all phases share a device."""
     if all(phase.resident == phases[0].resident for phase in phases):
         return [f"  always    {_parts(phases[0].resident)}"]
     return [f"  always    in {phase.name}: {_parts(phase.resident)}" for phase in phases]
@@ -116,11 +124,8 @@ def _parts(parts: Mapping[str, int]) -> str:
     return ", ".join(shown) or "next to nothing"
 
 
-# Memory and time in `retrain explain` and `run.json`.
-
-
 def explained(config: Config, plugins: Plugins) -> dict[str, str]:
-    """Rows for `retrain explain`; nothing is downloaded, and an unknown peak is marked as such."""
+    """Return rows for `retrain explain`; nothing is downloaded, and an unknown peak is marked as such."""
     try:
         found = forecast(config, plugins)
     except RetrainError as error:
@@ -145,3 +150,137 @@ def _time_rows(time: RunTime, step_s: float | None) -> dict[str, str]:
         runs = f"{time.schedule.runs} runs, " if time.schedule.runs > 1 else ""
         rows["wall_time"] = f"{duration(time.total_s)} ({runs}{duration(step_s)} per step, as before here)"
     return rows | ({"time_fix": time.warning} if time.warning else {})
+
+
+# A GPU that this machine does not have.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """The configuration with `[model] quantize` = `quantize`: its needs, and the range of its other keys.
+
+    `max_tokens` is the longest completion that fits (0: not even one token), `lora_rank` the highest power of two up
+    to 512 that fits at the configured length, `at_once` the number of completions sampled at a time.
+    """
+
+    quantize: str
+    fits: bool
+    needed_bytes: int
+    max_tokens: int
+    lora_rank: int
+    at_once: int
+
+
+def options(found: Forecast) -> list[Option]:
+    return [_option(found.model, work, found.limit_bytes or 0) for work in _ways(found)]
+
+
+def _ways(found: Forecast) -> list[Workload]:
+    return [found.work, *(quantised_ways(found.work) if found.model.can_quantise else ())]
+
+
+def _option(model: MemoryModel, work: Workload, limit: int) -> Option:
+    room = int(limit * SAFETY[work.device])
+
+    @cache
+    def estimated(changed: Workload) -> MemoryEstimate:
+        return model.estimate(changed, None, limit)
+
+    def is_enough(changed: Workload) -> bool:
+        return estimated(changed).needed_bytes <= room
+
+    here = estimated(work)
+    lengths = range(1, max(1, model.context - work.prompt_tokens if model.context else LONGEST) + 1)
+    ranks = RANKS if work.lora_rank else ()
+    return Option(
+        quantize=work.quantize,
+        fits=is_enough(work),
+        needed_bytes=here.needed_bytes,
+        max_tokens=bisect_right(lengths, 0, key=lambda tokens: not is_enough(work.with_size("max_tokens", tokens))),
+        lora_rank=next((rank for rank in ranks if is_enough(work.with_size("lora_rank", rank))), 0),
+        at_once=here.at_once,
+    )
+
+
+def verdict(found: Forecast, name: str, near: str = "") -> str:
+    """Return whether it fits, with which settings, the change to make if not, and a row for each way to quantise.
+
+    `near` is the model to name where no key is enough.
+    """
+    work, limit = found.work, found.limit_bytes or 0
+    usable = f"{size(limit)} ({size(limit * SAFETY[work.device])} of them used)"
+    trained = f"LoRA of rank {work.lora_rank}" if work.lora_rank else "all weights trained"
+    dtype = {"auto": "bf16"}.get(work.model_dtype, work.model_dtype) if work.lora_rank else "fp32"
+    weights = work.quantize if work.quantize != "none" else dtype
+    rows = [
+        (
+            option.quantize,
+            size(option.needed_bytes),
+            "yes" if option.fits else "no",
+            f"{option.max_tokens:,d}" if option.max_tokens else "-",
+            str(option.lora_rank or "-"),
+            f"{option.at_once:,d} of {work.most_sampled:,d}" if option.fits and not work.is_served else "-",
+        )
+        for option in options(found)
+    ]
+    advice = NO_KEY.replace("[model] model", f"[model] model ({near} fits)") if near else found.advice
+    header = ("quantize", "needs", "fits", "longest completion", "highest rank", "sampled at a time")
+    return "\n".join(
+        [
+            f"{name} on {'one GPU' if not work.samplers else 'each GPU'} of {usable}: "
+            + (f"does not fit: {advice}" if found.advice else "fits"),
+            f"  given: {trained}, weights in {weights}, {work.batch_size} x {work.group_size} completions of up to "
+            f"{work.max_tokens:,d} tokens, prompts of up to {work.prompt_tokens:,d}",
+            "",
+            *table_lines(header, rows, num_names=len(header)),
+            "",
+            "Completions wait for room in the cache: batch_size and group_size change only the time of a step.",
+            "Computed from sizes, and not compared with measurements on a GPU yet.",
+        ]
+    )
+
+
+def smaller_model(config: Config, plugins: Plugins, found: Forecast) -> str:
+    """Return the largest known model of the same maker that fits as configured, or ""."""
+    maker = config.model.model.partition("/")[0]
+    smaller = [shape for shape in known_shapes() if shape.parameters < found.model.parameters]
+    for shape in sorted(smaller, key=lambda shape: -shape.parameters):
+        if shape.name.partition("/")[0] == maker:
+            prompt, own = found.work.prompt_tokens, _with_model(config, shape.name)
+            if not forecast(own, plugins, prompt_tokens=prompt, gpu_bytes=found.limit_bytes).advice:
+                return shape.name
+    return ""
+
+
+def _with_model(config: Config, name: str) -> Config:
+    return replace(config, tables={**config.tables, "model": config.model.model_copy(update={"model": name})})
+
+
+def gpu_data(found: Forecast) -> dict[str, Any]:
+    own = {"gpu_memory_bytes": found.limit_bytes, "fits": not found.advice}
+    return {**as_data(found), **own, "options": [asdict(option) for option in options(found)]}
+
+
+def known_models(
+    config: Config, plugins: Plugins, *, prompt_tokens: int, cards: Sequence[float]
+) -> list[dict[str, str]]:
+    """Return a row for each known shape: its parameters, and a cell for each card.
+
+    A cell is the first of bf16, int8 and nf4 weights that fits, and the completions sampled at a time.
+    """
+
+    def cell(shape: KnownShape, card: float) -> str:
+        changed, limit = _with_model(config, shape.name), int(card * 2**30)
+        found = forecast(changed, plugins, prompt_tokens=prompt_tokens, gpu_bytes=limit)
+        for work in _ways(found):
+            estimated = found.model.estimate(work, None, limit)
+            if estimated.needed_bytes <= limit * SAFETY[work.device]:
+                kind = {"none": "bf16"}.get(work.quantize, work.quantize)
+                return kind if work.is_served else f"{kind}, {estimated.at_once:,d}"
+        return "-"
+
+    return [
+        {"model": shape.name, "parameters": f"{shape.parameters / 1e9:.2f} B"}
+        | {f"{card:g} GiB": cell(shape, card) for card in cards}
+        for shape in known_shapes()
+    ]

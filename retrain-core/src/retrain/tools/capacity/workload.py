@@ -1,4 +1,4 @@
-"""The sizes of a run's steps, from its configuration."""
+"""The sizes of a run's steps, the memory of this machine, and the schedule of a run or a campaign."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from retrain.kernel.config.plugin_tables import SetsKeys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import Workload
 from retrain.records.campaign_table import CampaignTable, is_campaign
+from retrain.records.reading import number
 from retrain.run.configure import steps_per_run
 
 ASSUMED_PROMPT_TOKENS = 256  # until a run has measured the prompts
@@ -25,7 +27,7 @@ SAFETY = {"cpu": 0.9, "cuda": 0.95}
 def workload_of(
     config: Config, *, prompt_tokens: int = 0, context: int | None = None, device: str | None = None
 ) -> Workload:
-    """The largest step of a configuration: with back pressure, `max_batch_size` prompts.
+    """Return the largest step of a configuration: with back pressure, `max_batch_size` prompts.
 
     `device` replaces the kind of device that the configuration finds on this machine.
     """
@@ -44,8 +46,8 @@ def workload_of(
         prompt_tokens=prompt,
         lora_rank=config.model.lora_rank,
         eval_completions=eval_completions_of(config),
-        micro_batch_tokens=int(_positive(options, "micro_batch_tokens")),
-        cache_bytes=int(_positive(options, "cache_gb") * 2**30),
+        micro_batch_tokens=int(_positive(options.get("micro_batch_tokens"))),
+        cache_bytes=int(_positive(options.get("cache_gb")) * 2**30),
         samplers=0 if is_campaign(config) else config.backend.devices.count(","),  # a campaign assigns them to its runs
         is_served=config.inference.engine != "pytorch",
         is_sharing=config.inference.prefix_caching,
@@ -58,80 +60,63 @@ def workload_of(
 
 
 def eval_completions_of(config: Config) -> int:
-    """Completions of one evaluation, those of the sets of known size included."""
-    return config.eval.examples * config.eval.samples + _completions_of_sets(config)
-
-
-def _completions_of_sets(config: Config) -> int:
-    """Completions of the further evaluation sets that say how many examples they have."""
+    """Return the completions of one evaluation, sets of known size included."""
+    samples = config.eval.samples
     sets: Mapping[str, Any] = config.table("eval", SetsKeys).sets
     sizes = ((each.get("examples", 0), 1 if each.get("greedy") else each.get("samples")) for each in sets.values())
-    return sum(int(n) * int(samples or config.eval.samples) for n, samples in sizes if isinstance(n, int))
+    return config.eval.examples * samples + sum(int(n) * int(s or samples) for n, s in sizes if isinstance(n, int))
 
 
-def _positive(options: dict[str, Any], name: str) -> float:
-    """A size from options that may not have been checked yet."""
-    value = options.get(name, 0)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and 0 < value < 2**40 else 0
-
-
-# Memory of this machine, and the kind of device that a configuration selects on it.
+def _positive(value: object) -> float:
+    """Return an option that may not have been checked yet, or 0."""
+    found = number(value)
+    return found if found is not None and 0 < found < 2**40 else 0
 
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_ASK_S = 10.0
+NVIDIA_SMI_S = 10.0
 
 
 @cache
 def gpu_memory_bytes() -> tuple[int, ...]:
-    """Total memory of each NVIDIA GPU, by index; empty if `nvidia-smi` does not answer."""
+    """Return the memory of each NVIDIA GPU, by index; empty if `nvidia-smi` does not answer."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
     command = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True)
         return tuple(int(line) * 2**20 for line in done.stdout.split())
     except (OSError, ValueError, subprocess.SubprocessError):
         return ()
 
 
 def host_memory_bytes() -> int | None:
-    """Memory that this process may use, of the machine or its container; None if the system does not say."""
+    """Return the memory that this process may use, of the machine or its container, if the system says."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
-    limits = [limit for file in CGROUP_LIMITS if (limit := _limit(file)) is not None]
-    return min([total, *limits])
+    for file in CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # absent outside of a container, `max` without a limit
+            total = min(total, int(file.read_text()))
+    return total
 
 
 def device_kind(devices: str) -> str:
-    """`cuda` if the first device is a GPU that exists, else `cpu`, which the backend falls back to."""
+    """Return `cuda` if the first device is a GPU that exists, otherwise `cpu`, the backend's fallback."""
     first = devices.split(",")[0].strip()
     return "cuda" if first.startswith("gpu") and gpu_memory_bytes() else "cpu"
 
 
 def memory_limit(devices: str) -> int | None:
-    """Bytes of the configured device, of several the smallest; None if the system does not say."""
+    """Return the bytes of the configured device, of several the smallest; None if the system does not say."""
     if device_kind(devices) == "cpu":
         return host_memory_bytes()
     sizes = gpu_memory_bytes()
     names = [name.strip().removeprefix("gpu").removeprefix(":") for name in devices.split(",")]
     numbers = [int(name) if name.isdigit() else 0 for name in names]
     return min(sizes[number] for number in numbers) if max(numbers) < len(sizes) else None
-
-
-def _limit(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-# Wall time of a run or a campaign from the median time of a step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,21 +130,18 @@ class Schedule:
 
     @property
     def runs(self) -> int:
-        """conditions x seeds."""
         return self.conditions * self.seeds
 
     @property
     def total_steps(self) -> int:
-        """conditions x seeds x max_steps."""
         return self.runs * self.max_steps
 
     def seconds(self, run_s: float) -> float:
-        """runs x seconds of a run / parallelism."""
         return self.runs * run_s / self.parallelism
 
 
 def schedule_of(config: Config) -> Schedule:
-    """One run, or those of `[campaign]` if the file has that table: all at once, or `max_workers` at a time."""
+    """Return one run, or the runs of `[campaign]`: all at once, or `max_workers` at a time."""
     if not is_campaign(config):
         return Schedule(conditions=1, seeds=1, max_steps=config.training.max_steps, parallelism=1)
     table = config.table("campaign", CampaignTable)

@@ -1,15 +1,12 @@
-"""`retrain doctor`: whether this machine has what a configuration needs.
-
-Registers `retrain doctor` and the checks that come with retrain-core.
-"""
+"""`retrain doctor`: whether this machine has everything that a configuration needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from retrain.kernel.declared import PluginSpec
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -19,14 +16,12 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """One command."""
-    summary = "Check whether this machine has what a configuration needs, and how to get what is missing."
+    summary = "Check that this machine has everything that a configuration needs, with a fix for each gap."
     register(PluginSpec(name="doctor", summary=summary, factory="retrain.tools.doctor.command:command", traits="train"))
 
 
 @hookimpl(tryfirst=True)
 def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagnosis]:
-    """Python, distributions, the parts of the configuration, folders, model, servers and keys."""
     from retrain.tools.doctor.checks import diagnose_machine, diagnose_parts, diagnose_reach
 
     return [*diagnose_machine(config), *diagnose_parts(config, plugins), *diagnose_reach(config, plugins)]

@@ -1,4 +1,4 @@
-"""First-party distributions, plugins that failed to load, and every part that the configuration names."""
+"""The findings of retrain-core: distributions, plugins, folders, model, servers, and the parts of a configuration."""
 
 from __future__ import annotations
 
@@ -14,27 +14,42 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.diagnosis import Diagnosis, Status
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, RetrainError
-from retrain.kernel.plugin_spec import LoadFailure
 from retrain.kernel.plugins.first_party import CORE, own_distributions, provider
 from retrain.kernel.registry import Plugins
 from retrain.kernel.version import __version__
 from retrain.records.campaign_table import CampaignTable, is_campaign
 from retrain.records.folder import check_run_folder
-from retrain.run.selected import Selected, selected_parts
+from retrain.run.check import Selected, selected_parts
 from retrain.run.tables import registered_tables
 from retrain.run.wandb_key import wandb_key
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
 from retrain.tools.installation import examine
 
+LOW_DISK_BYTES = 5 * 10**9  # roughly the checkpoints of a LoRA run on a 4B model
+HUB_TIMEOUT_S = 10.0
+SERVERS = {"inference.url": "inference server", "model.base_url": "training service"}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
 
 def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
-    """Distributions, extras of retrain-core, plugins that failed to load, and the parts in the configuration."""
     selected = selected_parts(config, plugins, registered_tables(plugins)) if config else []
     needed = {part.distribution or provider(part.kind, part.name) for part in selected}
     found = [_distribution(name, plugins, needed=name in needed) for name in own_distributions()]
     found += _extras(config, selected)
-    found += [_failure(failure, needed=config is None) for failure in plugins.failures]
-    return found + _clashes(plugins, selected) + [_part(part) for part in selected]
+    for failure in plugins.failures:  # without a configuration this is what makes the exit code 1
+        detail = f"{failure.owner.source}: {failure.error}"
+        fix = f"repair, upgrade or uninstall {failure.owner.distribution}"
+        name, is_needed = f"plugin {failure.owner}", config is None
+        found.append(Diagnosis(name=name, status="failed", detail=detail, fix=fix, needed=is_needed))
+    found += _clashes(plugins, selected)
+    for part in selected:
+        name = f"{part.kind} {part.name}"
+        if part.problem is None:
+            found.append(Diagnosis(name=name, status="ok", detail=part.source, needed=True))
+        else:
+            found.append(_missing(name, f"{part.problem.where}: {part.problem.what}", part.problem.fix))
+    return found
 
 
 def _distribution(name: str, plugins: Plugins, *, needed: bool) -> Diagnosis:
@@ -54,13 +69,6 @@ def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
     return [diagnose_extra(CORE, name, purpose=purpose, needed=needed) for name, (purpose, needed) in wanted.items()]
 
 
-def _failure(failure: LoadFailure, *, needed: bool) -> Diagnosis:
-    """A plugin that failed to load; without a configuration this is what makes the exit code 1."""
-    detail = f"{failure.owner.source}: {failure.error}"
-    fix = f"repair, upgrade or uninstall {failure.owner.distribution}"
-    return Diagnosis(name=f"plugin {failure.owner}", status="failed", detail=detail, fix=fix, needed=needed)
-
-
 def _clashes(plugins: Plugins, selected: list[Selected]) -> list[Diagnosis]:
     needed = {(part.kind, part.name) for part in selected}
     found = []
@@ -75,35 +83,17 @@ def _clashes(plugins: Plugins, selected: list[Selected]) -> list[Diagnosis]:
     return found
 
 
-def _part(part: Selected) -> Diagnosis:
-    name = f"{part.kind} {part.name}"
-    if part.problem is None:
-        return Diagnosis(name=name, status="ok", detail=part.source, needed=True)
-    return _missing(name, f"{part.problem.where}: {part.problem.what}", part.problem.fix)
-
-
 def _missing(name: str, detail: str, fix: str) -> Diagnosis:
     return Diagnosis(name=name, status="missing", detail=detail, fix=fix, needed=True)
 
 
-# Python, and the folders that a run writes to.
-
-
-LOW_DISK_BYTES = 5 * 10**9  # roughly the checkpoints of a LoRA run on a 4B model
-
-
 def diagnose_machine(config: Config | None) -> list[Diagnosis]:
-    """The interpreter, and the run folder; without a configuration the current folder."""
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     python = Diagnosis(name="python", status="ok", detail=f"{detail}, retrain {__version__}", needed=config is not None)
-    return [python, _installation(), _run_folder(config) if config else _disk(Path.cwd(), name="disk")]
-
-
-def _installation() -> Diagnosis:
-    """Whether files of retrain-core were replaced, by the public package of the same import name above all."""
     found = examine()
     status: Status = "ok" if found.is_whole else "failed" if found.public or found.missing else "warn"
-    return Diagnosis(name="installation", status=status, detail=found.detail, fix=found.fix, needed=not found.is_whole)
+    whole = Diagnosis(name="installation", status=status, detail=found.detail, fix=found.fix, needed=not found.is_whole)
+    return [python, whole, _run_folder(config) if config else _disk(Path.cwd(), name="disk")]
 
 
 def _run_folder(config: Config) -> Diagnosis:
@@ -131,39 +121,28 @@ def _disk(folder: Path, *, name: str, needed: bool = False) -> Diagnosis:
     )
 
 
-# Whether the model, the servers and the keys that a run needs are within reach.
-
-
-HUB_TIMEOUT_S = 10.0
-SERVERS = {"inference.url": "inference server", "model.base_url": "training service"}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
 def diagnose_reach(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
-    """The model's files, every server with a URL in the configuration, and wandb's key; without one, the hub."""
+    """Return findings on the model's files, every server with a URL in the configuration, and wandb's key.
+
+    Without a configuration only the hub is checked.
+    """
     if config is None:
-        return [_hub()]
+        hub = diagnose_server("hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co", needed=False)
+        offline = "models and data sets must come from folders or from the cache"
+        return [hub if hub.status == "ok" else replace(hub, status="warn", fix=offline)]
     found = [_model(config, plugins)]
     for path, name in SERVERS.items():
         urls = [url.strip() for url in config.value(path, "").split(",") if url.strip()]
-        found += _fleet([diagnose_server(name, url, needed=True) for url in urls])
+        servers = [diagnose_server(name, url, needed=True) for url in urls]
+        if any(each.status == "ok" for each in servers):  # a run can begin with it
+            servers = [each if each.status == "ok" else replace(each, status="warn") for each in servers]
+        found += servers
     parts = {(part.kind, part.name) for part in selected_parts(config, plugins, registered_tables(plugins))}
-    return [*found, *([_wandb_key()] if (Kind.RECORDER, "wandb") in parts else [])]
-
-
-def _fleet(servers: list[Diagnosis]) -> list[Diagnosis]:
-    """A run can begin when one of its servers answers; the others are used once they do."""
-    if all(found.status != "ok" for found in servers):
-        return servers
-    return [found if found.status == "ok" else replace(found, status="warn") for found in servers]
-
-
-def _hub() -> Diagnosis:
-    found = diagnose_server("hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co", needed=False)
-    if found.status == "ok":
-        return found
-    return replace(found, status="warn", fix="models and data sets must come from folders or from the cache")
+    if (Kind.RECORDER, "wandb") in parts:
+        has_key, detail = wandb_key()
+        missing = _missing("wandb key", detail, "`wandb login`, or WANDB_MODE=offline")
+        found.append(replace(missing, status="ok", fix="") if has_key else missing)
+    return found
 
 
 def _model(config: Config, plugins: Plugins) -> Diagnosis:
@@ -218,9 +197,3 @@ def _on_the_hub(name: str, place: str) -> Diagnosis:
             return _missing("model", what, "check the connection, or give a local folder")
         detail = f"{name}: cached; the hub cannot be reached ({reason})"
     return Diagnosis(name="model", status="ok", detail=detail, needed=True)
-
-
-def _wandb_key() -> Diagnosis:
-    is_found, detail = wandb_key()
-    found = _missing("wandb key", detail, "`wandb login`, or WANDB_MODE=offline")
-    return replace(found, status="ok", fix="") if is_found else found

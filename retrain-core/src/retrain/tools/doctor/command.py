@@ -20,9 +20,9 @@ from retrain.kernel.errors import EXIT_FAILED, BackendError, ConfigError, Proble
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Example, Floats, Sample, SamplingParams
 from retrain.run.backend import build_backend
+from retrain.run.check import selected_parts
 from retrain.run.configure import DEFAULT_FILE, claim_of, load_with_problems
 from retrain.run.seed_sources import run_seeds
-from retrain.run.selected import selected_parts
 from retrain.run.tables import registered_tables
 from retrain.tasks.prompts import encode_prompts
 from retrain.text.amounts import counted
@@ -34,6 +34,7 @@ from retrain.text.tokenizer import load_tokenizer
 MAX_MEAN_GAP = 0.05  # nats; bf16 stays below half of it, a temperature applied on one side only gives several tenths
 STYLES = {"ok": "green", "warn": "yellow", "missing": "red", "failed": "red"}
 STATUS_WIDTH = 8
+MAX_TOKENS = 64
 EPILOG = """\b
 Examples:
   retrain doctor                           this machine, for ./retrain.toml if there is one
@@ -54,7 +55,7 @@ Exit codes: 0 everything CONFIG needs is there; 1 something is missing; 2 usage 
 @config_argument()
 @click.pass_context
 def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, arguments: tuple[str, ...]) -> None:
-    """Check whether this machine has what CONFIG needs, and how to get what is missing.
+    """Check that this machine has everything that CONFIG needs, with a fix for each gap.
 
     The exit code is 1 when something that CONFIG needs is missing or broken. CONFIG defaults to ./retrain.toml where
     it exists. Without a configuration everything is shown, and only a plugin that failed to load
@@ -88,7 +89,6 @@ def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, a
 
 
 def _show(findings: Sequence[Diagnosis]) -> None:
-    """One line each, with the fix below those that have one."""
     width = max(len(finding.name) for finding in findings) + 2
     for finding in findings:
         is_unused = finding.status == "missing" and not finding.needed
@@ -104,7 +104,6 @@ def _show(findings: Sequence[Diagnosis]) -> None:
 
 
 def _verdict(source: str, fatal: Sequence[Diagnosis]) -> tuple[str, str | None]:
-    """The last line and its colour."""
     if source:
         verb = "is" if len(fatal) == 1 else "are"
         missing = f"{counted(len(fatal), 'thing')} that {source} needs {verb} missing or broken."
@@ -119,10 +118,6 @@ def _safe(text: str) -> str:
     return printable(hide_text(text.replace("\n", " ")))
 
 
-# Whether sampler and trainer agree on the log-probabilities of freshly sampled tokens.
-
-
-MAX_TOKENS = 64
 QUESTIONS = (
     "What is 17 + 25?",
     "What is 9 * 8?",
@@ -136,23 +131,20 @@ QUESTIONS = (
 
 
 def compare(config: Config, plugins: Plugins, max_gap: float) -> tuple[Diagnosis, dict[str, Any]]:
-    """Measure the gap and compare its mean with the limit; the numbers are for `--json`."""
+    """Compare the mean gap with the limit; the numbers are for `--json`."""
     gap = logprob_gap(config, plugins)
     measured = f"mean gap {gap.mean:.2g}, max {gap.max:.2g} nats on {gap.num_tokens} tokens of {len(QUESTIONS)} prompts"
     content = {"prompts": len(QUESTIONS), "tokens": gap.num_tokens, "mean": gap.mean, "max": gap.max}
     content["max_mean_gap"] = max_gap
     if gap.mean <= max_gap:
         return Diagnosis(name="log-probabilities", status="ok", detail=measured, needed=True), content
-    same = "sampler and trainer must use the same weights, temperature and dtype"
-    fix, detail = (
-        f"{same}; [algorithm] tis_cap softens a small gap",
-        f"{measured}; the mean must be at most {max_gap:g}",
-    )
+    fix = "use the same weights, temperature and dtype in both; [algorithm] tis_cap softens a small gap"
+    detail = f"{measured}; the mean must be at most {max_gap:g}"
     return Diagnosis(name="log-probabilities", status="failed", detail=detail, fix=fix, needed=True), content
 
 
 def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
-    """Load the model, sample one completion of at most 64 tokens per question, and compare it with the trainer.
+    """Load the model, sample at most 64 tokens per question, and compare their log-probabilities with the trainer's.
 
     BackendError when the backend does not report its trainer's log-probabilities, or one of them is not finite.
     """
@@ -182,7 +174,7 @@ def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
 
 
 def _sampler_logprobs(sample: Sample, config: Config) -> Floats:
-    """What the engine reported; recomputed log-probabilities come from the trainer and would agree with themselves."""
+    """Return the engine's numbers: recomputed ones come from the trainer and would agree with themselves."""
     if sample.engine_logprobs_T is not None:
         return sample.engine_logprobs_T
     if config.inference.logprobs == "trainer":
@@ -193,14 +185,11 @@ def _sampler_logprobs(sample: Sample, config: Config) -> Floats:
     return sample.logprobs_T
 
 
-# Collects the findings of every plugin and the problems of the configuration.
-
-
 def examine(arguments: Sequence[str], plugins: Plugins) -> tuple[Config | None, str, list[Diagnosis]]:
-    """The configuration of `[CONFIG] [overrides]`, its file, and the findings of all plugins about it.
+    """Return the configuration of `[CONFIG] [overrides]`, its file, and the findings of all plugins about it.
 
     Without a file: None, "", and findings about this machine. A file that trains nothing (a standalone `[squeeze]`)
-    needs no training parts, so only its own problems count. ConfigError when the file cannot be read at all.
+    needs no training parts, so only its problems count. ConfigError when the file cannot be read at all.
     """
     if not arguments and not DEFAULT_FILE.is_file():
         return None, "", _ask(None, plugins)
@@ -219,17 +208,14 @@ def examine(arguments: Sequence[str], plugins: Plugins) -> tuple[Config | None, 
     findings = []
     for problem in problems:
         if problem.what not in reported:
-            detail = f"{problem.where}: {problem.what}" if problem.where else problem.what
-            findings.append(
-                Diagnosis(name="configuration", status="failed", detail=detail, fix=problem.fix, needed=True)
-            )
+            detail, fix = f"{problem.where}: {problem.what}".removeprefix(": "), problem.fix
+            findings.append(Diagnosis(name="configuration", status="failed", detail=detail, fix=fix, needed=True))
     return examined, config.source or "(defaults)", [*findings, *_ask(examined, plugins)]
 
 
 def _ask(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
-    """Ask each plugin separately, so that one that fails does not silence the others."""
     found: list[Diagnosis] = []
-    given = {"config": config, "plugins": plugins}
+    given = {"config": config, "plugins": plugins}  # each hook is called on its own: a faulty one silences no other
     for hook in reversed(plugins.pluggy.hook.retrain_diagnose.get_hookimpls()):
         try:
             answer: Sequence[Diagnosis] | None = hook.function(*(given[name] for name in hook.argnames))  # type: ignore[assignment]

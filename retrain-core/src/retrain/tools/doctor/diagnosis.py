@@ -1,20 +1,20 @@
-"""Findings that several plugins make: an extra, a distribution, a server."""
+"""Findings that several plugins make: an extra, a distribution, a server. None imports the package it is about."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit, urlunsplit
 
 from retrain.kernel.contracts.diagnosis import Diagnosis, Status
-from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.installed import installed_version
-from retrain.run.packages import required_packages
+from retrain.kernel.plugins.missing import install_line
+from retrain.kernel.plugins.requirements import required_packages
 
 SERVER_TIMEOUT_S = 5.0
 SERVER_FAULTS = (500, 502, 503, 504)  # broken, or a gateway without a server; any other status counts as an answer
 
 
 def diagnose_extra(distribution: str, extra: str, *, purpose: str, needed: bool) -> Diagnosis:
-    """Whether everything that an extra adds is installed: `retrain-sepa[semantic]`; imports nothing."""
+    """Check that everything that an extra adds is installed: `retrain-sepa[semantic]`."""
     packages, fix = required_packages(distribution, extra), install_line(distribution, extra)
     lacking = [package for package in packages if not package.is_met]
     name = f"{distribution}[{extra}]"
@@ -28,7 +28,7 @@ def diagnose_extra(distribution: str, extra: str, *, purpose: str, needed: bool)
 
 
 def diagnose_distribution(distribution: str, *, purpose: str, needed: bool) -> Diagnosis:
-    """Whether a distribution and all that it requires are installed; imports nothing."""
+    """Check that a distribution and its requirements are installed."""
     version = installed_version(distribution)
     lacking = [package for package in required_packages(distribution) if not package.is_met] if version else []
     status: Status = "failed" if lacking else "ok" if version else "missing"
@@ -40,7 +40,7 @@ def diagnose_distribution(distribution: str, *, purpose: str, needed: bool) -> D
 
 
 def diagnose_server(name: str, url: str, *, needed: bool) -> Diagnosis:
-    """Whether a server answers at `url` within five seconds; any HTTP status but 500 and 502 to 504 is an answer."""
+    """Check that a server answers at `url` within 5 s; any HTTP status but 500 and 502 to 504 is an answer."""
     import http.client  # not at the top: scoring processes import this module and contact no server
     import urllib.error
     import urllib.request
@@ -51,20 +51,17 @@ def diagnose_server(name: str, url: str, *, needed: bool) -> Diagnosis:
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # unbalanced brackets, an invalid port
         shown, is_url = url.rpartition("@")[2], False
-    status: Status = "failed"
+    detail, fix = f"{shown} answers", ""
     if not is_url:
         detail, fix = f"{shown!r} is not a URL", "write it as http://HOST:PORT"
-        return Diagnosis(name=name, status=status, detail=detail, fix=fix, needed=needed)
-    try:
-        with urllib.request.urlopen(shown, timeout=SERVER_TIMEOUT_S) as answer:
-            code = answer.status
-    except urllib.error.HTTPError as error:
-        code = error.code
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        detail = f"{shown} does not answer: {getattr(error, 'reason', None) or error or type(error).__name__}"
-        fix = "start the server, or correct the URL"
-        return Diagnosis(name=name, status=status, detail=detail, fix=fix, needed=needed)
-    if code in SERVER_FAULTS:
-        detail, fix = f"{shown} answers with HTTP status {code}", "look at the server's log"
-        return Diagnosis(name=name, status=status, detail=detail, fix=fix, needed=needed)
-    return Diagnosis(name=name, status="ok", detail=f"{shown} answers", needed=needed)
+    else:
+        try:
+            with urllib.request.urlopen(shown, timeout=SERVER_TIMEOUT_S):
+                pass
+        except urllib.error.HTTPError as error:
+            if error.code in SERVER_FAULTS:
+                detail, fix = f"{shown} answers with HTTP status {error.code}", "look at the server's log"
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            detail = f"{shown} does not answer: {getattr(error, 'reason', None) or error or type(error).__name__}"
+            fix = "start the server, or correct the URL"
+    return Diagnosis(name=name, status="failed" if fix else "ok", detail=detail, fix=fix, needed=needed)

@@ -1,7 +1,8 @@
-"""The file of a pack: a zip archive, the same bytes for the same content, and read as what a stranger may have made.
+"""The file of a pack: a zip archive, the same bytes for the same content, untrusted when it is read; its manifest.
 
 Names are relative, in plain form and unique even where case is ignored; nothing is a link; sizes are bounded before and
-while a member is read, and its SHA-256 is that of `pack.json`. A pack is unpacked into a new folder alone.
+while a member is read, and its SHA-256 must be the one in `pack.json`. A pack is unpacked into a new folder only.
+Nothing in the manifest can name a place outside the pack, or an option of pip.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import all_suffixes
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal, Self
 
-from retrain.kernel.config.toml_file import open_regular
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SkipValidation, ValidationInfo, model_validator
+
+from retrain.kernel.config.toml_file import open_regular, parse_toml
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import own_distributions
 from retrain.records.files import write_bytes
-from retrain.records.reading import parse_record
+from retrain.records.reading import Record, parse_record
+from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
 from retrain.text.terminal_text import printable
 
 MANIFEST, FORMAT = "pack.json", 1
@@ -35,15 +39,21 @@ MAX_MANIFEST_BYTES = 2**26
 CHUNK = 2**20
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip archive can name
 _RESERVED = re.compile(r"[\x00-\x1f\x7f\\:*?\"<>|]")
+# The folder of a rerun is on the import path, for the pack's code. So code is listed by file and hash, and data may
+# be nothing that Python imports: no tool may run or obey an unlisted file.
+BYTE_CODE = (".pyc", ".pyo")  # runs in place of the listed source, whatever that says
+IMPORTED = (*all_suffixes(), *BYTE_CODE, ".py", ".pyw", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".egg-link")
+METADATA = (".dist-info", ".egg-info", ".egg", ".egg-link")
+AT_START = frozenset({"sitecustomize", "usercustomize"})  # Python imports them by itself
 
 
-def refused(where: Path | str, what: str, fix: str = "ask whoever made it for another one") -> ConfigError:
-    """The error for a pack that cannot be used; names in it are strangers' text."""
+def refused(where: Path | str, what: str, fix: str = "get another one from its maker") -> ConfigError:
+    """Return the error for a pack that cannot be used; the names in it are untrusted."""
     return ConfigError(Problem(where=printable(str(where)), what=printable(what), fix=fix))
 
 
 def is_safe(name: object) -> bool:
-    """Whether a name stays in the folder below which it is written, on every system."""
+    """True if a name stays in the folder below which it is written, on every system."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or _RESERVED.search(name):
         return False
     parts = name.split("/")
@@ -64,7 +74,7 @@ def write_pack(file: Path, manifest: Mapping[str, Any], members: Mapping[str, by
 
 
 def zipped(members: Mapping[str, bytes]) -> bytes:
-    """A zip archive of these members, in their order; the same bytes for the same members."""
+    """Return a zip archive of these members, in their order; the same bytes for the same members."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
@@ -76,14 +86,13 @@ def zipped(members: Mapping[str, bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A pack whose names and sizes are checked, with its manifest; contents are checked as they are read."""
+    """A pack whose names and sizes are checked, with its manifest; contents are checked while they are read."""
 
     file: Path
     manifest: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
 
     def read(self, name: str) -> bytes:
-        """A member, whole."""
         stream = io.BytesIO()
         with open_regular(self.file) as source, zipfile.ZipFile(source) as archive:
             self._copy(archive, name, stream)
@@ -121,44 +130,36 @@ class Opened:
 
 
 def open_pack(file: Path) -> Opened:
-    """Check a pack without unpacking it; ConfigError says what is wrong."""
+    """Check a pack without unpacking it; ConfigError names the fault."""
     try:
         with open_regular(file) as source, zipfile.ZipFile(source) as archive:
             infos = archive.infolist()
             check_members(file, infos)
-            manifest = _manifest(file, archive)
+            if archive.getinfo(MANIFEST).file_size > MAX_MANIFEST_BYTES:
+                raise refused(file, f"its {MANIFEST} is larger than {MAX_MANIFEST_BYTES // 2**20} MiB")
+            with archive.open(MANIFEST) as stream:
+                manifest = parse_record(stream.read(MAX_MANIFEST_BYTES + 1))
     except FileNotFoundError:
         raise refused(file, "there is no such file", "give a file that `retrain pack` wrote") from None
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, EOFError, zlib.error, RuntimeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise refused(file, f"is no pack: {error}", "give a file that `retrain pack` wrote") from error
+    if manifest.get("format") != FORMAT:
+        fix = "use the version of retrain that made it, or a newer one"
+        raise refused(file, f"is a pack of format {str(manifest.get('format'))[:20]!r}; this reads {FORMAT}", fix)
     files, sizes = manifest.get("files"), {info.filename: info.file_size for info in infos}
     if not isinstance(files, dict) or {*files, MANIFEST} != {*sizes}:
         raise refused(file, f"holds other files than {MANIFEST} lists")
     for name, listed in files.items():
-        if (
-            not isinstance(listed, dict)
-            or listed.get("size") != sizes[name]
-            or not isinstance(listed.get("sha256"), str)
-        ):
+        is_entry = isinstance(listed, dict) and isinstance(listed.get("sha256"), str)
+        if not is_entry or listed.get("size") != sizes[name]:
             raise refused(file, f"{name} is not as {MANIFEST} lists it")
     return Opened(file=file, manifest=manifest, files=files)
 
 
-def _manifest(file: Path, archive: zipfile.ZipFile) -> Mapping[str, Any]:
-    if archive.getinfo(MANIFEST).file_size > MAX_MANIFEST_BYTES:
-        raise refused(file, f"its {MANIFEST} is larger than {MAX_MANIFEST_BYTES // 2**20} MiB")
-    with archive.open(MANIFEST) as stream:
-        manifest = parse_record(stream.read(MAX_MANIFEST_BYTES + 1))
-    if manifest.get("format") != FORMAT:
-        fix = "use the version of retrain that made it, or a newer one"
-        raise refused(file, f"is a pack of format {str(manifest.get('format'))[:20]!r}; this reads {FORMAT}", fix)
-    return manifest
-
-
 def check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
-    """Names that stay inside, no links, no name twice, no bomb; ConfigError names the first fault."""
+    """Check that names stay inside and are unique, and nothing is a link or a bomb."""
     if len(infos) > MAX_FILES or sum(info.file_size for info in infos) > MAX_BYTES:
         raise refused(file, f"holds more than {MAX_FILES} files, or more than {MAX_BYTES // 2**30} GiB")
     seen: set[str] = set()
@@ -167,7 +168,7 @@ def check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
         if not is_safe(name) or info.orig_filename != name:
             raise refused(file, f"holds {name[:MAX_NAME]!r}, a name that could leave its folder")
         if kind not in (0, stat.S_IFREG) or info.is_dir():
-            raise refused(file, f"holds {name!r}, which is no regular file")
+            raise refused(file, f"holds {name!r}: not a regular file")
         if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise refused(file, f"{name!r} is encrypted, or compressed in an unknown way")
         if name.casefold() in seen:
@@ -178,31 +179,19 @@ def check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
             raise refused(file, f"holds {name!r} below a file")
 
 
-# Which files of a pack may be laid into the folder of a rerun: none that a tool would run or obey unlisted.
-#
-# The folder is on the import path of the run, for the sake of the pack's code. So code is listed by file and hash, and
-# data may be nothing that Python imports.
-
-
-BYTE_CODE = (".pyc", ".pyo")  # runs in place of the listed source, whatever that says
-IMPORTED = (*all_suffixes(), *BYTE_CODE, ".py", ".pyw", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".egg-link")
-METADATA = (".dist-info", ".egg-info", ".egg", ".egg-link")
-AT_START = frozenset({"sitecustomize", "usercustomize"})  # Python imports them by itself
-
-
 def own_module(distribution: str) -> str:
-    """The top-level module of one of our distributions."""
+    """Return the top-level module of one of our distributions."""
     return "retrain" if distribution == "retrain-core" else distribution.replace("-", "_")
 
 
 def shadowed(name: str) -> bool:
-    """True if a top-level module of this name would take the place of Python's, or of one of ours."""
+    """True if a top-level module of this name would take the place of Python's, or of retrain's."""
     ours = {own_module(each) for each in own_distributions()}
     return name.casefold() in {*map(str.casefold, sys.stdlib_module_names), *AT_START, *ours}
 
 
 def top_level(path: str) -> str:
-    """The name under which a file below an import folder is found: `a/b.py` and `a.cpython-311-darwin.so` are `a`."""
+    """Return the module of a file below an import folder: `a` for `a/b.py` and `a.cpython-311-darwin.so`."""
     return path.partition("/")[0].partition(".")[0]
 
 
@@ -212,7 +201,7 @@ def is_importable(path: str) -> bool:
 
 
 def refusal(kind: str, place: str) -> str:
-    """The reason for which a file of a kind (`code`, `data`, `model`) may not be laid at a place; empty if it may."""
+    """Return why a file of a kind (`code`, `data`, `model`) may not be laid at a place; empty if it may."""
     parts = PurePosixPath(place.casefold()).parts
     if any(part.startswith(".") for part in parts):
         return "is hidden: tools read such files as their settings"
@@ -225,3 +214,144 @@ def refusal(kind: str, place: str) -> str:
     if is_importable(place) and shadowed(top_level(place)):
         return f"would be imported in place of the module {top_level(place)!r}"
     return ""
+
+
+# The manifest, checked.
+
+
+def _safe(name: str) -> str:
+    if not is_safe(name):
+        raise ValueError("leaves its folder")
+    return name
+
+
+def _member(name: str, info: ValidationInfo) -> str:
+    if name not in (info.context or {})["files"]:
+        raise ValueError("is no file of the pack")
+    return name
+
+
+def _release(each: dict[str, Any]) -> dict[str, Any]:
+    digest = each["digest"]  # empty for a package whose installer recorded no hashes
+    if not re.fullmatch(VERSION, each["version"]) or not re.fullmatch("([0-9a-f]{32})?", digest):
+        raise ValueError("is no version with a digest")
+    return {"version": each["version"], "digest": digest}
+
+
+NAME, VERSION = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$"
+Name = Annotated[str, Field(pattern=NAME)]
+Version = Annotated[str, Field(pattern=VERSION)]
+Place = Annotated[str, AfterValidator(_safe)]
+Member = Annotated[str, AfterValidator(_member)]
+Threads = dict[
+    Literal["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"], Annotated[str, Field(pattern="^[0-9]{1,4}$")]
+]
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class PlacedFile(_Checked):
+    """A file of code, data or a model: its name in the configuration, and where a rerun lays it.
+
+    `member` is empty for one that was left out; `hash` is BLAKE2b, 16 bytes.
+    """
+
+    kind: Literal["code", "data", "model"]
+    name: str
+    place: Place
+    member: Member | Literal[""] = ""
+    hash: str
+    size: int
+
+    @model_validator(mode="after")
+    def _may_be_laid(self) -> Self:
+        if why := refusal(self.kind, self.place):
+            raise ValueError(f"{self.place!r} {why}")
+        if self.place.casefold().partition("/")[0] in (CONFIG_FILE, "rerun"):
+            raise ValueError(f"{self.place!r} cannot be laid there")
+        return self
+
+
+class PackedWheel(_Checked):
+    name: Name
+    version: Version
+    member: Annotated[Member, Field(pattern=r"^wheels/[A-Za-z0-9_.+!-]+\.whl$")]
+
+
+class PackedRun(_Checked):
+    """A run: `name` is its folder in a campaign, empty for a single run; `place` the folder of its records here."""
+
+    name: str
+    place: Place
+    condition: str
+    seed: int | None
+    steps: int
+    identity: Member
+    weights: dict[str, str]
+
+    @model_validator(mode="after")
+    def _has_records(self, info: ValidationInfo) -> Self:
+        if self.name and (not is_safe(self.name) or "/" in self.name):
+            raise ValueError(f"{self.name[:80]!r} cannot be the name of a run")
+        for record in (METRICS, RUN_FILE):
+            _member(f"{self.place}/{record}", info)
+        return self
+
+
+class Contents(_Checked):
+    """A pack. `packages` are versions and digests of the packages that its plugins need, by name."""
+
+    opened: SkipValidation[Opened]
+    name: str
+    kind: Literal["run", "campaign"]
+    python: Version
+    threads: Threads
+    files: list[PlacedFile]
+    wheels: list[PackedWheel]
+    packages: dict[Name, Annotated[dict[str, Any], AfterValidator(_release)]]
+    runs: list[PackedRun] = Field(min_length=1)
+    moved: dict[str, Place]
+    equivalence: float | None = Field(gt=0.0, le=1.0)
+    verdict: dict[str, Any] | None
+
+    @model_validator(mode="after")
+    def _has_one_file_in_a_place(self) -> Self:
+        places = [file.place.casefold() for file in self.files]
+        parents = {str(parent) for place in places for parent in PurePosixPath(place).parents}
+        if len(set(places)) < len(places) or parents & set(places) or CONFIG_FILE not in self.opened.files:
+            raise ValueError("no configuration, or two files in one place")
+        return self
+
+    @property
+    def is_campaign(self) -> bool:
+        return self.kind == "campaign"
+
+    def config(self) -> dict[str, Any]:
+        return parse_toml(self.opened.read(CONFIG_FILE).decode("utf-8"), f"{self.opened.file}:{CONFIG_FILE}")
+
+    def lines(self, run: PackedRun) -> list[Record]:
+        text = self.opened.read(f"{run.place}/{METRICS}")
+        return [parse_record(line) for line in text.splitlines() if line.strip()]
+
+    def record(self, name: str) -> Record:
+        return parse_record(self.opened.read(name))
+
+
+def read_contents(opened: Opened) -> Contents:
+    """Return the checked manifest of a pack; ConfigError names the fault."""
+    manifest = opened.manifest
+    try:
+        content = {
+            **manifest,
+            "opened": opened,
+            "name": manifest["name"][:80],
+            "threads": manifest["hardware"].get("threads", {}),
+            "files": [*manifest["placed"], *manifest["left_out"]],
+            "wheels": [{**each, "name": name} for name, each in sorted(manifest["wheels"].items())],
+            "packages": dict(sorted(manifest["packages"].items())),
+        }
+        return Contents.model_validate(content, context={"files": opened.files})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise refused(opened.file, f"its manifest cannot be used: {' '.join(str(error).split())[:200]}") from error

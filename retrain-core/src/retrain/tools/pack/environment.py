@@ -1,4 +1,4 @@
-"""Where a rerun happens: its folder, and the variables that its processes see."""
+"""Where a rerun happens: its folder, its environment, and the variables that its processes see."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from retrain.records.manifest import THREADS
 from retrain.records.record_names import CONFIG_FILE
 from retrain.text.secrets import is_secret_variable
 from retrain.text.terminal_text import printable
-from retrain.tools.pack.archive import METADATA, refused
-from retrain.tools.pack.contents import Contents, PlacedFile
-from retrain.tools.pack.packages import digest_of, pinned
-from retrain.tools.pack.wheels import CheckedWheel, ReadWheel, read_wheel
+from retrain.tools.pack.archive import METADATA, Contents, PlacedFile, refused
+from retrain.tools.pack.wheels import CheckedWheel, ReadWheel, digest_of, pinned, read_wheel
 
 RUN = "rerun"  # the log_dir of the run, below its folder
 DROPPED = ("RETRAIN", "PYTHON", "VIRTUAL_ENV", "CONDA_", "WANDB_")
@@ -40,9 +38,9 @@ GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.bareRepository", "GIT_
 
 
 def environ_of(contents: Contents, passed: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a rerun: no setting of retrain or Python, no secret that is not `passed`, the pack's threads.
+    """Return the variables of a rerun: no setting of retrain or Python, no secret that is not `passed`.
 
-    Of the installed plugins only those of the pack are loaded.
+    Threads are the pack's, and of the installed plugins only the pack's are loaded.
     """
     names = frozenset(passed)
     kept = {
@@ -55,8 +53,10 @@ def environ_of(contents: Contents, passed: Iterable[str], environ: Mapping[str, 
 
 
 def chosen_files(contents: Contents, given: Mapping[str, Path]) -> dict[str, Path]:
-    """Where each file lies that does not come from the pack, by its place: `given` by the user by name or place, or
-    found where the run had it. ConfigError names what the pack does not have, and what is missing."""
+    """Return the files that do not come from the pack, by place: `given` by the user, or found where the run had them.
+
+    ConfigError names what the pack does not have, and what is missing.
+    """
     if unknown := sorted(set(given) - {name for file in contents.files for name in (file.name, file.place)}):
         known = ", ".join(file.name for file in contents.files) or "it has none"
         what, fix = f"the pack has no file {printable(unknown[0])!r}", f"its files: {printable(known)}"
@@ -77,8 +77,10 @@ def chosen_files(contents: Contents, given: Mapping[str, Path]) -> dict[str, Pat
 
 
 def lay_out(contents: Contents, unpacked: Path, work: Path, chosen: Mapping[str, Path]) -> None:
-    """Make the folder in which the run happens: code and data where the configuration names them, and `config.toml`;
-    `chosen` are those of `chosen_files`, the others are the pack's."""
+    """Make the folder of the run: code and data where the configuration names them, and `config.toml`.
+
+    `chosen` are the result of `chosen_files`; the other files are the pack's.
+    """
     for file in contents.files:
         target = work / file.place
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ def lay_out(contents: Contents, unpacked: Path, work: Path, chosen: Mapping[str,
 
 
 def forced(tables: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the values that a rerun sets itself; ConfigError if a condition of a campaign sets one."""
+    """Return the configuration with the values that a rerun sets; ConfigError if a campaign's condition sets one."""
     own = {name for keys in OWN.values() for name in keys}
     own |= {f"{table}_{name}" for table, keys in OWN.items() for name in keys}
     campaign = tables.get("campaign")
@@ -111,7 +113,7 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def _found_here(file: PlacedFile, moved: Mapping[str, str]) -> Path | None:
-    """A file that was left out, if it lies where the run read it and is the same."""
+    """Return where the run read a file that was left out, if it is the same."""
     place = next(
         (old + file.place[len(new) :] for old, new in moved.items() if f"{file.place}/".startswith(f"{new}/")),
         file.place,
@@ -170,7 +172,7 @@ def make_environment(
 def _checked_downloads(
     contents: Contents, wheels: Sequence[CheckedWheel], folder: Path, *, other_builds: bool
 ) -> list[Path]:
-    """The downloaded wheels: one for each listed package, with the listed files."""
+    """Return the downloaded wheels: one for each listed package, with the listed files."""
     files, problems = sorted(folder.iterdir()), list[Problem]()
     left = {canonicalize_name(name): each for name, each in contents.packages.items()}
     owners = {module: wheel.packed.name for wheel in wheels for module in wheel.modules}
@@ -194,7 +196,7 @@ def _checked_downloads(
 
 
 def _digest(read: ReadWheel) -> str:
-    """The digest that the installed files will have: see `packages.installed_digests`."""
+    """Return the digest that the installed files will have: see `packages.installed_digests`."""
     files: dict[str, str] = {}
     for path, digest in read.files.items():
         top, _, rest = path.partition("/")

@@ -1,11 +1,11 @@
-"""Gathers what a finished run or campaign was made of and what it recorded; refuses what could not be repeated."""
+"""Gathers the inputs and the records of a finished run or campaign; refuses one that could not be repeated."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,13 @@ from retrain.records.record_names import (
     RUN_FILE,
 )
 from retrain.records.run import Run, accepted_changes, is_run
+from retrain.text.amounts import first_few
 from retrain.text.secrets import HIDDEN, hide, redacted
 from retrain.tools.pack.archive import FORMAT
-from retrain.tools.pack.inputs import Inputs, collect_inputs, texts_of, with_moved
-from retrain.tools.pack.leaks import Leak, leaks_in
-from retrain.tools.pack.lines import RunLines, encoded
-from retrain.tools.pack.packages import extras_of, installed_digests, required
-from retrain.tools.pack.verdict import expected_half_width, final_rates, parsed, verdict_of
-from retrain.tools.pack.wheels import wheel_of
-from retrain.verdicts.ledger.place import ledger_folder
+from retrain.tools.pack.comparison import RunLines, encoded, expected_half_width, final_rates, parsed, verdict_of
+from retrain.tools.pack.inputs import Inputs, Leak, collect_inputs, leaks_in, texts_of, with_moved
+from retrain.tools.pack.wheels import extras_of, installed_digests, required, wheel_of
+from retrain.verdicts.ledger.chain import ledger_folder
 
 LEDGER = "ledger.jsonl"
 OF_A_CAMPAIGN = (CAMPAIGN_FILE, CAMPAIGN_CONTENT)
@@ -46,11 +44,12 @@ WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
 OF_THE_PROCESS = ("pid", "command", "config_file", "paths")
 PLACES = ("path", "root", "places", "written")  # where files lay on the machine that packs
 MOST_LEAKS = 20
+FIX = "pack in the environment in which it ran, or run it again here and pack that run"
 
 
 @dataclass(slots=True, kw_only=True)
 class Gathered:
-    """The manifest of a pack and its members by name; `notes` are what the user should know."""
+    """The manifest of a pack, its members by name, and notes for the user."""
 
     manifest: dict[str, Any]
     members: dict[str, bytes]
@@ -68,21 +67,17 @@ class Recorded:
 
 
 def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets: bool) -> Gathered:
-    """The pack of a run or of a campaign; ConfigError says why there can be none, or which lines hold a secret.
+    """Return the pack of a run or campaign; ConfigError says why there is none, or which lines hold a secret.
 
-    `most_bytes` is the size up to which a data file is packed, `margin` that of an equivalence test, if any.
+    `most_bytes` is the size up to which a data file is packed, `margin` the one of an equivalence test.
     """
     is_campaign = (folder / CAMPAIGN_FILE).is_file() and not is_run(folder)
     runs = list(_campaign_runs(folder) if is_campaign else [_recorded("", folder)])
     _check_repeatable(runs)
     tables = Run(folder).settings
-    inputs = collect_inputs(
-        {str(run.folder): run.identity for run in runs},
-        tables,
-        most_bytes=most_bytes,
-        hide_secrets=hide_secrets,
-    )
-    software = collect_software((run.identity for run in runs), (run.record for run in runs), texts_of(tables))
+    identities = {str(run.folder): run.identity for run in runs}
+    inputs = collect_inputs(identities, tables, most_bytes=most_bytes, hide_secrets=hide_secrets)
+    software = collect_software(runs, [text for _, text in texts_of(tables)])
     members = {**inputs.members, **software.members, **_plugin_copies(runs)}
     members[CONFIG_FILE] = tomli_w.dumps(hide(with_moved(tables, inputs.moved))).encode()
     found = Gathered(manifest={}, members=members)
@@ -116,7 +111,7 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
         "verdict": verdict_of(folder) if is_campaign else None,
     }
     if HIDDEN in members[CONFIG_FILE].decode():
-        note = "the configuration holds a secret, which is hidden; where it matters, rerun with --set TABLE.KEY=VALUE"
+        note = "the configuration holds a secret, now hidden; where it matters, rerun with --set TABLE.KEY=VALUE"
         found.notes.append(note)
     _check_no_leaks(inputs, software, members)
     found.manifest = redacted(found.manifest)
@@ -139,9 +134,8 @@ def _recorded(name: str, folder: Path) -> Recorded:
         fix = "give the folder of a run or of a campaign; `retrain status` lists them"
         raise ConfigError(Problem(where=str(folder), what="is no run and no campaign", fix=fix))
     run = Run(folder)
-    return Recorded(
-        name=name, folder=folder, record=run.manifest, identity=with_places(run.identity, run.manifest, folder)
-    )
+    identity = with_places(run.identity, run.manifest, folder)
+    return Recorded(name=name, folder=folder, record=run.manifest, identity=identity)
 
 
 def _check_repeatable(runs: Sequence[Recorded]) -> None:
@@ -163,7 +157,7 @@ def _check_repeatable(runs: Sequence[Recorded]) -> None:
 
 
 def _run_entry(run: Recorded, found: Gathered, margin: float | None) -> dict[str, Any]:
-    """Adds the records of a run to the members; what the manifest says of it."""
+    """Add the records of a run to the members; return its entry in the manifest."""
     place = f"runs/{run.name}" if run.name else "run"
     lines = list(RunLines(run.folder).new())
     text = b"".join(map(encoded, lines))
@@ -201,42 +195,38 @@ def _width_notes(evaluations: bytes, margin: float) -> list[str]:
     width = expected_half_width(final_rates(records), samples)
     if width <= margin or math.isinf(width):
         return []
-    interval = f"two runs that differ in sampling alone have an interval of about ± {100 * width:.1f} points"
+    interval = f"two runs that differ only in sampling have an interval of about ± {100 * width:.1f} points"
     return [f"{interval} on these held-out examples: a margin of {100 * margin:g} points will hardly be shown"]
 
 
 def weights_of(run: Path) -> dict[str, str]:
-    """The checksums of a run's last weights; empty where they lie elsewhere."""
+    """Return the checksums of a run's last weights; empty where they are not in its folder."""
     folders = checkpoint_folders(run / ADAPTERS)
     sums = read_object(folders[0] / SUMS) if folders else {}
     return {name: str(sums[name]) for name in WEIGHTS if name in sums}
 
 
 def _without_places(value: Any) -> Any:
-    """An identity without the paths of this machine."""
     if isinstance(value, Mapping):
         return {name: _without_places(each) for name, each in value.items() if name not in (*PLACES, FOLDER, "notes")}
     return value
 
 
 def _plugin_copies(runs: Sequence[Recorded]) -> dict[str, bytes]:
-    """The copies of plugins' files that runs kept, with which a rerun shows the line that differs."""
-    folders = {run.folder / FOLDER for run in runs}
+    """Return the copies of plugins' files that runs kept, with which a rerun shows the line that differs."""
     return {
-        f"{FOLDER}/{file.relative_to(folder).as_posix()}": read_regular(file)
-        for folder in sorted(folders)
-        for file in sorted((folder / "plugins").rglob("*"))
+        f"{FOLDER}/{file.relative_to(run.folder / FOLDER).as_posix()}": read_regular(file)
+        for run in runs
+        for file in sorted((run.folder / FOLDER / "plugins").rglob("*"))
         if file.is_file() and not file.is_symlink()
     }
 
 
 def _check_no_leaks(inputs: Inputs, software: Software, members: Mapping[str, bytes]) -> None:
-    """The last gate: every text of the pack that is not known to be clean. ConfigError names files and lines."""
+    """Check every text of the pack that is not known to be clean; ConfigError names files and lines."""
     leaks: list[Leak] = [*inputs.leaks, *software.leaks]
-    checked = {*inputs.members, *software.members}
-    for name, content in members.items():
-        if name not in checked:
-            leaks += leaks_in(name, content)
+    for name in members.keys() - inputs.members.keys() - software.members.keys():
+        leaks += leaks_in(name, members[name])
     if leaks:
         fix = "take the secrets out and run again, or pack without them: --hide-secrets"
         shown = [Problem(where=f"{leak.file}:{leak.line}", what=leak.what, fix=fix) for leak in leaks[:MOST_LEAKS]]
@@ -244,10 +234,7 @@ def _check_no_leaks(inputs: Inputs, software: Software, members: Mapping[str, by
         raise ConfigError(*shown, *more)
 
 
-# The plugins of a run as wheels, and the versions of the packages that they need: what a rerun installs.
-
-
-FIX = "pack in the environment in which it ran, or run it again here and pack that run"
+# The software that a rerun installs: plugins as wheels, and the versions of the packages that they need.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,29 +247,26 @@ class Software:
     leaks: list[Leak] = field(default_factory=list)
 
 
-def collect_software(
-    identities: Iterable[Mapping[str, Any]], records: Iterable[Mapping[str, Any]], words: Iterable[str]
-) -> Software:
-    """The software of runs as it is here; ConfigError says in what it is not that which ran.
+def collect_software(runs: Sequence[Recorded], words: Sequence[str]) -> Software:
+    """Return the installed software of runs; ConfigError names software that differs from the one that ran.
 
-    `records` are their `run.json`, `words` the names of parts that the configuration selects.
+    `words` are the names of parts that the configuration selects, among others.
     """
     plugins: dict[str, dict[str, Any]] = {}
     others: set[str] = set()
-    for identity in identities:
-        plugins |= identity.get("plugins") or {}
-        others |= set(identity.get("packages") or {})
+    for run in runs:
+        plugins |= run.identity.get("plugins") or {}
+        others |= set(run.identity.get("packages") or {})
     modules = {  # the top-level ones, by the files that the run recorded
         name: {file.partition("/")[0].removesuffix(".py") for file in plugin.get("files") or {}}
         for name, plugin in plugins.items()
     }
     problems = [*_changed_plugins(plugins, modules)]
-    selected = list(words)
     found, roots = Software(), {name: list[str]() for name in others}
     for name, plugin in plugins.items() if not problems else ():
         wheel = wheel_of(name, str(plugin["version"]), modules[name])
         is_ours = bool(plugin.get("first_party"))
-        roots[name] = extras_of(name, selected)
+        roots[name] = extras_of(name, words)
         member = f"wheels/{wheel.file}"
         found.members[member] = wheel.content
         entry = {"version": plugin["version"], "member": member, "extras": roots[name], "editable": wheel.is_editable}
@@ -292,8 +276,8 @@ def collect_software(
             leaks = leaks_in(f"{name}: {source}", content)
             found.leaks += [leak for leak in leaks if not is_ours or "environment" in leak.what]
     versions = {name: version for name, version in required(roots).items() if name not in found.wheels}
-    for record in records:
-        libraries = record.get("libraries") or {}
+    for run in runs:
+        libraries = run.record.get("libraries") or {}
         problems += [
             Problem(where=name, what=f"was {libraries[name]} when the run ran, and is {version} here", fix=FIX)
             for name, version in versions.items()
@@ -310,17 +294,12 @@ def _changed_plugins(plugins: Mapping[str, Mapping[str, Any]], modules: dict[str
     for name, before in plugins.items():
         found = now.get(name, {})
         if "files" not in before:
-            yield Problem(where=name, what="inputs/files.json, which lists its files, is missing or damaged", fix=FIX)
+            yield Problem(where=name, what="inputs/files.json is missing or damaged", fix=FIX)
         elif found.get("version") != before.get("version"):
             now_here = found.get("version") or "not installed"
             what = f"was {before.get('version')} when the run ran, and is {now_here} here"
             yield Problem(where=name, what=what, fix=FIX)
         elif found.get("digest") != before.get("digest"):
-            files, listed = found["files"], before["files"]
-            names = (each for each in sorted({*files, *listed}) if _hash(files, each) != _hash(listed, each))
-            what = f"its files are not those that ran: {next(names, '')} differs"
-            yield Problem(where=name, what=what, fix=FIX)
-
-
-def _hash(files: Mapping[str, Any], name: str) -> Any:
-    return (files.get(name) or {}).get("hash")
+            a, b = ({(each, file.get("hash")) for each, file in side["files"].items()} for side in (found, before))
+            differing = first_few(sorted({each for each, _ in a ^ b}))
+            yield Problem(where=name, what=f"its files are not the ones that ran: {differing}", fix=FIX)

@@ -1,4 +1,4 @@
-"""The page about a pack that a paper can link to: one file, no script, nothing loaded from elsewhere.
+"""The page about a pack that a paper can link to: one file without a script; nothing is loaded from the network.
 
 Everything in it is untrusted text, escaped; curves are drawn as SVG.
 """
@@ -16,7 +16,7 @@ from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
 from retrain.report.parts import Facts, Paragraph, Part, Pre, Section, Table, Tiles
 from retrain.report.shell import sections_page
 from retrain.text.amounts import percent, rate_interval
-from retrain.tools.pack.verdict import parsed, verdict_lines
+from retrain.tools.pack.comparison import parsed, verdict_lines
 
 CURVES = (
     ("eval_correct_rate", "Held-out examples, share correct"),
@@ -30,7 +30,6 @@ Runs = Sequence[tuple[Mapping[str, Any], list[Record]]]
 
 
 def page_of(manifest: Mapping[str, Any], members: Mapping[str, bytes], file_name: str) -> str:
-    """The page about a pack in a file of this name, from what was written into it."""
     runs = [(run, list(parsed(members[f"{run['place']}/{METRICS}"]))) for run in manifest["runs"]]
     packages = [(name, each["version"], each["digest"]) for name, each in manifest["packages"].items()]
     config = members[CONFIG_FILE].decode("utf-8", "replace")
@@ -131,7 +130,7 @@ class Curves(Part):
 
 
 def drawn_curves(title: str, curves: Sequence[Curve]) -> Curves:
-    """The curves as a figure; at least one has a point."""
+    """Return the curves as a figure; at least one has a point."""
     xs = [x for curve in curves for x, _ in curve.points]
     ys = [y for curve in curves for _, y in curve.points]
     x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
@@ -155,7 +154,7 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Three to six round numbers from at or below the lowest to at or above the highest value."""
+    """Return three to six round numbers that span the values."""
     span = max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-9)
     size = 10.0 ** math.floor(math.log10(span / 3))
     step = next(size * each for each in (1, 2, 2.5, 5, 10) if span / (size * each) <= 4.0)

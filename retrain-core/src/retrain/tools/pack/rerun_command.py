@@ -1,4 +1,4 @@
-"""`retrain rerun FILE`: what the pack would run is listed and asked for, then run and compared."""
+"""`retrain rerun FILE`: lists the actions of a pack, gets consent, runs it and compares."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.records.identity.copies import FOLDER
+from retrain.text.amounts import first_few
 from retrain.text.command_options import json_option, quiet_option, set_option
 from retrain.text.process import is_interactive
 from retrain.text.terminal_text import printable
-from retrain.tools.pack.archive import is_importable, open_pack
-from retrain.tools.pack.contents import Contents, read_contents
+from retrain.tools.pack.archive import Contents, is_importable, open_pack, read_contents
+from retrain.tools.pack.comparison import verdict_lines
 from retrain.tools.pack.environment import chosen_files, environ_of, forced, lay_out, make_environment
-from retrain.tools.pack.packages import digests_in
+from retrain.tools.pack.inputs import texts_of
 from retrain.tools.pack.rerunning import Outcome, Rerun
-from retrain.tools.pack.verdict import verdict_lines
-from retrain.tools.pack.wheels import CheckedWheel, check_wheels
+from retrain.tools.pack.wheels import CheckedWheel, check_wheels, digests_in
 from retrain.verdicts.ledger.history import read_history
 
 RESULT = "rerun.json"
+MOST_TEXT = 120
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*[.:][A-Za-z_]\w*")  # as the name of a function: `my_rewards.score`
+_URL = re.compile(r"[A-Za-z][\w+.-]*://[^\s\"'<>]+")
 EPILOG = """\b
 Examples:
   retrain rerun train.rtpack
@@ -44,13 +46,13 @@ Exit codes: 0 identical, or equivalent by the test that the pack declares; 1 dif
 
 @click.command("rerun", epilog=EPILOG)
 @click.argument("file", metavar="PACK", type=click.Path(path_type=Path))
-@click.option("--yes", is_flag=True, help="Run and install what is listed, without asking.")
+@click.option("--yes", is_flag=True, help="Run and install the listed things without asking.")
 @click.option("--trust", multiple=True, metavar="SHA256", help="A wheel of retrain that is listed as UNKNOWN, by hash.")
 @click.option("--other-builds", is_flag=True, help="Take packages whose files are not those that the pack lists.")
 @click.option("--into", type=click.Path(path_type=Path), help="A new folder for it; by default NAME.rerun.")
 @click.option("--here", is_flag=True, help="Use this environment instead of making one.")
 @click.option("--data", "data", multiple=True, metavar="NAME=PATH", help="A file that the pack names, by your path.")
-@set_option("Change a value, which is then named.")
+@set_option("Change a value; the comparison names it.")
 @click.option("--pass", "passed", multiple=True, metavar="VARIABLE", help="A secret variable that the run may see.")
 @quiet_option("Print only the outcome.")
 @json_option("The outcome as JSON.")
@@ -67,9 +69,9 @@ def command(
     is_quiet: bool,
     as_json: bool,
 ) -> None:
-    """Run a PACK again in an environment of its own, and compare line by line: bit-identical on the same machine and
-    versions, else by the test that the pack declares. The first difference is named with its cause. A pack is code of
-    whoever made it: what it would run and install is listed, and nothing happens until you agree."""
+    """Run a PACK again in a new environment, and compare line by line: bit-identical on the same machine and versions,
+    otherwise by the test that the pack declares. The first difference is named with its cause. A pack is its maker's
+    code: everything that it would run and install is listed, and nothing happens until you agree."""
     contents = read_contents(open_pack(file))
     folder = (into or Path(f"{file.stem}.rerun")).absolute()
     if folder.exists():
@@ -108,12 +110,12 @@ def command(
         say=say,
     )
     outcome = again.outcome([part for each in settings for part in ("--set", each)])
-    told = {"repeated": outcome.is_repeated, "runs": [run.as_data() for run in outcome.runs], "folder": str(folder)}
+    result = {"repeated": outcome.is_repeated, "runs": [run.as_data() for run in outcome.runs], "folder": str(folder)}
     if contents.is_campaign:
-        told |= {"verdict_in_the_pack": contents.verdict, "verdict": outcome.verdict}
-    (folder / RESULT).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        result |= {"verdict_in_the_pack": contents.verdict, "verdict": outcome.verdict}
+    (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(result, indent=2))
     else:
         _print(contents, outcome, unpacked / "campaign")
     if not outcome.is_repeated:
@@ -123,13 +125,13 @@ def command(
 def _given(text: str) -> tuple[str, Path]:
     name, separator, path = text.partition("=")
     if not separator or not Path(path).is_file():
-        what, fix = f"{text!r} names no file", "give NAME=PATH, with the name as `retrain pack` told it"
+        what, fix = f"{text!r} names no file", "give NAME=PATH, with the name that `retrain pack` printed"
         raise ConfigError(Problem(where="--data", what=what, fix=fix))
     return name, Path(path).absolute()
 
 
 def _agree(yes: bool, wheels: Sequence[CheckedWheel], trusted: Sequence[str]) -> None:
-    """ConfigError unless the user agrees: to the list, and to each wheel that would take the place of retrain."""
+    """Raise ConfigError unless the user agrees: to the list, and to each wheel that would replace retrain."""
     unknown = [wheel for wheel in wheels if wheel.needs_trust and wheel.sha256 not in map(str.lower, trusted)]
     can_ask = is_interactive() and not yes
     if unknown and not can_ask:
@@ -140,9 +142,9 @@ def _agree(yes: bool, wheels: Sequence[CheckedWheel], trusted: Sequence[str]) ->
     if yes:
         return
     if not can_ask:
-        what, fix = "nobody can be asked whether to run this", "read the list above, then add --yes"
+        what, fix = "running this needs your consent", "read the list above, then add --yes"
         raise ConfigError(Problem(where="command line", what=what, fix=fix))
-    questions = [f"Install {printable(wheel.packed.name)}, which is UNKNOWN, in place of yours?" for wheel in unknown]
+    questions = [f"Install {printable(wheel.packed.name)} (UNKNOWN) in place of yours?" for wheel in unknown]
     for question in (*questions, "Run it?"):
         if not click.confirm(question, default=False, err=True):
             what, fix = "not agreed: nothing was unpacked, installed or run", "answer y once you have read the list"
@@ -167,16 +169,11 @@ def _print(contents: Contents, outcome: Outcome, campaign: Path) -> None:
         click.echo(f"ledger of the pack: {history.num_lines} lines, {printable(state)}")
 
 
-# What a rerun would run, reach and install, for the user who has to decide. Names in it are a stranger's text.
-
-
-MOST_TEXT, MOST_CHANGED = 120, 3
-_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*[.:][A-Za-z_]\w*")  # as the name of a function: `my_rewards.score`
-_URL = re.compile(r"[A-Za-z][\w+.-]*://[^\s\"'<>]+")
+# The list of everything that a rerun would run, reach and install; names in it are untrusted.
 
 
 def listing(contents: Contents, wheels: Sequence[CheckedWheel], *, here: bool) -> list[str]:
-    """One line each: code by file and hash, programs, hosts, variables, places outside, wheels, packages."""
+    """Return a line each: code by file and hash, programs, hosts, variables, places outside, wheels, packages."""
     runs = (
         f"campaign of {len(contents.runs)} runs" if contents.is_campaign else f"run of {contents.runs[0].steps} steps"
     )
@@ -186,7 +183,7 @@ def listing(contents: Contents, wheels: Sequence[CheckedWheel], *, here: bool) -
     rows += [f"  code     {file.place} ({file.size} bytes, hash {file.hash})" for file in codes]
     rows += [*_from_config(contents)] + ([] if codes else ["  code     none, except its plugins"])
     if here:
-        return [*rows, "  plugins  those of this environment, in place of the pack's wheels; nothing is installed"]
+        return [*rows, "  plugins  of this environment, in place of the pack's wheels; nothing is installed"]
     rows.append("It would install this and nothing else, without requirements of these:")
     rows += map(_of_wheel, wheels)
     shown = ", ".join(f"{name} {each['version']} ({each['digest'][:12]})" for name, each in contents.packages.items())
@@ -199,18 +196,17 @@ def _of_wheel(wheel: CheckedWheel) -> str:
         return f"  plugin   {head}"
     if not wheel.changed:
         return f"  retrain  {head}: the same files as yours"
-    more = f" and {len(wheel.changed) - MOST_CHANGED} more" if len(wheel.changed) > MOST_CHANGED else ""
-    return f"  retrain  {head}: UNKNOWN, not the files of yours: {', '.join(wheel.changed[:MOST_CHANGED])}{more}"
+    return f"  retrain  {head}: UNKNOWN, not the files of yours: {first_few(wheel.changed)}"
 
 
 def _from_config(contents: Contents) -> Iterator[str]:
-    """Lines about values of the configuration that run a program, or reach beyond the folder of the rerun."""
+    """Yield lines about values that run a program, or reach beyond the folder of the rerun."""
     tables = forced(contents.config())
     places = {str(part) for file in contents.files for part in (file.place, *PurePosixPath(file.place).parents)}
     model = str(tables.get("model", {}).get("model", ""))
     if model and not model.startswith("builtin:") and model.rstrip("/") not in places:
         yield f"  download {model[:MOST_TEXT]}, from the hub unless it is a folder (model.model)"
-    for key, value in _texts(tables):
+    for key, value in texts_of(tables):
         text, name = value[:MOST_TEXT], key.rpartition(".")[2]
         if name == "trust_remote_code":
             yield f"  code     of the model, from wherever it comes ({key} = true)"
@@ -231,17 +227,3 @@ def _host(url: str) -> str:
         return f"{urlsplit(url).scheme}://{urlsplit(url).netloc.rpartition('@')[2]}"[:MOST_TEXT]
     except ValueError:
         return url[:MOST_TEXT]
-
-
-def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a configuration with its key, and the switches that are on."""
-    if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _texts(each, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each, key)
-    elif isinstance(value, str) and value:
-        yield key, value
-    elif value is True:
-        yield key, "true"

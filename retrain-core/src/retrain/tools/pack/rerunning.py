@@ -1,4 +1,4 @@
-"""Runs a pack again and compares it with what the pack recorded, line by line, as the lines come."""
+"""Runs a pack again and compares it with the pack's records, line by line, as the lines come."""
 
 from __future__ import annotations
 
@@ -14,36 +14,43 @@ from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.records.identity.changes import changes_between
 from retrain.records.identity.copies import FOLDER
 from retrain.records.manifest import LIBRARIES
-from retrain.records.reading import read_regular
+from retrain.records.reading import flattened, read_regular, table_of
 from retrain.records.record_names import CONFIG_FILE, EVALUATION, RUN_FILE
 from retrain.records.run import Run, is_run
 from retrain.text.secrets import HIDDEN
 from retrain.text.terminal_text import printable
-from retrain.tools.pack.contents import Contents, PackedRun
+from retrain.tools.pack.archive import Contents, PackedRun
+from retrain.tools.pack.comparison import (
+    Divergence,
+    Equivalence,
+    Line,
+    RunLines,
+    divergence,
+    equivalence,
+    final_rates,
+    parsed,
+    verdict_of,
+)
 from retrain.tools.pack.environment import RUN
 from retrain.tools.pack.gather import weights_of
 from retrain.tools.pack.inputs import with_moved
-from retrain.tools.pack.lines import Divergence, Line, RunLines, divergence
-from retrain.tools.pack.verdict import Equivalence, equivalence, final_rates, parsed, verdict_of
 
-# Why a rerun is not the run: everything in which the two differ, the most likely cause first.
-
-
-# What changes a run, and what only rounds it otherwise, by how often it is the cause.
+# Causes of another run, and causes of another rounding, the most frequent first.
 CHANGING = ("seed", "configuration", "data", "model", "code", "plugin", "python", "package", "hardware")
 ROUNDING = ("hardware", "package", "python", "plugin", "code", "model", "configuration", "data", "seed")
 LOOKED_AT = "seed, configuration, data, model, code, plugins, python, packages, hardware"
-# Where a run writes and who watches it: a rerun sets these itself.
+# Records and watchers of a run: a rerun sets these.
 OF_THE_RERUN = ("logging", "resume", "campaign")
 KEYS_OF_THE_RERUN = frozenset({"training.seed", "backend.adapter_path", "backend.throttle_dir"})
 CALCULATING = tuple(name for name in LIBRARIES if name not in ("pydantic", "pluggy"))
+POLL_S, GRACE_S = 0.2, 60.0
+LOG = "run.log"
+Say = Callable[[str], None]
 _ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing in which the rerun is not what the pack says, and of which kind it is."""
-
     kind: str
     what: str
 
@@ -52,7 +59,7 @@ class Difference:
 
 
 def ranked(found: list[Difference], first: Divergence | None) -> list[Difference]:
-    """The most likely cause first: by kind, and by whether the first divergence is one of rounding."""
+    """Sort by likelihood of being the cause: by kind, and by whether the first divergence is one of rounding."""
     order = ROUNDING if first is not None and first.is_rounding else CHANGING
     return sorted(found, key=lambda each: order.index(each.kind))
 
@@ -60,7 +67,7 @@ def ranked(found: list[Difference], first: Divergence | None) -> list[Difference
 def differences(
     contents: Contents, packed: PackedRun, inputs: Path, run: Path, packages: Mapping[str, Mapping[str, str]]
 ) -> list[Difference]:
-    """Every difference between a run of a pack and its rerun in `run`.
+    """Return every difference between a run of a pack and its rerun in `run`.
 
     `inputs` is the folder of the packed copies, `packages` what is installed where it was run again.
     """
@@ -82,26 +89,18 @@ def differences(
 def _settings(before: Mapping[str, Any], now: Mapping[str, Any], moved: Mapping[str, str]) -> Iterator[Difference]:
     if before.get("seed") != now.get("seed"):
         yield Difference(kind="seed", what=_was(before.get("seed"), now.get("seed")))
-    old, new = _flat(with_moved(before.get("config"), moved)), _flat(now.get("config"))
+    old, new = flattened(with_moved(table_of(before, "config"), moved)), flattened(table_of(now, "config"))
     for path in sorted({*old, *new}):
         values = old.get(path, _ABSENT), new.get(path, _ABSENT)
         is_own = path.partition(".")[0] in OF_THE_RERUN or path in KEYS_OF_THE_RERUN
         if values[0] != values[1] and not is_own:
             yield Difference(kind="configuration", what=f"{path} {_was(*values)}")
         elif HIDDEN in str(values[0]) and not is_own:
-            yield Difference(kind="configuration", what=f"{path} holds a secret, which the pack hides")
-
-
-def _flat(tables: Any, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in (tables if isinstance(tables, dict) else {}).items():
-        path = f"{prefix}{name}"
-        flat |= _flat(value, f"{path}.") if isinstance(value, dict) and value else {path: value}
-    return flat
+            yield Difference(kind="configuration", what=f"{path} holds a secret, hidden in the pack")
 
 
 def _renamed(identity: dict[str, Any], contents: Contents) -> dict[str, Any]:
-    """The identity with data and code under the names that they have in the rerun's configuration."""
+    """Return the identity with data and code under their names in the rerun's configuration."""
     names = {(file.kind, file.name): file.place for file in contents.files if file.kind != "model"}
     found = dict(identity)
     for kind in ("code", "data"):
@@ -113,7 +112,7 @@ def _renamed(identity: dict[str, Any], contents: Contents) -> dict[str, Any]:
 
 
 def _packages(packed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
-    """Those that calculate first."""
+    """Yield packages, with the libraries that calculate first."""
     for name in sorted(packed, key=lambda each: (CALCULATING.index(each) if each in CALCULATING else 99, each)):
         old, new = packed[name], here.get(name, {})
         if old["version"] != new.get("version"):
@@ -138,14 +137,9 @@ def _was(old: object, new: object) -> str:
     return f"was {shown[0]} and is now {shown[1]}"
 
 
-POLL_S, GRACE_S = 0.2, 60.0
-LOG = "run.log"
-Say = Callable[[str], None]
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunOutcome:
-    """A run against its rerun in `folder`: how many lines were the same, the first that was not, and why."""
+    """A run against its rerun in `folder`: the number of equal lines, the first that differs, and why."""
 
     run: PackedRun
     folder: Path
@@ -158,13 +152,13 @@ class RunOutcome:
 
     @property
     def verdict(self) -> str:
-        """`identical`, `equivalent`, or `different`."""
+        """Return `identical`, `equivalent`, or `different`."""
         if self.first is None:
             return "identical"
         return "equivalent" if self.tested is not None and self.tested.is_equivalent else "different"
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data for JSON; of an identical run `causes` are differences without an effect."""
+        """Return plain data; of an identical run, `causes` are differences without an effect."""
         return {
             "run": self.run.name,
             "verdict": self.verdict,
@@ -175,7 +169,7 @@ class RunOutcome:
         }
 
     def advance(self, say: Say) -> bool:
-        """Compare the lines that have come since; True if one of them is the first that differs."""
+        """Compare the new lines; True if one of them is the first that differs."""
         for line in self.reader.new():
             if self.first is None:
                 packed = self.wanted[self.num_same] if self.num_same < len(self.wanted) else None
@@ -189,7 +183,7 @@ class RunOutcome:
         return False
 
     def conclude(self) -> None:
-        """Compare what only the end shows: lines that never came, and the final weights."""
+        """Compare lines that never came, and the final weights."""
         here = weights_of(self.folder)
         if self.first is None and self.num_same < len(self.wanted):
             self.first = divergence(self.run.name, self.wanted[self.num_same], None)
@@ -209,7 +203,6 @@ class Outcome:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether every run is identical or equivalent."""
         return all(run.verdict != "different" for run in self.runs)
 
 
@@ -217,7 +210,7 @@ class Outcome:
 class Rerun:
     """A pack, and where it is run again: in `work`, by `python` in `environ`.
 
-    `inputs` are the packed copies of files, and `packages` what is installed for `python`.
+    `inputs` are the packed copies of files, and `packages` those installed for `python`.
     """
 
     contents: Contents
@@ -229,10 +222,10 @@ class Rerun:
     say: Say
 
     def outcome(self, arguments: Sequence[str]) -> Outcome:
-        """Run, follow, compare; the causes are found once the first line differs, and told at once.
+        """Run, follow, compare; causes are sought as soon as a line differs.
 
         A single run that differs, without a test that the pack declares, is stopped there. BackendError when the run
-        itself fails before any line differs.
+        fails before any line differs.
         """
         contents, folder = self.contents, self.work / RUN
         runs = []
@@ -254,14 +247,14 @@ class Rerun:
                 self._follow(process, runs)
             finally:
                 _end(process)
-        told = [run for run in runs if run.first is not None]
-        if process.returncode and not told:
+        differing = [run for run in runs if run.first is not None]
+        if process.returncode and not differing:
             why = "\n".join(printable(line) for line in log.read_text("utf-8", "replace").strip().splitlines()[-8:])
             what = f"the run ended with exit code {process.returncode}"
-            raise BackendError(Problem(where=str(log), what=what, why=why, fix="correct what it says, then rerun"))
+            raise BackendError(Problem(where=str(log), what=what, why=why, fix="correct that, then rerun"))
         for run in runs:
             run.conclude()
-            if run not in told:
+            if run not in differing:
                 self._explain(run)
             if contents.equivalence is not None and run.first is not None:
                 packed_rates = final_rates(parsed(contents.opened.read(f"{run.run.place}/{EVALUATION}")))
@@ -272,7 +265,7 @@ class Rerun:
 
     def _follow(self, process: subprocess.Popen[bytes], runs: Sequence[RunOutcome]) -> None:
         while True:
-            has_ended = process.poll() is not None  # asked before the lines are read: then none is missed
+            has_ended = process.poll() is not None  # before the lines are read, so that none is missed
             for run in runs:
                 if run.advance(self.say):
                     self._explain(run)
@@ -285,21 +278,18 @@ class Rerun:
                 process.wait(POLL_S)
 
     def _explain(self, run: RunOutcome) -> None:
-        """Find in what the rerun differs, and tell it: as causes of the first divergence, or as without an effect."""
+        """Find and report the differences: as causes of the first divergence, or as without an effect."""
         if is_run(run.folder):
             with suppress(ConfigError):
                 found = differences(self.contents, run.run, self.inputs, run.folder, self.packages())
                 run.causes = ranked(found, run.first)
-        if run.first is None:
-            lines = [f"  different, without an effect: {cause}" for cause in run.causes]
-        else:
-            lines = [*run.first.lines(), *cause_lines(run.causes)]
-        for line in lines:
+        harmless = [f"  different, without an effect: {cause}" for cause in run.causes]
+        for line in [*run.first.lines(), *cause_lines(run.causes)] if run.first else harmless:
             self.say(printable(line))
 
 
 def cause_lines(causes: Sequence[Difference]) -> list[str]:
-    """For people: the most likely cause, and every other difference."""
+    """Return the most likely cause, and every other difference."""
     if not causes:
         return [f"cause not found among {LOOKED_AT}: it may be time, a service or a race"]
     more = [f"  also different: {each}" for each in causes[1:]]
@@ -307,7 +297,7 @@ def cause_lines(causes: Sequence[Difference]) -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop the run, if it goes on: by the signal at which it saves its state, then at all."""
+    """Stop the run, if it is still running: first by the signal at which it saves its state."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""Makes a wheel of a distribution as it is installed, or lies in its clone: what a run used, installable elsewhere.
+"""Makes a wheel of a distribution as it is installed, or as its clone has it.
 
 The format is https://packaging.python.org/specifications/binary-distribution-format: the modules, the metadata without
-what an installer adds, and a RECORD of the hashes. Nothing is built, so no build backend is needed on either side.
+an installer's additions, and a RECORD of the hashes. Nothing is built, so no build backend is needed on either side.
 """
 
 from __future__ import annotations
@@ -10,29 +10,38 @@ import base64
 import csv
 import hashlib
 import io
+import json
 import os
 import re
+import subprocess
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.discover import normal_name
 from retrain.kernel.plugins.first_party import own_distributions
-from retrain.kernel.plugins.installed import files_of, normal_name, source_folder, versions_of
+from retrain.kernel.plugins.installed import files_of, versions_of
+from retrain.kernel.plugins.missing import source_folder
+from retrain.kernel.plugins.requirements import requirements_of
 from retrain.records.identity.hashing import files_below, located
 from retrain.records.reading import read_regular
 from retrain.tools.pack.archive import (
     BYTE_CODE,
     CHUNK,
     METADATA,
+    Contents,
     Opened,
+    PackedWheel,
     check_members,
     is_importable,
     own_module,
@@ -41,15 +50,16 @@ from retrain.tools.pack.archive import (
     top_level,
     zipped,
 )
-from retrain.tools.pack.contents import Contents, PackedWheel
 
 OF_THE_INSTALLER = frozenset({"RECORD", "RECORD.jws", "INSTALLER", "REQUESTED", "direct_url.json"})
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)")
+_SKIPPED = (".pyc", ".pth")
 _TAG = re.compile(r"^Tag: ([\w.-]+)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """A wheel's file name, its bytes, and the text files in it by the path below the place of its modules.
+    """A wheel's file name, its bytes, and its text files by the path below the folder of its modules.
 
     `is_editable`: made from a folder that it was installed from by path.
     """
@@ -61,7 +71,7 @@ class Wheel:
 
 
 def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
-    """The wheel of an installed distribution of which these top-level modules are used; ConfigError if it has none."""
+    """Return the wheel of an installed distribution of which these top-level modules are used."""
     recorded = [file for file in files_of(name) if ".." not in file.parts and not str(file).endswith(".pyc")]
     info = next((file.parts[0] for file in recorded if file.parts[0].endswith(".dist-info")), "")
     if not info:
@@ -72,7 +82,8 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
         for file in recorded
         if file.parts[0] == info and not (len(file.parts) == 2 and file.parts[1] in OF_THE_INSTALLER)
     }
-    is_editable = source_folder(name) is not None and not any(_is_module(str(file), modules) for file in recorded)
+    tops = {top_level(str(file)) for file in recorded}
+    is_editable = source_folder(name) is not None and not tops.intersection(modules)
     if is_editable:
         sources = dict(_of_modules(modules))
     else:
@@ -86,10 +97,6 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
     tag = "py3-none-any" if is_editable or not tags else _compressed(tags)
     file = f"{re.sub(r'[-_.]+', '_', name)}-{version}-{tag}.whl"
     return Wheel(file=file, content=zipped(members), sources=sources, is_editable=is_editable)
-
-
-def _is_module(file: str, modules: Iterable[str]) -> bool:
-    return any(file == f"{top}.py" or file.startswith(f"{top}/") for top in modules)
 
 
 def _of_modules(modules: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -106,16 +113,16 @@ def _record_line(member: tuple[str, bytes]) -> str:
 
 
 def _compressed(tags: list[str]) -> str:
-    """The tags in one: `cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64`."""
+    """Return the tags in one: `cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64`."""
     parts = [tag.split("-") for tag in tags if tag.count("-") == 2]
     return "-".join(".".join(dict.fromkeys(each[column] for each in parts)) for column in range(3))
 
 
-# The wheels in a pack, checked before anything of them is installed: each is what its name says, and no more.
+# The wheels in a pack, checked before anything of them is installed.
 #
 # `retrain pack` writes wheels of modules and metadata. Scripts, data for other places, modules of other distributions
-# and files that Python reads at its start are refused. A wheel of retrain itself is *known* when its files are those
-# of the retrain that reads the pack.
+# and files that Python reads at its start are refused. A wheel of retrain is *known* when it has the same files as the
+# retrain that reads the pack.
 
 
 MAX_WHEEL_BYTES = 2**28  # of a plugin's modules, unpacked
@@ -135,7 +142,6 @@ class CheckedWheel:
 
     @property
     def is_ours(self) -> bool:
-        """True for one of the distributions that retrain consists of."""
         return normal_name(self.packed.name) in own_distributions()
 
     @property
@@ -155,7 +161,6 @@ class ReadWheel:
 
     @property
     def modules(self) -> frozenset[str]:
-        """Its top-level modules and packages."""
         paths = (path for path in self.files if not path.startswith(f"{self.folder}/"))
         return frozenset(top_level(path) for path in paths if "/" in path or is_importable(path))
 
@@ -167,8 +172,8 @@ def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
         with zipfile.ZipFile(stream) as archive:
             names = archive.namelist()
             (folder,) = {name.partition("/")[0] for name in names if name.partition("/")[0].endswith(".dist-info")}
-            said = HeaderParser().parsestr(archive.read(f"{folder}/METADATA").decode("utf-8"))
-            headers = [text for header in ("Name", "Version") for text in said.get_all(header, [])]
+            parsed = HeaderParser().parsestr(archive.read(f"{folder}/METADATA").decode("utf-8"))
+            headers = [text for header in ("Name", "Version") for text in parsed.get_all(header, [])]
             for source, named in (("METADATA", headers), (folder, folder.removesuffix(".dist-info").split("-"))):
                 if len(named) != 2 or (canonicalize_name(named[0]), Version(named[1])) != (name, version):
                     raise refused(where, f"{file} says in its {source} that it is {' '.join(named)}")
@@ -183,7 +188,7 @@ def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
 
 
 def _recorded(archive: zipfile.ZipFile, folder: str) -> dict[str, str]:
-    """The hashes of a RECORD by path; empty for one that is not SHA-256."""
+    """Return the hashes of a RECORD by path; empty for one that is not SHA-256."""
     rows = csv.reader(io.StringIO(archive.read(f"{folder}/RECORD").decode("utf-8")))
     return {row[0]: row[1].removeprefix("sha256=") if row[1].startswith("sha256=") else "" for row in rows if row}
 
@@ -204,7 +209,7 @@ def _first_fault(archive: zipfile.ZipFile, folder: str, files: Mapping[str, str]
 
 
 def check_wheels(contents: Contents) -> tuple[CheckedWheel, ...]:
-    """The wheels of a pack; ConfigError for one that holds more than the modules of its distribution."""
+    """Return the wheels of a pack; ConfigError for one that holds more than the modules of its distribution."""
     found: list[CheckedWheel] = []
     owners: dict[str, str] = {}
     for packed in contents.wheels:
@@ -235,14 +240,14 @@ def _checked(opened: Opened, packed: PackedWheel) -> CheckedWheel:
     own = own_module(normal_name(packed.name)) if normal_name(packed.name) in own_distributions() else ""
     for path in read.files:
         if _is_foreign(path, read.folder, own):
-            raise refused(opened.file, f"{file} holds {path}, which is no module of {packed.name}")
+            raise refused(opened.file, f"{file} holds {path}: not a module of {packed.name}")
     changed = _changed(read, packed.name, {own}) if own else ()
     sha256 = str(opened.files[packed.member]["sha256"])
     return CheckedWheel(packed=packed, sha256=sha256, modules=read.modules, changed=changed)
 
 
 def _is_foreign(path: str, info: str, own: str) -> bool:
-    """True for scripts, data of other places, metadata of others, and files that would run unnoticed."""
+    """True for scripts, data and metadata of another distribution, and files that would run unnoticed."""
     folder, lower = path.partition("/")[0], path.casefold()
     if folder == info:
         return False
@@ -252,7 +257,7 @@ def _is_foreign(path: str, info: str, own: str) -> bool:
 
 
 def _changed(read: ReadWheel, name: str, modules: Iterable[str]) -> tuple[str, ...]:
-    """The files of one of our distributions that are not those of the installed one, in either direction."""
+    """Return the files of one of our distributions that differ from the installed ones, in either direction."""
     if not (version := versions_of([name]).get(name)):
         return (f"{name} is not installed here",)
     here = wheel_of(name, version, modules)
@@ -262,10 +267,83 @@ def _changed(read: ReadWheel, name: str, modules: Iterable[str]) -> tuple[str, .
 
 
 def _run_files(read: ReadWheel) -> dict[str, str]:
-    """The files that decide what runs: modules, entry points; without what describes the distribution."""
+    """Return the files that decide what runs: modules and entry points."""
     prefix, skipped = f"{read.folder}/", (*SIGNATURES, *NOT_RUN)
     return {
         path.replace(prefix, ".dist-info/", 1): digest
         for path, digest in read.files.items()
         if not (path.startswith((f"{prefix}licenses/", f"{prefix}LICEN")) or path.removeprefix(prefix) in skipped)
     }
+
+
+# The packages that a run depends on: their versions, and a digest of each one's installed files.
+
+
+def extras_of(name: str, words: Iterable[str]) -> list[str]:
+    """Return the extras of a distribution that are named like a part that the configuration selects: `judge`."""
+    offered = {normal_name(extra) for line in requirements_of(name) for extra in _EXTRA.findall(line)}
+    return sorted(offered & {normal_name(word) for word in words})
+
+
+def required(roots: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Return every installed distribution that these need, by its normal name, with its version.
+
+    `roots` are distributions with their extras.
+    """
+    todo = [(normal_name(name), tuple(extras)) for name, extras in roots.items()]
+    done: set[tuple[str, tuple[str, ...]]] = set()
+    while todo:
+        each = todo.pop()
+        if each in done:
+            continue
+        done.add(each)
+        for line in requirements_of(each[0]):
+            try:
+                wanted = Requirement(line)
+            except InvalidRequirement:
+                continue  # in third-party metadata; pip would have refused it
+            if wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in ("", *each[1])):
+                todo.append((normal_name(wanted.name), tuple(sorted(wanted.extras))))
+    return dict(sorted(versions_of({name for name, _ in done}).items()))
+
+
+def installed_digests(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return version, and a digest over the recorded hashes of the installed files; empty where there are none.
+
+    Byte code, scripts and metadata, the installer's additions, are not counted.
+    """
+    found = {}
+    for name, version in versions_of(names).items():
+        files = [file for file in files_of(name) if ".." not in file.parts and ".dist-info" not in file.parts[0]]
+        digest = digest_of({str(file): file.hash.value for file in files if file.hash})
+        found[name] = {"version": version, "digest": digest}
+    return found
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    lines = sorted(f"{path}\0{value}\n" for path, value in files.items() if not path.endswith(_SKIPPED))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32] if lines else ""
+
+
+def digests_in(python: Path | str, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return `installed_digests` of another environment, by its interpreter; ConfigError when it does not answer."""
+    wanted = list(names)
+    if str(python) == sys.executable:
+        return installed_digests(wanted)
+    code = (
+        "import json, sys; from retrain.tools.pack.wheels import installed_digests; "
+        "print(json.dumps(installed_digests(json.load(sys.stdin))))"
+    )
+    command = [str(python), "-I", "-c", code]
+    done = subprocess.run(command, input=json.dumps(wanted), capture_output=True, text=True, timeout=300, check=False)
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+    except ValueError as error:
+        what = f"does not list its packages: {done.stderr.strip()[-300:]}"
+        raise ConfigError(Problem(where=str(python), what=what, fix="see the messages of pip above")) from error
+    return found
+
+
+def pinned(name: str, version: str) -> str:
+    """Return a requirement of one version, without the local label of a build (2.13.0 for `2.13.0+cpu`)."""
+    return f"{name}=={version.partition('+')[0]}"

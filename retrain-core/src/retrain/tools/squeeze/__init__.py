@@ -1,7 +1,4 @@
-"""LoRA-Squeeze: which rank an adapter really needs, and the same adapter at a smaller one.
-
-Registers `[squeeze]`, its command, what a campaign does with it, and the section about spectra in reports.
-"""
+"""LoRA-Squeeze: the rank that an adapter needs, and the same adapter at a smaller one."""
 
 from __future__ import annotations
 
@@ -9,21 +6,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.declared import TableTraits
+from retrain.kernel.declared import ConfigClaim, PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugin_spec import ConfigClaim, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.report import ReportSection
     from retrain.kernel.contracts.views import RunView
 
-TRAINING_TABLES = ("training", "algorithm", "campaign")  # a file with one of these does more than squeeze
-
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table of rank analysis."""
     traits = TableTraits(flag_prefix="squeeze_")
     factory = "retrain.tools.squeeze.table:SqueezeTable"
     register(PluginSpec(name="squeeze", summary="LoRA rank analysis.", factory=factory, traits=traits))
@@ -31,18 +24,17 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """`retrain squeeze`."""
     summary = "Show which rank an adapter needs, and write it at that rank."
-    register(
-        PluginSpec(name="squeeze", summary=summary, factory="retrain.tools.squeeze.command:command", traits="tools")
-    )
+    factory = "retrain.tools.squeeze.command:command"
+    register(PluginSpec(name="squeeze", summary=summary, factory=factory, traits="tools"))
 
 
 @hookimpl
 def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
-    """Claim a file with `[squeeze] adapter_path` and nothing to train or sweep."""
     table = document.get("squeeze")
-    if not isinstance(table, dict) or not table.get("adapter_path") or set(TRAINING_TABLES) & set(document):
+    if not isinstance(table, dict) or not table.get("adapter_path"):
+        return None
+    if {"training", "algorithm", "campaign"} & set(document):  # such a file does more than squeeze
         return None
     return ConfigClaim(command="squeeze", explain="retrain.tools.squeeze.command:explain")
 
@@ -51,7 +43,6 @@ def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
 def retrain_campaign_run_done(
     config: Config, tables: frozenset[str], run: Path, campaign: Path, is_first: bool
 ) -> Mapping[str, Any] | None:
-    """Squeeze the adapter of the first finished run if the campaign's file has `[squeeze]`."""
     if not is_first or "squeeze" not in tables:
         return None
     from retrain.records.run import Run
@@ -65,7 +56,6 @@ def retrain_campaign_run_done(
 
 @hookimpl
 def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str, ReportSection] | None:
-    """The spectrum of the adapter, if it was analysed."""
     from retrain.tools.squeeze.spectrum_pages import report_section
 
     section = report_section(run.folder, campaign)

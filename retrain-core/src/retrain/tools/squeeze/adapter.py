@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Floats
 from retrain.records.checkpoints import locate_adapter
+from retrain.records.reading import parse_record, read_regular
 from retrain.tools.squeeze.tensor_file import FIX, TensorFile, TensorInfo, unusable
 
-# `adapter_config.json`: rank and scale of every module, and the same file for a smaller rank.
-
-
 CONFIG_FILE = "adapter_config.json"
-# These initialisations move base weights into the factors: their spectrum is not that of the update.
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLED_FILE = "adapter_model.bin"
+PREFIX = "base_model.model."
+REMOTE = "tinker://"
+LARGEST = 1e70  # products of two, and squares of those, are finite in float64
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.weight)?")
+_LORA = re.compile(r"\.lora_[A-Za-z]")
+# These initialisations move base weights into the factors: their spectrum is not the update's.
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq")
 REFUSED = {
     "use_dora": "DoRA divides by a column norm of base weight plus update, and the base weights are not available here",
@@ -32,45 +37,55 @@ REFUSED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig:
-    """What PEFT computes with: `Delta = scale * B A`, scale = alpha / r, or alpha / sqrt(r) with rsLoRA."""
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is not a valid pattern: {error}") from None
+    return text
+
+
+Rank = Annotated[int, Field(strict=True, ge=1)]
+Alpha = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Pattern = Annotated[str, AfterValidator(_pattern)]  # a regular expression on the module's name
+
+
+class LoraConfig(BaseModel):
+    """Rank and scale of every module: `Delta = scale * B A`, scale = alpha / r, or alpha / sqrt(r) with rsLoRA."""
+
+    model_config = ConfigDict(frozen=True)
 
     path: Path
-    document: Mapping[str, Any]
-    rank: int
-    alpha: float
-    use_rslora: bool
-    ranks: Mapping[str, int]  # regular expression on the module's name -> rank
-    alphas: Mapping[str, float]
+    document: dict[str, Any]
+    r: Rank
+    lora_alpha: Alpha
+    use_rslora: bool = False
+    rank_pattern: dict[Pattern, Rank] = {}
+    alpha_pattern: dict[Pattern, Alpha] = {}
 
     def rank_of(self, module: str) -> int:
-        """Rank of one module: the first pattern that its name matches, else `r`."""
-        return self.ranks.get(_match(self.ranks, module), self.rank)
+        return self.rank_pattern.get(_match(self.rank_pattern, module), self.r)
 
     def alpha_of(self, module: str) -> float:
-        """Alpha of one module, by the same rule."""
-        return self.alphas.get(_match(self.alphas, module), self.alpha)
+        return self.alpha_pattern.get(_match(self.alpha_pattern, module), self.lora_alpha)
 
     def scale(self, alpha: float, rank: int) -> float:
-        """The factor in front of B A."""
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def alpha_at(self, alpha: float, rank: int, smaller: int) -> float:
-        """The alpha that keeps `scale` at another rank: alpha k / r, with rsLoRA alpha sqrt(k / r)."""
+        """Return the alpha that keeps `scale` at another rank: alpha k / r, with rsLoRA alpha sqrt(k / r)."""
         return alpha * (math.sqrt(smaller / rank) if self.use_rslora else smaller / rank)
 
     def squeezed(self, rank: int, modules: Iterable[tuple[str, int]]) -> dict[str, Any]:
-        """The document for `rank`; `modules` are all names with their new ranks.
+        """Return the document for `rank`, in which every module keeps its scale.
 
-        Every module keeps its scale. Modules that differ from the rest get a pattern of their own.
+        `modules` are all names with their new ranks. Modules that differ from the rest get a pattern.
         """
-        alpha = self.alpha_at(self.alpha, self.rank, rank)
+        alpha = self.alpha_at(self.lora_alpha, self.r, rank)
         ranks: dict[str, int] = {}
         alphas: dict[str, float] = {}
-        for module, smaller in sorted(
-            modules, key=lambda pair: -len(pair[0])
-        ):  # longest first: one name may be the ending of another
+        # longest first: one name may be the ending of another
+        for module, smaller in sorted(modules, key=lambda pair: -len(pair[0])):
             pattern = f"^{re.escape(module)}"
             own = self.alpha_at(self.alpha_of(module), self.rank_of(module), smaller)
             if smaller != rank:
@@ -82,9 +97,12 @@ class LoraConfig:
 
 
 def read_lora_config(folder: Path) -> LoraConfig:
-    """The configuration of the adapter in `folder`; ConfigError if there is none, or it is not plain LoRA."""
+    """Read the configuration of the adapter in `folder`; ConfigError unless it is plain LoRA."""
     path = folder / CONFIG_FILE
-    document = _read(path)
+    try:
+        document = parse_record(read_regular(path), allow_nan=True)
+    except (OSError, ValueError, RecursionError) as error:
+        raise unusable(path, f"is not a readable JSON object: {error}", fix=FIX) from error
     if (kind := document.get("peft_type")) != "LORA":
         raise unusable(path, f"peft_type is {kind!r}", fix="only LORA adapters have a rank that can be squeezed")
     for name, why in REFUSED.items():
@@ -94,66 +112,18 @@ def read_lora_config(folder: Path) -> LoraConfig:
     if isinstance(init, str) and init.lower().startswith(BASE_CHANGING_INITS):
         fix = "convert it first: save_pretrained(..., path_initial_model_for_weight_conversion=...) of PEFT"
         raise unusable(path, f"init_lora_weights is {init!r}", why="its factors hold base weights too", fix=fix)
-    return LoraConfig(
-        path=path,
-        document=document,
-        rank=_rank(path, "r", document.get("r")),
-        alpha=_alpha(path, "lora_alpha", document.get("lora_alpha")),
-        use_rslora=bool(document.get("use_rslora")),
-        ranks={k: _rank(path, f"rank_pattern {k!r}", v) for k, v in _patterns(path, document, "rank_pattern")},
-        alphas={k: _alpha(path, f"alpha_pattern {k!r}", v) for k, v in _patterns(path, document, "alpha_pattern")},
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    fix = "give an adapter folder that PEFT wrote"
+    given = {name: value for name, value in document.items() if value is not None}
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise unusable(path, "file not found", fix=fix) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise unusable(path, f"is not readable JSON: {error}", fix=fix) from error
-    if not isinstance(document, dict):
-        raise unusable(path, "is not a JSON object", fix=fix)
-    return document
-
-
-def _patterns(path: Path, document: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    patterns = document.get(name) or {}
-    if not isinstance(patterns, dict):
-        raise unusable(path, f"{name} is not an object", fix="write {pattern: value}, or {}")
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise unusable(path, f"{name} {pattern!r} is not a valid pattern: {error}", fix="correct it") from None
-    return list(patterns.items())
-
-
-def _rank(path: Path, name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise unusable(path, f"{name} is {value!r}", fix="a rank is a whole number from 1")
-    return value
-
-
-def _alpha(path: Path, name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise unusable(path, f"{name} is {value!r}", fix="an alpha is a finite number")
-    return float(value)
+        return LoraConfig.model_validate({"lora_alpha": None, "r": None, **given, "path": path, "document": document})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = " ".join([str(first["loc"][0]), *map(repr, first["loc"][1:2])])
+        raise unusable(path, f"{where} is {first['input']!r}", fix=f"correct it: {first['msg']}") from None
 
 
 def _match(patterns: Iterable[str], module: str) -> str:
-    """The pattern that applies to a module by PEFT's rule: it must match the end of the name, starting at a dot."""
+    """Return the pattern for a module by PEFT's rule: it must match the end of the name, starting at a dot."""
     return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), module)
-
-
-WEIGHTS_FILE = "adapter_model.safetensors"
-PICKLED_FILE = "adapter_model.bin"
-PREFIX = "base_model.model."
-REMOTE = "tinker://"
-LARGEST = 1e70  # products of two, and squares of those, are finite in float64
-_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.weight)?")
-_LORA = re.compile(r"\.lora_[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,11 +153,10 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The largest rank of its modules."""
         return max(pair.rank for pair in self.pairs)
 
     def factors(self, pair: LoraPair) -> tuple[Floats, Floats]:
-        """A as (rank, in) and B as (out, rank), in float64, from disk; ConfigError for numbers that are not finite."""
+        """Read A as (rank, in) and B as (out, rank), in float64; ConfigError for numbers that are not finite."""
         a, b = self.file.values(pair.a.name), self.file.values(pair.b.name)
         if max(np.abs(a).max(), np.abs(b).max()) > LARGEST:
             what = f"the factors of {pair.module} are too large to be multiplied"
@@ -196,9 +165,9 @@ class Adapter:
 
 
 def read_adapter(path: Path | str) -> Adapter:
-    """The adapter in a folder, or the newest one below a run's folder; ConfigError says why it is unusable.
+    """Read names and shapes of the adapter in a folder, or of the newest one below a run's folder.
 
-    Only the names and shapes of tensors are read.
+    ConfigError says why it is unusable.
     """
     folder = locate_adapter(path)
     config = read_lora_config(folder)
@@ -212,7 +181,7 @@ def read_adapter(path: Path | str) -> Adapter:
 
 
 def local_copy(adapter: str, config: Config, plugins: Plugins) -> str:
-    """The path itself, or the folder of a copy of a `tinker://` path; ConfigError if no plugin can fetch it."""
+    """Return the path itself, or a copy of a `tinker://` path; ConfigError if no plugin can fetch it."""
     if not adapter.startswith(REMOTE):
         return adapter
     folder = plugins.call_backend("fetch_adapter", adapter, config)
@@ -242,12 +211,11 @@ def _pair(config: LoraConfig, file: TensorFile) -> tuple[tuple[LoraPair, ...], t
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Sorting key that puts `layers.2` before `layers.10`."""
+    """Return a sorting key that puts `layers.2` before `layers.10`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _checked(config: LoraConfig, file: TensorFile, key: str, found: Mapping[str, TensorInfo]) -> LoraPair:
-    """One module's pair; ConfigError if a factor is missing or the shapes do not match."""
     for side, other in ("AB", "BA"):
         if side not in found:
             raise unusable(file.path, f"{found[other].name} has no matching {side}", fix=FIX)

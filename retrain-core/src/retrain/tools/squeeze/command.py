@@ -1,33 +1,41 @@
-"""`retrain squeeze`: the rank that an adapter needs, the adapter at that rank, and what that costs."""
+"""`retrain squeeze`: the rank that an adapter needs, the adapter at that rank, and its cost."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from retrain.kernel.config.load import load_config
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
+from retrain.records.run import is_run
 from retrain.run.configure import split_arguments
 from retrain.run.tables import registered_tables, table_hint
+from retrain.text.amounts import rate_interval
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.terminal_text import printable
-from retrain.tools.squeeze.adapter import REMOTE, local_copy, read_adapter
-from retrain.tools.squeeze.analysis import ranks_to_test
+from retrain.tools.squeeze.adapter import REMOTE, WEIGHTS_FILE, Adapter, local_copy, read_adapter
 from retrain.tools.squeeze.compress import compress_adapter
-from retrain.tools.squeeze.evaluate import Measured, measure
 from retrain.tools.squeeze.job import SqueezeResult, rank_to_keep, run_job
+from retrain.tools.squeeze.spectrum import ranks_to_test
 from retrain.tools.squeeze.table import SqueezeTable
+from retrain.tools.squeeze.tensor_file import TensorInfo, encode, write_tensor_file
+
+Evaluate = Callable[[Path], Mapping[str, float]]  # folder of a checkpoint -> `eval_*` fields
+RATE, LOW, HIGH = "eval_correct_rate", "eval_ci_low", "eval_ci_high"
 
 REPORT = Path("logs/squeeze")
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -44,8 +52,6 @@ Exit codes: 0 done; 1 failed; 2 usage or configuration error.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A parsed command line: the adapter, the settings, and the overrides as given."""
-
     adapter: str
     settings: SqueezeTable
     config: Config
@@ -70,7 +76,7 @@ def command(
     measured = _measure(request, result, run, plugins) if with_eval else None
     if as_json:
         data = result.as_data() | {"layers": [layer.as_data() for layer in result.analysis.layers]}
-        data |= {"eval": measured.as_data()} if measured else {}
+        data |= {"eval": asdict(measured)} if measured else {}
         click.echo(json.dumps(data, indent=2, allow_nan=False))
         return
     lines = result.lines() + (measured.lines() if measured else [])
@@ -78,7 +84,7 @@ def command(
 
 
 def explain(arguments: Sequence[str], plugins: Plugins) -> dict[str, Any]:
-    """`retrain explain` for a file that is a squeeze; only names and shapes of the adapter are read."""
+    """Return the rows of `retrain explain` for a file that is a squeeze; no weights are read."""
     request = parse_request(arguments, plugins)
     settings, adapter = request.settings, read_adapter(request.adapter)
     content: dict[str, Any] = {
@@ -97,9 +103,9 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> dict[str, Any]:
 
 
 def parse_request(arguments: Sequence[str], plugins: Plugins) -> Request:
-    """`[ADAPTER | RUN | CONFIG] [overrides]`; ConfigError lists every problem, before any weights are read.
+    """Parse `[ADAPTER | RUN | CONFIG] [overrides]`; ConfigError lists every problem, before any weights are read.
 
-    Without ADAPTER, RUN or CONFIG, `./retrain.toml`. A configuration that names no adapter stands for that of its run.
+    The default is `./retrain.toml`. A configuration that names no adapter means its run's.
     """
     overrides, adapter, file = list(arguments), "", None
     if overrides and not overrides[0].startswith("-") and not overrides[0].endswith(".toml"):
@@ -121,7 +127,7 @@ def parse_request(arguments: Sequence[str], plugins: Plugins) -> Request:
 
 
 def _named(config: Config, settings: SqueezeTable) -> str:
-    """The adapter that a configuration names, "" if none; ConfigError with the key's location if it does not exist."""
+    """Return the adapter that a configuration names, or ""; ConfigError with the key's location if it is missing."""
     for path, adapter in (
         ("squeeze.adapter_path", settings.adapter_path),
         ("backend.adapter_path", config.backend.adapter_path),
@@ -139,16 +145,97 @@ def _named(config: Config, settings: SqueezeTable) -> str:
 
 
 def _measure(request: Request, result: SqueezeResult, run: Path | None, plugins: Plugins) -> Measured:
-    from retrain.tools.squeeze.evaluate import (
-        evaluator,
-        run_of,  # imports the training loop
-    )
-
     source = result.analysis.adapter
     rank = rank_to_keep(result.analysis, request.settings)
+    run = run or next(filter(is_run, source.resolve().parents), None)
+    if run is None:
+        what = "no parent folder is a run, whose held-out examples would be used"
+        raise ConfigError(Problem(where=str(source), what=what, fix="give the run: --run DIR"))
     with tempfile.TemporaryDirectory(prefix="retrain-squeeze-") as scratch:
         small = result.compressed.path if result.compressed else Path(scratch) / "small"
         if result.compressed is None:
             compress_adapter(source, small, rank, device=request.settings.device)
-        with evaluator(run or run_of(source), plugins, request.overrides) as evaluate:
+        with evaluator(run, plugins, request.overrides) as evaluate:
             return measure(source, small, evaluate, Path(scratch) / "checkpoint")
+
+
+# The cost of squeezing: the same evaluation of the source adapter and of the smaller one.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The fields of both evaluations: same examples, same random streams."""
+
+    rank: int
+    source_rank: int
+    source: Mapping[str, float]
+    squeezed: Mapping[str, float]
+
+    def lines(self) -> list[str]:
+        lines = ["Held-out correct rate, 95% interval:"]
+        for rank, fields in ((self.source_rank, self.source), (self.rank, self.squeezed)):
+            interval = rate_interval(fields.get(LOW), fields.get(HIGH))
+            lines.append(f"  rank {rank:>4}: {100 * fields[RATE]:5.1f}%  {interval}".rstrip())
+        return lines
+
+
+def measure(source: Path, compressed: Path, evaluate: Evaluate, scratch: Path) -> Measured:
+    """Evaluate the checkpoint in `source`, then the same with the weights of `compressed`, in the folder `scratch`."""
+    big, small = read_adapter(source), read_adapter(compressed)
+    before = dict(evaluate(big.folder))
+    write_at_source_rank(small, big, scratch)
+    return Measured(rank=small.rank, source_rank=big.rank, source=before, squeezed=dict(evaluate(scratch)))
+
+
+def write_at_source_rank(small: Adapter, big: Adapter, folder: Path) -> None:
+    """Write `big`'s checkpoint with the weights of `small`, padded with zeros to the shapes of `big`.
+
+    A backend loads adapters of its run's rank; zero rows of A and columns of B do not change the product, and
+    compression keeps alpha / r, so this policy is exactly the one of `small`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in big.folder.iterdir():
+        if file.is_file() and file.name != WEIGHTS_FILE:
+            try:
+                os.link(file, folder / file.name)  # optimizer states are large
+            except OSError:
+                shutil.copyfile(file, folder / file.name)
+
+    def contents(info: TensorInfo) -> Iterable[bytes]:
+        if small.file.tensors[info.name].shape == info.shape:
+            return small.file.chunks(info.name)
+        values = small.file.values(info.name)
+        gaps = [(0, wanted - size) for wanted, size in zip(info.shape, values.shape, strict=True)]
+        return (encode(np.pad(values, gaps), info.dtype, name=info.name),)
+
+    tensors = list(big.file.tensors.values())
+    write_tensor_file(folder / WEIGHTS_FILE, tensors, contents, dict(big.file.metadata))
+
+
+@contextmanager
+def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Iterator[Evaluate]:
+    """Within the block, a function that evaluates a checkpoint folder as the run `run` evaluated its policy.
+
+    The model is loaded once. ConfigError when the run has no held-out examples.
+    """
+    from retrain.run.opened import opened  # these load the training loop
+    from retrain.run.subject import BASE, find_subject
+    from retrain.tasks.tasks import load_tasks
+
+    with opened(find_subject(run, BASE), plugins, overrides) as policy:
+        if not policy.config.eval.examples:
+            why = "every example may have been trained on, and a rate on those is meaningless"
+            fix = "train with [eval] examples, for instance --eval-examples 64"
+            raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
+        tasks = load_tasks(policy.context)
+        with (
+            closing(tasks.verifier),
+            closing(plugins.notify("retrain_evaluation", context=policy.context, tasks=tasks)) as evaluation,
+        ):
+
+            def evaluate(folder: Path) -> Mapping[str, float]:
+                policy.use(folder)
+                found: Mapping[str, float] = evaluation.measure(0, policy.backend, None)
+                return {name: value for name, value in found.items() if not name.endswith("time_s")}
+
+            yield evaluate

@@ -32,8 +32,6 @@ class CompressedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedAdapter:
-    """What `compress_adapter` wrote."""
-
     path: Path
     source: Path
     rank: int
@@ -44,19 +42,18 @@ class CompressedAdapter:
     layers: tuple[CompressedLayer, ...]
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data."""
         return {**asdict(self), "path": str(self.path), "source": str(self.source)}
 
 
 def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device: str = "cpu") -> CompressedAdapter:
-    """Write the adapter in `path` at `rank` into the folder `output`; returns what was written.
+    """Write the adapter in `path` at `rank` into the folder `output`.
 
     Each module's `scale * B A` becomes its best approximation of that rank (Eckart-Young), split evenly:
     B' = U sqrt(S), A' = sqrt(S) V^T. The scale stays: alpha' = alpha k / r, with rsLoRA alpha sqrt(k / r), never
-    rounded. A module of a smaller rank keeps its own. The dtype, every other tensor and every other key of the
-    configuration stay. A module without an update keeps the first rows of A and B = 0, so that it can still be trained.
-    The folder appears when it is complete; an existing one is replaced only if it was written by this function.
-    ConfigError when the adapter or the folder cannot be used. Algorithm 2 of arXiv:2602.10993.
+    rounded. A module of a smaller rank keeps it. The dtype, every other tensor and every other key of the configuration
+    stay. A module without an update keeps the first rows of A and B = 0, so that it can still be trained. The folder
+    appears when it is complete; only a folder that this function wrote is replaced. ConfigError when the adapter or the
+    folder cannot be used. Algorithm 2 of arXiv:2602.10993.
     """
     if rank < 1:
         raise unusable("rank", f"{rank} is not a rank", fix="give a whole number from 1")
@@ -121,7 +118,6 @@ class _Writer:
         self.tensors = [*factors, *adapter.others]
 
     def contents(self, info: TensorInfo) -> Iterable[bytes]:
-        """The bytes of a tensor of `tensors`."""
         pair = self._pair_of.get(info.name)
         if pair is None:
             return self._adapter.file.chunks(info.name)

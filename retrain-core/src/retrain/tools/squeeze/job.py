@@ -1,4 +1,4 @@
-"""Executes `[squeeze]`: the analysis, its records, and the compressed adapter if one is requested."""
+"""`[squeeze]` executed: the analysis, its records, and the compressed adapter if one is requested."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from retrain.records.files import write_json
 from retrain.text.secrets import hide, hide_text
 from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
-from retrain.tools.squeeze.analysis import SqueezeAnalysis, analyze_adapter
 from retrain.tools.squeeze.compress import CompressedAdapter, compress_adapter
+from retrain.tools.squeeze.spectrum import SqueezeAnalysis, analyze_adapter
 from retrain.tools.squeeze.spectrum_pages import write_plot
 from retrain.tools.squeeze.table import SqueezeTable
 from retrain.tools.squeeze.tensor_file import unusable
@@ -32,14 +32,12 @@ class SqueezeResult:
     report: Path
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data for a manifest: without the spectra, which are in the report."""
         data = self.analysis.as_data() | {"report": str(self.report)}
         if self.compressed is not None:
             data["compressed"] = {k: v for k, v in self.compressed.as_data().items() if k != "layers"}
         return data
 
     def lines(self, *, framed: bool = False) -> list[str]:
-        """The result as text."""
         lines = analysis_lines(self.analysis, framed=framed)
         if self.compressed is not None:
             lines += compressed_lines(self.compressed)
@@ -77,7 +75,7 @@ def run_job(
 
 
 def rank_to_keep(analysis: SqueezeAnalysis, settings: SqueezeTable) -> int:
-    """`compress_to`, or the recommended rank; ConfigError when there is neither."""
+    """Return `compress_to`, or the recommended rank; ConfigError when there is neither."""
     rank = settings.compress_to or analysis.recommended_rank
     if rank is None:
         reason = "the adapter learned no update" if analysis.learned_nothing else "no tested rank keeps enough variance"
@@ -89,10 +87,9 @@ def rank_to_keep(analysis: SqueezeAnalysis, settings: SqueezeTable) -> int:
 def auto_squeeze(
     adapter: Path | str, settings: SqueezeTable, out_folder: Path | str, *, wandb: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Squeeze the adapter of a campaign's first run: framed table on the console, report in `out_folder`/squeeze.
+    """Squeeze the adapter of a campaign's first run; return the entry for the manifest.
 
-    Returns the entry for the manifest (`recommended_rank` is None if there is none). RetrainError if the adapter cannot
-    be used; a campaign logs it and continues.
+    The framed table goes to the log, the report to `out_folder`/squeeze. RetrainError if the adapter cannot be used.
     """
     result = run_job(adapter, settings, Path(out_folder) / "squeeze", wandb=wandb)
     for line in result.lines(framed=True):
@@ -100,19 +97,16 @@ def auto_squeeze(
     return result.as_data()
 
 
-# The analysis as a wandb run of its own, `squeeze-analysis`.
-
-
 RUN_NAME = "squeeze-analysis"
 VALUES = ("rank", "mean_variance", "min_variance", "max_variance")
 MAX_REASON_CHARS = 300
 FINISH_TIMEOUT_S = 300.0  # an unreachable server must not block a finished command for ever
-# As for training runs, nothing is sent but what this module logs.
+# As for training runs, wandb collects nothing by itself.
 SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
 
 
 def record_analysis(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder: Path) -> str:
-    """Send the analysis to the `wandb_project` of `[logging]`, if one is set; returns the run's id, else "".
+    """Send the analysis to the `wandb_project` of `[logging]`; return the run's id, or "" without a project.
 
     A fault of wandb is logged and ends nothing.
     """
@@ -126,7 +120,6 @@ def record_analysis(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder:
 
 
 def run_arguments(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The arguments of `wandb.init`."""
     own = [tag.strip() for tag in table.get("wandb_tags", "").split(",") if tag.strip()]
     rank = [] if analysis.recommended_rank is None else [f"rank-{analysis.recommended_rank}"]
     config: Mapping[str, Any] = hide({k: v for k, v in analysis.as_data().items() if k != "ranks"})
@@ -160,7 +153,7 @@ def _record(analysis: SqueezeAnalysis, wanted: Mapping[str, Any], folder: Path) 
 
 
 def _open(wandb: Any, arguments: Mapping[str, Any]) -> Any:
-    """The run, offline if the server is unreachable."""
+    """Open the run, offline if the server is unreachable."""
     has_own = "WANDB_FINISH_TIMEOUT" in os.environ
     limit: dict[str, Any] = {} if has_own else {"finish_timeout": FINISH_TIMEOUT_S, "finish_timeout_raises": True}
     arguments = {**arguments, "settings": wandb.Settings(**SETTINGS, **limit)}
@@ -180,9 +173,6 @@ def _reason(error: Exception) -> str:
     return printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:MAX_REASON_CHARS])
 
 
-# The variance table as text.
-
-
 FRAME = "=" * 60
 COLUMNS = ("  Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%", "")
 MARKER = "<--"
@@ -190,7 +180,7 @@ NO_PROMISE = "A spectrum does not measure quality: `retrain squeeze ... --eval` 
 
 
 def analysis_lines(analysis: SqueezeAnalysis, *, framed: bool = False) -> list[str]:
-    """Header, table and recommendation; `framed` puts a line of `=` above and below, as campaigns do."""
+    """Return header, table and recommendation; `framed` puts a line of `=` above and below, as campaigns do."""
     idle, share = analysis.num_without_update, f"{100 * analysis.min_variance_retention:.6g}%"
     lines = [
         f"LoRA-Squeeze: {printable(str(analysis.adapter))}",
@@ -210,7 +200,6 @@ def analysis_lines(analysis: SqueezeAnalysis, *, framed: bool = False) -> list[s
 
 
 def compressed_lines(compressed: CompressedAdapter) -> list[str]:
-    """Path and size of the compressed adapter."""
     before, after = compressed.source_bytes / 2**20, compressed.num_bytes / 2**20
     what = f"alpha {compressed.alpha:g}, {before:.1f} -> {after:.1f} MiB"
     return [f"Compressed to rank {compressed.rank} ({what}): {printable(str(compressed.path))}"]

@@ -1,4 +1,4 @@
-"""The spectrum as a page that needs no network, and as a section of a report about the run that it is from."""
+"""The spectrum as a page that needs no network, and as a section of a report about its run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.report.parts import Plot, Section, Tiles, drawn, lede
 from retrain.report.shell import sections_page
 from retrain.text.amounts import ABSENT
-from retrain.tools.squeeze.analysis import SqueezeAnalysis
+from retrain.tools.squeeze.spectrum import SqueezeAnalysis
 
 FOLDER, DATA_FILE = "squeeze", "spectrum.json"
 CURVES = (("mean of layers", "mean_variance"), ("weighted by energy", "energy_variance"), ("least", "min_variance"))
@@ -38,7 +38,7 @@ def write_plot(analysis: SqueezeAnalysis, path: Path) -> None:
 
 
 def spectrum_plots(analysis: SqueezeAnalysis) -> list[Plot]:
-    """The plots; kinds of modules (`q_proj`) differ in colour, so that one that needs a higher rank stands out."""
+    """Return the plots; kinds of modules (`q_proj`) differ in colour, so that one with a higher rank is seen."""
     content = analysis.as_data(layers=True)
     if not content["ranks"]:
         return []
@@ -49,7 +49,7 @@ def spectrum_plots(analysis: SqueezeAnalysis) -> list[Plot]:
 
 
 def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
-    """Variance kept by rank, and the rank that each layer needs; None if no adapter was analysed."""
+    """Return variance kept by rank, and the rank that each layer needs; None if no adapter was analysed."""
     content, file = _of_campaign(campaign) if campaign else _of_run(run)
     if content is None:
         return None
@@ -63,7 +63,7 @@ def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
 
 
 def _of_campaign(campaign: Path) -> tuple[Record | None, Path | None]:
-    """The spectrum file, else the summary in the manifest, else nothing."""
+    """Return the spectrum file, or the summary in the manifest, or nothing."""
     try:
         manifest = read_object(campaign / CAMPAIGN_FILE).get("squeeze")
     except ConfigError:
@@ -78,7 +78,7 @@ def _of_campaign(campaign: Path) -> tuple[Record | None, Path | None]:
 
 
 def _of_run(run: Path) -> tuple[Record | None, Path | None]:
-    """The spectrum file beside a run, unless it is about another run's adapter."""
+    """Return the spectrum file next to a run, unless it is about another run's adapter."""
     for file in (run / FOLDER / DATA_FILE, run.parent / FOLDER / DATA_FILE):
         adapter = (content := _read(file) or {}).get("adapter")
         if isinstance(adapter, str) and Path(adapter).resolve().is_relative_to(run.resolve()):
@@ -104,7 +104,6 @@ def _recommendation(content: Record) -> str:
 
 
 def _kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> ReportPlot:
-    """Variance kept by rank, on average and of each layer."""
     ranks = [int(number(row.get("rank")) or 0) for row in rows]
     lines = {name: [number(row.get(field)) for row in rows] for name, field in CURVES}
     thin = [[_variance_at(each.get("variance"), rank) for rank in ranks] for each in layers]
@@ -125,7 +124,6 @@ def _kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> 
 
 
 def _needed(layers: Sequence[Record]) -> list[ReportPlot]:
-    """The rank that each layer needs; empty if no layer has any update."""
     needed = [(str(each.get("module", "")), number(each.get("rank_needed"))) for each in layers]
     known = [(module, rank) for module, rank in needed if rank is not None]
     if not known:

@@ -12,8 +12,6 @@ DEVICE = r"^(cpu|mps|(gpu|cuda)(:\d+)?)$"
 
 
 class SqueezeTable(Table):
-    """Rank analysis of a trained adapter."""
-
     min_variance_retention: float = key(0.95, "Variance to keep, averaged over modules.", gt=0.0, le=1.0)
     adapter_path: str = key("", "Adapter folder or run to analyse; a campaign fills it in.", is_path=True)
     source_rank: int = key(0, "Rank that the adapter must have; 0 = any.", ge=0)

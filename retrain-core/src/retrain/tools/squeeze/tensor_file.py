@@ -1,4 +1,4 @@
-"""Reads and writes safetensors files one tensor at a time, including bfloat16, which numpy lacks.
+"""Reads and writes safetensors files one tensor at a time, including bfloat16, unknown to numpy.
 
 https://huggingface.co/docs/safetensors/index#format: length of the header (8 bytes), header (JSON), tensors.
 """
@@ -27,8 +27,6 @@ FIX = "give a complete adapter folder, as `save_pretrained()` of PEFT writes it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """One tensor of a file: its safetensors dtype (`BF16`), shape, and size in bytes."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -64,7 +62,7 @@ class TensorFile:
         }
 
     def values(self, name: str) -> Floats:
-        """A tensor as float64; ConfigError unless it is of a dtype in `ITEM_BYTES`, and finite."""
+        """Return a tensor as float64; ConfigError unless its dtype is in `ITEM_BYTES`, and all numbers are finite."""
         info = self.tensors[name]
         if info.dtype not in ITEM_BYTES:
             what = f"{name} has dtype {info.dtype}"
@@ -81,7 +79,7 @@ class TensorFile:
         return values_N.reshape(info.shape)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of a tensor, unchanged, in chunks; ConfigError if the file has shrunk meanwhile."""
+        """Yield the bytes of a tensor, unchanged; ConfigError if the file has shrunk meanwhile."""
         info = self.tensors[name]
         left = info.num_bytes
         with self.path.open("rb") as stream:
@@ -95,7 +93,7 @@ class TensorFile:
 
 
 def encode(values: Floats, dtype: str, *, name: str) -> bytes:
-    """Numbers in a dtype of `ITEM_BYTES`, rounded to the nearest, ties to even; ConfigError when one does not fit."""
+    """Return numbers in a dtype of `ITEM_BYTES`, rounded to nearest, ties to even; ConfigError if one does not fit."""
     with np.errstate(over="ignore"):
         if dtype == "BF16":
             bits_N = values.astype(np.float32).view(np.uint32)
@@ -116,9 +114,9 @@ def write_tensor_file(
     contents: Callable[[TensorInfo], Iterable[bytes]],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write a safetensors file; `contents` supplies the bytes of each tensor, in order of names within a dtype.
+    """Write a safetensors file; `contents` supplies the bytes of each tensor.
 
-    Wider dtypes come first, as the library writes them, so that every tensor is aligned.
+    Wider dtypes come first, as the library writes them, so that every tensor is aligned; then the order is by name.
     """
     ordered = sorted(tensors, key=lambda info: (-ITEM_BYTES.get(info.dtype, ALIGNMENT), info.name))
     header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
@@ -139,5 +137,5 @@ def write_tensor_file(
 
 
 def unusable(path: Path | str, what: str, *, fix: str, why: str = "") -> ConfigError:
-    """The error for an adapter or an output folder that cannot be used, with untrusted names made printable."""
+    """Return the error for an adapter or folder that cannot be used, with untrusted names made printable."""
     return ConfigError(Problem(where=printable(str(path)), what=printable(what), why=printable(why), fix=fix))

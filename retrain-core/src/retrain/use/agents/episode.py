@@ -1,4 +1,4 @@
-"""One episode of an agent: who it is to the gateway, what it may ask, and what came of it."""
+"""One episode of an agent: its key, its limits, and the tokens of its calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,10 +17,101 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.types import Completion, Message, Sample, SamplingParams, Score, StopReason, Tokens
 from retrain.tasks.prompts import chat_of
-from retrain.use.agents.calls import Call, Calls
+from retrain.text.transcript import Transcript, written
 from retrain.use.serving.batcher import Batcher, Failure, Inbox, first_tokens
 from retrain.use.serving.parse import Asked, RequestError
 from retrain.use.serving.service import Answer, Answers, Choice, plain_message
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """One answer of the policy: its prompt, the sampled tokens, and the text of both, special tokens included.
+
+    `parent` is the answer whose conversation the prompt continues: `prompt_T` begins with its tokens.
+    """
+
+    prompt_T: Tokens
+    sample: Sample
+    text: str
+    parent: Call | None
+    children: list[Call] = field(default_factory=list)
+
+    @property
+    def tokens_T(self) -> Tokens:
+        return np.concatenate([self.prompt_T, self.sample.tokens_T])
+
+
+class Calls:
+    """The calls of an agent so far.
+
+    A prompt whose text begins with an earlier call and its answer continues that call: the sampled tokens are kept, and
+    only the rest of the text is tokenised. Any other prompt is tokenised whole.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._calls: list[Call] = []  # in the order of their answers
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self._calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def prompt(self, text: str) -> tuple[Call | None, Tokens]:
+        """Return the call that a rendered conversation continues, if any, and all its token ids."""
+        continued = [call for call in self._calls if text.startswith(call.text)]
+        parent = max(continued, key=lambda call: (len(call.text), call.tokens_T.tobytes()), default=None)
+        added = text if parent is None else text[len(parent.text) :]
+        special = parent is None and not self._tokenizer.chat_template  # a template writes its special tokens itself
+        ids_T = np.asarray(self._tokenizer(added, add_special_tokens=special)["input_ids"], dtype=np.int64)
+        return parent, ids_T if parent is None else np.concatenate([parent.tokens_T, ids_T])
+
+    def add(self, *, text: str, prompt_T: Tokens, sample: Sample, parent: Call | None) -> Call:
+        whole = text + written(self._tokenizer, prompt_T, sample.tokens_T)
+        call = Call(prompt_T=prompt_T, sample=sample, text=whole, parent=parent)
+        self._calls.append(call)
+        if parent is not None:
+            parent.children.append(call)
+        return call
+
+    def remove(self, call: Call) -> bool:
+        """Forget an undelivered answer, unless a later call continues it: then it was delivered."""
+        if call not in self._calls or call.children:
+            return False
+        self._calls.remove(call)
+        if call.parent is not None:
+            call.parent.children.remove(call)
+        return True
+
+    def completion(self, stop_reason: StopReason, opening_T: Tokens) -> Completion:
+        """Return the episode as one completion, in which every sampled token is an action once.
+
+        The first call that continues a parent extends its context. A further one, a branch, begins a new context with a
+        masked copy of the earlier tokens. The order depends only on the tokens, so concurrent calls may arrive in any
+        order. `opening_T` is the context when the agent made no call.
+        """
+        transcript = Transcript(tokenizer=self._tokenizer)
+        branches = _ordered([call for call in self._calls if call.parent is None])
+        while branches:
+            call, is_branch, done = branches.pop(0), True, 0
+            while True:
+                transcript.show(call.prompt_T[done:], starts=is_branch)
+                transcript.sampled(call.sample)
+                if not call.children:
+                    break
+                is_branch, done = False, len(call.prompt_T) + len(call.sample.tokens_T)
+                call, *others = _ordered(call.children)
+                branches += others
+        if not transcript.starts:
+            transcript.show(opening_T, starts=True)
+        return transcript.completion(stop_reason)
+
+
+def _ordered(calls: Sequence[Call]) -> list[Call]:
+    """Sort by length of the prompt, then by tokens: the order of the calls of a sequential agent."""
+    return sorted(calls, key=lambda call: (len(call.prompt_T), call.tokens_T.tobytes()))
+
 
 MODEL = "policy"  # the name of the list of models; a request may give any
 SAME_TEMPERATURE = 1e-6
@@ -29,9 +120,10 @@ GONE = 410  # unlike 409 and 429, no client asks again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What holds for every episode of a batch. `most_calls` are answers, each choice of a call counted.
+    """Settings shared by the episodes of a batch.
 
-    `limit` is the length of a context; `lock` is the tokenizer's.
+    `most_calls` counts answers, so each choice of a call. `limit` is the length of a context; `lock` is the
+    tokenizer's.
     """
 
     params: SamplingParams
@@ -47,7 +139,7 @@ class Rules:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Asking:
-    """A request on its way: what it continues, and its answers once they are complete."""
+    """A request in progress, with the call that it continues, and its complete answers."""
 
     answer: Answer
     text: str
@@ -61,11 +153,10 @@ class _Asking:
 class Episode(Answers):
     """Answers the calls of one agent, and keeps their tokens.
 
-    A call counts when all of its answer has been sent. One whose client goes away before that leaves nothing behind,
-    and the same request then gets the same answer. OpenAI's clients say when they ask again: such a request gets the
-    answer that was given to the first one, if there is one. The seed of an answer follows from the episode, the tokens
-    of its prompt and the seed that was sent, or else how often the episode has asked just that, not from the order in
-    which calls arrive.
+    A call counts once all of its answer was sent. If the client disconnects earlier, nothing is kept, and the same
+    request then gets the same answer. OpenAI's clients mark a retry: it gets the answer to the first try, if there is
+    one. The seed of an answer depends on the episode, the prompt's tokens and the seed sent (or the number of equal
+    prompts before), never on the order of arrival.
     """
 
     def __init__(self, prompt: Prompt, number: int, rules: Rules) -> None:
@@ -85,13 +176,13 @@ class Episode(Answers):
 
     @property
     def own_s(self) -> float:
-        """Seconds that the agent itself has taken: while it waits for the policy, its clock stands still."""
+        """Seconds that the agent itself has taken; its clock stops while it waits for the policy."""
         with self._state:
             return self._own_s + (0.0 if self._waits else time.monotonic() - self._since)
 
     @property
     def task(self) -> dict[str, Any]:
-        """What the agent is told: never the reference, which is the verifier's."""
+        """The agent's input; the reference stays with the verifier."""
         example = self.prompt.example
         return {
             "id": example.id,
@@ -104,19 +195,19 @@ class Episode(Answers):
 
     @property
     def text(self) -> str:
-        """What the verifier sees: the agent's answer, or else the policy's last one."""
+        """The text to verify: the agent's answer, or the policy's last one."""
         if self.said is not None:
             return self.said
         last = list(self.calls)[-1:]
         return str(self._tokenizer.decode(last[0].sample.tokens_T, skip_special_tokens=True)) if last else ""
 
     def begin(self) -> None:
-        """The agent starts now."""
+        """Start the agent's clock."""
         with self._state:
             self._own_s, self._since = 0.0, time.monotonic()
 
     def end(self) -> None:
-        """Refuse every further call, and drop those under way."""
+        """Refuse every further call, and drop those in progress."""
         with self._state:
             self.is_over = True
             for asking in self._asked:
@@ -124,13 +215,11 @@ class Episode(Answers):
                     _give_up(asking.answer)
 
     def completion(self) -> Completion:
-        """The tokens of all calls."""
         cut = self.is_full or any(call.sample.stop_reason is StopReason.LENGTH for call in self.calls)
         reason = StopReason.TURNS if self.hit_call_limit else StopReason.LENGTH if cut else StopReason.EOS
         return self.calls.completion(reason, self.prompt.tokens_T)
 
     def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
-        """See `Answers.start`."""
         if not is_chat:
             raise RequestError("an agent's policy answers chats alone: POST /v1/chat/completions", status=404)
         with self._state:
@@ -150,7 +239,7 @@ class Episode(Answers):
         return asking.answer
 
     async def follow(self, answer: Answer) -> AsyncIterator[tuple[Choice, str, slice]]:
-        """See `Answers.follow`; an answer that is given again comes whole."""
+        """As `Answers.follow`; a repeated answer comes whole."""
         if all(choice.reason for choice in answer.choices):
             for choice in answer.choices:
                 yield choice, choice.text, slice(0, len(choice.tokens))
@@ -159,7 +248,7 @@ class Episode(Answers):
             yield grown
 
     def finish(self, answer: Answer) -> None:
-        """Keep the tokens, before the agent can go on from them."""
+        """Keep the tokens before the agent can continue from them."""
         with self._state:
             asking = self._of(answer)
             if asking is None:
@@ -180,13 +269,11 @@ class Episode(Answers):
                         self._quotes[_mark(plain_message(said))] = whole
 
     def delivered(self, answer: Answer) -> None:
-        """It counts from now on, whatever happens."""
         with self._state:
             if asking := self._of(answer):
                 asking.is_delivered = True
 
     def cancel(self, answer: Answer) -> None:
-        """Its client is gone, or has it."""
         super().cancel(answer)
         with self._state:
             asking = self._of(answer)
@@ -195,7 +282,7 @@ class Episode(Answers):
             self._resume(answer)
 
     def _refuse(self, asked: Asked) -> None:
-        """What an episode may not ask, by RequestError."""
+        """Raise RequestError if an episode may not send this request."""
         self._require_ranking(asked)
         self._refuse_when_over()
         wanted, own = asked.temperature, self._rules.params.temperature
@@ -212,9 +299,9 @@ class Episode(Answers):
             raise RequestError("the episode of this key has ended", status=GONE, code="episode_ended")
 
     def _given(self, asked: Asked) -> Answer | None:
-        """The answer to an equal request, if it is there; one that is still being sampled is given up.
+        """Return the answer to an equal request, if it is complete; give up one that is still being sampled.
 
-        What is sampled anew has the same seeds, and so the same tokens.
+        A second sample has the same seeds, and so the same tokens.
         """
         for asking in reversed(self._asked):
             if asking.answer.asked == asked:
@@ -258,7 +345,7 @@ class Episode(Answers):
         return self._rules.streams.of(self.prompt, self.number, turn=int.from_bytes(digest, "little") + 1)
 
     def _plain(self, message: Mapping[str, Any]) -> Message:
-        """A message as the chat template reads it; the policy's own tool calls stand there as it wrote them."""
+        """Return a message as the chat template reads it, with the policy's own tool calls verbatim."""
         plain = plain_message(message)
         quote = self._quotes.get(_mark(plain)) if "tool_calls" in plain else None
         return plain if quote is None else {"role": "assistant", "content": quote}
@@ -281,14 +368,13 @@ class Episode(Answers):
 
 
 def _give_up(answer: Answer) -> None:
-    """Sample no more of it, and let whoever waits for it know."""
+    """Stop sampling it, and notify the waiting client."""
     for work in answer.works:
         work.is_cancelled = True
         work.tell(Failure(message="this call was given up", is_stopping=True))
 
 
 def _joined(choice: Choice) -> Sample:
-    """The completion as one sample."""
 
     def whole(name: str) -> Any:
         parts = [getattr(piece, name) for piece in choice.pieces]

@@ -1,9 +1,11 @@
-"""The environment `agent`: what `[environment]` says about it, and the rollouts that it plays."""
+"""The environment `agent`: its keys in `[environment]`, and the rollouts that it plays."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +15,151 @@ from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Rollouts, Streams
 from retrain.kernel.errors import ConfigError, Problem, RewardError
-from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.resolve import validated_params
 from retrain.kernel.types import Completion, Outcome, SamplingParams, Score
+from retrain.tasks.child.process import Child, ChildError, ChildFailure
 from retrain.tasks.scoring.batch import ScoringBatch
 from retrain.tasks.scoring.build import judges
 from retrain.tasks.scoring.service import ScoringService
 from retrain.use.agents.episode import Episode, Rules
 from retrain.use.agents.programs import CommandAgent, FunctionAgent, Program
-from retrain.use.agents.stage import Stage
 from retrain.use.serving.batcher import Batcher
 from retrain.use.serving.http import ApiServer
+
+CLOCK_S = 0.05  # between two looks at the agents' clocks
+NO_LIMIT_S = 7 * 24 * 3600.0  # the clock that counts is the agent's own
+
+
+class Stage:
+    """The processes of a run's agents; they outlive a batch, and each plays one episode at a time."""
+
+    def __init__(self, program: Program, *, name: str, concurrency: int, timeout_s: float, memory_gb: float) -> None:
+        self._timeout_s = timeout_s
+        self._children = [_Actor(program, name, memory_gb) for _ in range(concurrency)]
+
+    def start(self) -> None:
+        """Start one process, so that an agent that cannot be loaded is refused now."""
+        self._children[0].start()
+
+    def close(self) -> None:
+        for child in self._children:
+            child.kill()
+
+    def play(self, episodes: Sequence[Episode], url: str, done: Callable[[Episode | None], None]) -> Performance:
+        """Begin to play these episodes; `done` is called for each, from any thread, and once more at the end."""
+        return Performance(self._children[: len(episodes)], episodes, url, self._timeout_s, done)
+
+
+class _Actor(Child):
+    """A process that plays, started on demand; it may have died since."""
+
+    def __init__(self, program: Program, name: str, memory_gb: float) -> None:
+        super().__init__(program, name=name, memory_gb=memory_gb)
+        self._is_up = False
+
+    def start(self, timeout_s: float = 120.0) -> None:
+        if not self._is_up:
+            super().start(timeout_s)
+            self._is_up = True
+
+    def kill(self) -> None:
+        self._is_up = False
+        super().kill()
+
+
+class Performance:
+    """Episodes being played. An agent that takes too long, by its own clock, is killed with its child processes."""
+
+    def __init__(
+        self,
+        actors: Sequence[_Actor],
+        episodes: Sequence[Episode],
+        url: str,
+        timeout_s: float,
+        done: Callable[[Episode | None], None],
+    ) -> None:
+        self.error: BaseException | None = None
+        self._waiting, self._url, self._timeout_s, self._done = deque(episodes), url, timeout_s, done
+        self._playing: dict[_Actor, Episode] = {}
+        self._is_stopped = False
+        self._actors, self._left = actors, len(actors)
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._play_all, args=(actor,), name="agent", daemon=True) for actor in actors
+        ]
+        self._threads.append(threading.Thread(target=self._watch, name="agents' clock", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """True once every episode has ended, or one failed for a permanent reason."""
+        return not self._left or self.error is not None
+
+    def stop(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+            self._waiting.clear()
+            busy = self._actors if self._left else ()  # one that is still starting plays nothing yet
+        for actor in busy:
+            actor.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def _play_all(self, actor: _Actor) -> None:
+        try:
+            while episode := self._next():
+                try:
+                    self._play(actor, episode)
+                finally:
+                    with self._lock:
+                        self._playing.pop(actor, None)
+                    episode.end()
+                self._done(episode)
+        except BaseException as error:  # raised again where the run waits
+            self.error = self.error or error
+        finally:
+            with self._lock:
+                self._left -= 1
+            self._done(None)
+
+    def _next(self) -> Episode | None:
+        with self._lock:
+            return self._waiting.popleft() if self._waiting and self.error is None else None
+
+    def _play(self, actor: _Actor, episode: Episode) -> None:
+        try:
+            actor.start()
+            episode.begin()
+            with self._lock:
+                if self._is_stopped:
+                    return
+                self._playing[actor] = episode
+            address = {"OPENAI_BASE_URL": self._url, "NO_PROXY": "127.0.0.1,localhost"}
+            variables = {**address, "OPENAI_API_KEY": episode.token}
+            episode.said = actor.call("play", episode.task, variables, timeout_s=NO_LIMIT_S)
+        except ChildFailure as error:
+            if not isinstance(error, ChildError):
+                actor.kill()
+            if not (episode.hit_call_limit or episode.is_full):  # such an agent is scored as it stands
+                output = getattr(error, "output", "").strip()[-500:]
+                detail = f"the agent failed: {error}" + (f"; it wrote: {output}" if output else "")
+                episode.score = episode.score or Score.failed(detail.replace(episode.token, "(its key)"))
+        if episode.said is not None:
+            episode.said = episode.said.replace(episode.token, "(its key)")
+        if not len(episode.calls) and episode.score is None:
+            episode.score = Score.failed("the agent ended without a call to the policy")
+
+    def _watch(self) -> None:
+        while self._left and not self._is_stopped:
+            with self._lock:
+                late = [(a, e) for a, e in self._playing.items() if e.own_s > self._timeout_s]
+            for actor, episode in late:
+                what = f"the agent took more than timeout_s = {self._timeout_s:g} s, without the time of the policy"
+                episode.score = episode.score or Score.failed(what)
+                actor.kill()
+            time.sleep(CLOCK_S)
+
 
 MOST_CALLS = 64
 
@@ -35,7 +172,7 @@ class AgentArgs(Table):
 
 
 def make_agent(context: PluginContext) -> AgentPlayer:
-    """The agent that `[environment]` names; ConfigError lists every fault."""
+    """Make the agent that `[environment]` names; ConfigError lists every fault."""
     config = context.config
     entry, most_calls = str(config.environment.id), config.environment.max_turns
     places = {name: config.place(f"environment.{name}") for name in ("id", "args", "max_turns")}
@@ -67,7 +204,7 @@ def make_agent(context: PluginContext) -> AgentPlayer:
 
 
 class AgentPlayer:
-    """See `retrain.tasks.tasks.Player`."""
+    """Plays an agent; a `retrain.tasks.tasks.Player`."""
 
     def __init__(self, stage: Stage, *, name: str, most_calls: int) -> None:
         self.name = name
@@ -75,7 +212,6 @@ class AgentPlayer:
         self.gateway: Gateway | None = None
 
     def start(self) -> None:
-        """Load the agent once."""
         self.stage.start()
 
     def rollouts(
@@ -86,12 +222,10 @@ class AgentPlayer:
         params: SamplingParams,
         context_length: int | None,
     ) -> Rollouts:
-        """Episodes of the agent."""
         self.gateway = self.gateway or Gateway()
         return AgentRollouts(self, self.gateway, backend, scoring, context, params, context_length)
 
     def close(self) -> None:
-        """End the agent's processes and the gateway."""
         self.stage.close()
         if self.gateway is not None:
             self.gateway.close()
@@ -105,7 +239,7 @@ GATHER_S = 0.05  # for the calls of several agents to come together, where none 
 
 
 class Gateway(ApiServer):
-    """An OpenAI-compatible endpoint on loopback, where the key says whose call it is.
+    """An OpenAI-compatible endpoint on loopback, whose keys identify episodes.
 
     It serves until `close`, and answers only the episodes that are `admitted`.
     """
@@ -118,7 +252,7 @@ class Gateway(ApiServer):
 
     @contextmanager
     def admitted(self, episodes: Sequence[Episode]) -> Iterator[None]:
-        """Within the block the keys of these episodes are known."""
+        """Accept the keys of these episodes within the block."""
         self._episodes = {episode.token: episode for episode in episodes}
         try:
             yield
@@ -128,7 +262,7 @@ class Gateway(ApiServer):
 
 @dataclass(frozen=True, slots=True)
 class AgentRollouts:
-    """Rollouts of an agent; every call to the model is sampled by the thread that asks for them."""
+    """Rollouts of an agent; the calling thread samples every call to the model."""
 
     player: AgentPlayer
     gateway: Gateway
@@ -140,17 +274,14 @@ class AgentRollouts:
 
     @property
     def has_verifier(self) -> bool:
-        """Whether anything judges the agents."""
         return judges([each.reward for each in self.scoring.rewards])
 
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
-        """See `Rollouts.batch`."""
         with self.scoring.batch(label, failures) as scores:
             yield _AgentBatch(self, scores)
 
     def close(self) -> None:
-        """End the agents' processes, the gateway, and the scoring."""
         self.player.close()
         self.scoring.close()
 

@@ -1,4 +1,4 @@
-"""How an agent is run, once per episode, in a process that can be killed: a Python function or a command."""
+"""Runs an agent, a Python function or a command, once per episode in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ class AgentFailure(Exception):  # noqa: N818 - the agent's, not ours
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionAgent:
-    """`module:function`, called with the task; it may be a coroutine function. Its process plays one episode at a time,
-    and keeps what it has imported."""
+    """`module:function`, called with the task; it may be a coroutine function.
+
+    Its process plays one episode at a time, and keeps its imports.
+    """
 
     entry: str
     where: str
 
     def prepare(self) -> None:
-        """Import the module and find the function; ConfigError when that fails."""
         self._function()
 
     def play(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
-        """Call the function; returns the answer, None to take the policy's last words for it."""
+        """Call the function; None stands for the policy's last answer."""
         os.environ.update(variables)
         answer = self._function()(dict(task))
         if inspect.iscoroutine(answer):
@@ -64,20 +65,18 @@ class FunctionAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandAgent:
-    """A command: the task is a line of JSON on its stdin, its answer what it writes to stdout."""
+    """A command: reads the task as a line of JSON on stdin, and writes its answer to stdout."""
 
     command: str
     where: str
 
     def prepare(self) -> None:
-        """Find the program; ConfigError when that fails."""
         words = shlex.split(self.command)
         if not words or shutil.which(words[0]) is None:
             what = f"the command {self.command!r} names no program that is found"
             raise ConfigError(Problem(where=self.where, what=what, fix='for example command = "python my_agent.py"'))
 
     def play(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
-        """Run the command."""
         done = subprocess.run(
             shlex.split(self.command),
             input=json.dumps(task) + "\n",

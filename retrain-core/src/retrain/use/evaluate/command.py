@@ -26,7 +26,7 @@ CLIENTS = ("lm-eval", "inspect")
 
 
 def client_lines(client: str, named: str, checkpoint: str, plugins: Plugins) -> list[str]:
-    """What to type to let the evaluations of others judge a policy: the server, and their client."""
+    """Return the commands with which another evaluation judges a policy: the server, and its client."""
     subject = find_subject(named, checkpoint)
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
     serve = shlex.join(["retrain", "serve", named, *chosen, "--name", NAME, "--port", str(PORT)])
@@ -124,7 +124,6 @@ NOTE = (
 
 
 def shown_results(results: Sequence[Result]) -> list[str]:
-    """A row per policy and set, and notes below."""
     lines = table_lines(HEADS, map(_row, results), num_names=len(HEADS))
     notes = list(dict.fromkeys(_notes(results)))
     folders = list(dict.fromkeys(str(result.file.parent) for result in results))

@@ -15,8 +15,7 @@ from retrain.kernel.contracts.views import EvalView
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Completion, Example, Outcome, Score
 from retrain.tasks.tasks import Tasks
-from retrain.use.evaluate.loading import LoadedSet, held_out_set, load_set
-from retrain.use.evaluate.sets import HELD_OUT, read_sets
+from retrain.use.evaluate.sets import HELD_OUT, LoadedSet, held_out_set, load_set, read_sets
 
 Record = Mapping[str, Any]
 
@@ -25,7 +24,7 @@ Scored = tuple[Sequence[Sequence[Completion]], Sequence[Sequence[Score]]]  # by 
 
 
 class SetEvaluation:
-    """The evaluation of a run: all its sets, one after another; see `retrain.kernel.contracts.tasks.Evaluation`."""
+    """The evaluation of a run: all its sets, one after another; a `retrain.kernel.contracts.tasks.Evaluation`."""
 
     def __init__(self, context: PluginContext) -> None:
         self.sets: tuple[LoadedSet, ...] = ()
@@ -33,12 +32,11 @@ class SetEvaluation:
         self._records: list[Record] = []
 
     def is_due(self, step: int) -> bool:
-        """After every `[eval] every` steps, and after the last one."""
         every, last = self._context.config.eval.every, self._context.config.training.max_steps
         return step + 1 == last or (every > 0 and step >= 0 and (step + 1) % every == 0)
 
     def measure(self, step: int, backend: Backend, failures: Path | None) -> dict[str, Any]:
-        """`eval_...` of the held-out examples, `eval_NAME_...` of each set."""
+        """Return `eval_...` of the held-out examples, and `eval_NAME_...` of each set."""
         started = time.perf_counter()
         fields: dict[str, Any] = {}
         records: list[Record] = []
@@ -51,19 +49,17 @@ class SetEvaluation:
         return fields | {"eval_time_s": time.perf_counter() - started}
 
     def records(self) -> list[Record]:
-        """The lines of `eval.jsonl` about the last evaluation, once."""
         found, self._records = self._records, []
         return found
 
     def close(self) -> None:
-        """End the processes of the sets' own rewards."""
         for each in self.sets:
             if not each.is_shared:
                 each.verifier.close()
 
 
 def evaluation_of(context: PluginContext, tasks: Tasks) -> SetEvaluation | None:
-    """The evaluation that a run's configuration asks for; None when it asks for none."""
+    """Return the evaluation that a run's configuration requests, if any."""
     evaluation = SetEvaluation(context)
     try:
         evaluation.sets += (held_out_set(context, tasks),) if tasks.pool.held_out else ()
@@ -78,7 +74,7 @@ def evaluation_of(context: PluginContext, tasks: Tasks) -> SetEvaluation | None:
 def evaluate(
     each: LoadedSet, prompts: Sequence[Prompt], backend: Backend, *, label: str, failures: Path | None = None
 ) -> Scored:
-    """Sample and score some of a set's prompts; the random stream of a completion depends on its example alone."""
+    """Sample and score some of a set's prompts; each completion's random stream depends only on its example."""
     is_run = each.name == HELD_OUT  # sampled exactly as in training
     params = replace(each.params, entropy=is_run and backend.capabilities.provides_entropy)
     rollouts = each.verifier.rollouts(backend, each.context, params, each.context_length)
@@ -88,7 +84,7 @@ def evaluate(
 
 
 def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: Plugins) -> dict[str, Any]:
-    """The metrics of a set, from every plugin that has some."""
+    """Collect the metrics of a set from every plugin."""
     above = each.context.config.scoring.correct_above
     clusters_E = [_cluster(prompt.example, each.cluster) for prompt in each.prompts]
     found: dict[str, Any] = {}
@@ -100,7 +96,7 @@ def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: P
 
 
 def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Scored, step: int) -> list[Record]:
-    """A line of `eval.jsonl` per example."""
+    """Return a line of `eval.jsonl` per example."""
     above = each.context.config.scoring.correct_above
     rows = zip(prompts, *found, strict=True)
     return [
@@ -121,14 +117,14 @@ def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Scored, step:
 
 
 def _outcomes(scores: Sequence[Score]) -> dict[str, list[str]]:
-    """The outcome of every sample, where one of them has no score."""
+    """Return the outcome of every sample, if one of them has no score."""
     if all(score.outcome is Outcome.SCORED for score in scores):
         return {}
     return {"outcomes": [score.outcome.value for score in scores]}
 
 
 def _parts_and_shadows(scores: Sequence[Score]) -> dict[str, Any]:
-    """The rewards whose sum is the score, where there are several, and the scores of `[reward] shadow`, if any."""
+    """Return the rewards whose sum is the score, if several, and the scores of `[reward] shadow`, if any."""
     found: dict[str, Any] = {}
     if names := sorted({name for score in scores for name in score.parts}):
         found["parts"] = {name: [score.parts.get(name) for score in scores] for name in names}
@@ -140,6 +136,5 @@ def _parts_and_shadows(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def _cluster(example: Example, column: str) -> str:
-    """The value in `column`, or else the example itself."""
     value = example.info.get(column) if column else None
     return example.id if value is None else str(value)

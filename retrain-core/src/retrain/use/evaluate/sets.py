@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,11 +18,21 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.plugin_tables import SetsKeys
 from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.config.toml_file import key_lines
-from retrain.kernel.errors import Problem
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.tasks import LoadedData, Prompt, Verifier
+from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import SamplingParams
 from retrain.run.check import check_names, check_options
-from retrain.tasks.scoring.build import has_verifier
+from retrain.run.seed_sources import set_apart
+from retrain.tasks.prompts import build_pool
+from retrain.tasks.scoring.build import build_service, comparing_rewards, has_verifier, load_data, uses_own_verifier
+from retrain.tasks.scoring.trial import refuse_broken_rewards
+from retrain.tasks.tasks import RewardVerifier, Tasks, closed_on_error
+from retrain.text.chat import prompt_text
+from retrain.text.terminal_text import printable
+from retrain.text.tokenizer import context_length
 
 HELD_OUT = "held_out"  # the set of [eval] examples
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -43,10 +54,10 @@ class SetKeys(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
-    """A set: where its examples come from, how they are sampled, and what judges them.
+    """A set: the source of its examples, how they are sampled, and their reward.
 
-    `config` is the run's with `[data]`, `[reward]` and `[training]` as the set has them; `examples` = 0 stands for all.
-    `names_reward`: the set names its own. `place` is where it is written, for messages.
+    `config` is the run's, with the set's `[data]`, `[reward]` and `[training]`; `examples` = 0 means all.
+    `names_reward`: the set has a reward key. `place` is the location to show in messages.
     """
 
     name: str
@@ -69,7 +80,7 @@ class EvalSet:
 
 
 def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
-    """The sets of `[eval.sets]`, in their order, and every problem with a key of theirs."""
+    """Return the sets of `[eval.sets]`, in order, and every problem with their keys."""
     sets, problems = [], []
     given: Mapping[str, Mapping[str, Any]] = config.table("eval", SetsKeys).sets
     lines: Mapping[str, int] = {}
@@ -92,7 +103,7 @@ def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
 
 
 def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -> tuple[EvalSet | None, list[Problem]]:
-    """One set, or None and every problem with its keys."""
+    """Return one set, or None and every problem with its keys."""
     data_model, known = type(config.data), [*type(config.data).model_fields, *SetKeys.model_fields]
     named = {key: value for key, value in values.items() if key in data_model.model_fields}
     others = {key: value for key, value in values.items() if key not in named}
@@ -135,7 +146,6 @@ def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -
 
 
 def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
-    """Every problem with `[eval.sets]`: keys, values, and names that no plugin provides."""
     sets, problems = read_sets(config)
     for each in sets:
         problems += problems_with(each, plugins)
@@ -143,7 +153,7 @@ def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
 
 
 def problems_with(each: EvalSet, plugins: Plugins) -> list[Problem]:
-    """Names of a set that no plugin provides, options that its source does not have, and nothing that judges."""
+    """Report names that no plugin provides, options that the source lacks, and a missing reward."""
     tables = each.config.tables
     entries = {name: TableEntry(model=type(tables[name])) for name in ("data", "reward") if name in tables}
     found = check_names(each.config, plugins, entries) + check_options(each.config, plugins)
@@ -155,7 +165,7 @@ def problems_with(each: EvalSet, plugins: Plugins) -> list[Problem]:
 
 
 def _reward(own: SetKeys | None, config: Config, place: str) -> tuple[BaseModel | None, list[Problem]]:
-    """`[reward]` as the set has it; None where it has the run's."""
+    """Return the set's `[reward]`; None if it uses the run's."""
     if own is None or own.reward is None:
         return None, []
     table = config.tables.get("reward")
@@ -169,7 +179,7 @@ def _reward(own: SetKeys | None, config: Config, place: str) -> tuple[BaseModel 
 def _validated(
     model: type[Any], values: Mapping[str, Any], place: str, known: Sequence[str]
 ) -> tuple[Any, list[Problem]]:
-    """The table, or None and every problem with its keys; `known` are those to suggest for another one."""
+    """Return the table, or None and every problem with its keys; `known` are candidates for a misspelt one."""
     try:
         return model.model_validate(dict(values)), []
     except ValidationError as error:
@@ -188,3 +198,134 @@ def _validated(
                 fix = "write greedy = true"
             problems.append(Problem(where=f"{place} {key}".strip(), what=what, fix=fix))
         return None, problems
+
+
+LOG = logging.getLogger("retrain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedSet:
+    """The prompts of a set, in sampling order, and the verifier of the completions.
+
+    `is_shared`: the verifier belongs to the run and is closed by it. `context_length` limits an episode.
+    """
+
+    name: str
+    prompts: Sequence[Prompt]
+    samples: int
+    seeds: Seeds
+    params: SamplingParams
+    cluster: str
+    context: PluginContext
+    verifier: Verifier
+    is_shared: bool
+    context_length: int | None
+
+    @property
+    def prefix(self) -> str:
+        return "eval_" if self.name == HELD_OUT else f"eval_{self.name}_"
+
+
+def held_out_set(context: PluginContext, tasks: Tasks) -> LoadedSet:
+    """Return the held-out examples of a run, judged as in training."""
+    config = context.config
+    training, cluster = config.training, str(config.table("eval", SetsKeys).cluster)
+    prompts = tasks.pool.held_out
+    _check_cluster(cluster, prompts, config.place("eval.cluster"))
+    return LoadedSet(
+        name=HELD_OUT,
+        prompts=prompts,
+        samples=config.eval.samples,
+        seeds=Seeds(config.eval.seed, set_apart(config)),
+        params=SamplingParams(max_tokens=training.max_tokens, temperature=training.temperature),
+        cluster=cluster,
+        context=context,
+        verifier=tasks.verifier,
+        is_shared=True,
+        context_length=tasks.context_length,
+    )
+
+
+def load_set(each: EvalSet, context: PluginContext, tasks: Tasks | None = None) -> LoadedSet:
+    """Load a set with its verifier, sharing an equal one with the run; ConfigError when the set is empty.
+
+    Examples that `tasks` trains on, by id or by prompt, are left out.
+    """
+    LOG.info("Loading evaluation set %s...", each.name)
+    context.config.refuse_lost(f"eval.sets.{each.name}")
+    reading = replace(context, config=each.config)
+    data = load_data(each.config, reading)
+    if data.reward is not None and not each.names_reward and each.config.data.source != context.config.data.source:
+        # the source's own verifier is the better one: as if no reward had been named
+        tables = {name: type(table)() if name == "reward" else table for name, table in each.config.tables.items()}
+        origins = {path: origin for path, origin in each.config.origins.items() if not path.startswith("reward.")}
+        reading = replace(reading, config=replace(each.config, tables=tables, origins=origins))
+    shared = _shared_verifier(tasks, data, reading.config, context.config)
+    verifier = shared or RewardVerifier(build_service(reading.config, reading, data.reward))
+    with closed_on_error(verifier):
+        length = tasks.context_length if tasks else context_length(context.config, context.plugins)
+        pool, notes = build_pool(
+            data,
+            reading.config,
+            context.tokenizer,
+            context.seeds,
+            context_length=length,
+            comparing=comparing_rewards(verifier.service.rewards),
+        )
+        for note in (*data.notes, *notes):
+            LOG.info("[eval.sets.%s] %s", each.name, printable(note))
+        prompts = _chosen(each, pool.train, tasks)
+        _check_cluster(each.cluster, prompts, f"{each.place} cluster")
+        if not shared:
+            refuse_broken_rewards(verifier, prompts, reading.config)
+    return LoadedSet(
+        name=each.name,
+        prompts=prompts,
+        samples=each.samples,
+        seeds=Seeds(each.seed, set_apart(context.config) if each.seed == context.config.eval.seed else {}),
+        params=each.params,
+        cluster=each.cluster,
+        context=reading,
+        verifier=verifier,
+        is_shared=shared is not None,
+        context_length=length,
+    )
+
+
+def _shared_verifier(tasks: Tasks | None, data: LoadedData, config: Config, of_run: Config) -> RewardVerifier | None:
+    """Return the run's verifier if the set would build the same: equal rewards, none from the data."""
+    if tasks is None or not isinstance(tasks.verifier, RewardVerifier) or uses_own_verifier(data, config):
+        return None
+    names = tuple(config.reward.weights) or (config.reward.type,)
+    is_same = config.tables.get("reward") == of_run.tables.get("reward") and tasks.verifier.names == names
+    return tasks.verifier if is_same else None
+
+
+def _chosen(each: EvalSet, prompts: Sequence[Prompt], tasks: Tasks | None) -> list[Prompt]:
+    """Choose the set's prompts among those that training does not see; ConfigError when there are too few.
+
+    They have the smallest keyed hashes of their ids, as held-out ones do.
+    """
+    examples = [prompt.example for prompt in tasks.pool.train] if tasks else []
+    trained = {key for example in examples for key in (example.id, prompt_text(example))}
+    left = [prompt for prompt in prompts if trained.isdisjoint((prompt.example.id, prompt_text(prompt.example)))]
+    if count := len(prompts) - len(left):
+        if not left:
+            what = f"all {count} examples are trained on, and a rate on those is meaningless"
+            raise ConfigError(Problem(where=each.place, what=what, fix="name other data, or use [eval] examples"))
+        LOG.warning("[eval.sets.%s] %d of %d examples left out: they are trained on", each.name, count, len(prompts))
+    if each.examples > len(left):
+        what, fix = f"{each.examples} examples wanted, but the set has {len(left)}", "lower it, or leave it out"
+        raise ConfigError(Problem(where=f"{each.place} examples", what=what, fix=fix))
+    seeds = Seeds(each.seed)
+    ranked = sorted(left, key=lambda prompt: seeds.derive("held-out", prompt.example.id)) if each.examples else left
+    return ranked[: each.examples or None]
+
+
+def _check_cluster(column: str, prompts: Sequence[Prompt], where: str) -> None:
+    if not column or any(column in prompt.example.info for prompt in prompts):
+        return
+    columns = sorted({name for prompt in prompts for name in prompt.example.info})
+    near = get_close_matches(column, columns, n=1)
+    fix = f"did you mean {near[0]!r}?" if near else f"columns: {printable(', '.join(columns)) or 'none'}"
+    raise ConfigError(Problem(where=where, what=f"no example has {column!r}", fix=fix))

@@ -29,13 +29,21 @@ from retrain.run.opened import Opened, opened, subject_config
 from retrain.run.subject import Subject, SubjectKind, checkpoints_of, find_subject
 from retrain.tasks.tasks import Tasks, load_tasks
 from retrain.text.chat import prompt_text
-from retrain.text.progress import progress_bar
 from retrain.text.secrets import hide
+from retrain.text.tables import progress_bar
 from retrain.text.terminal_text import printable
 from retrain.use.evaluate.evaluation import Record, evaluate, set_fields, set_records
-from retrain.use.evaluate.loading import LoadedSet, held_out_set, load_set
-from retrain.use.evaluate.sets import HELD_OUT, EvalSet, problems_with, read_set, read_sets
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.use.evaluate.sets import (
+    HELD_OUT,
+    EvalSet,
+    LoadedSet,
+    held_out_set,
+    load_set,
+    problems_with,
+    read_set,
+    read_sets,
+)
+from retrain.verdicts.ledger.looks import InterimLooks
 
 LOG = logging.getLogger("retrain")
 ALL = "all"
@@ -45,9 +53,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to evaluate, as the command line says it.
+    """An evaluation to run, as given on the command line.
 
-    `checkpoints` are names as of `find_subject`, or `all`; `sets` are names of the configuration's sets, none for all.
+    `checkpoints` are names as of `find_subject`, or `all`; `sets` are names of the configuration's sets, all if empty.
     `data` is a file or a data source, judged by `reward`; `changed` are the keys of a set that flags override.
     """
 
@@ -65,9 +73,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One policy on one set. `fields` are those of the metrics, without their prefix.
+    """One policy on one set; `fields` are its metrics without their prefix.
 
-    `own` says how many samples equal those that the run recorded at that step, and of how many; None where it
+    `own` counts the samples equal to those that the run recorded at that step, and all of them; None if the run
     evaluated otherwise or not at all.
     """
 
@@ -78,7 +86,6 @@ class Result:
     own: tuple[int, int] | None = None
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data."""
         subject = self.subject
         return {
             "subject": subject.named,
@@ -93,7 +100,7 @@ class Result:
 
 
 def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[Result]:
-    """The results of every checkpoint that is asked for on every set; what an earlier call recorded is not repeated."""
+    """Yield the results of every requested checkpoint on every set; recorded results are not computed again."""
     subjects = _subjects(request)
     first = subjects[0]
     InterimLooks("eval", say).at([first.run] if first.run else [])
@@ -116,7 +123,7 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[R
 
 
 def _subjects(request: Request) -> list[Subject]:
-    """The checkpoints in order, each policy once; all of them are of one base."""
+    """Return the checkpoints in order, each policy once; all share one base."""
     found: list[Subject] = []
     for checkpoint in request.checkpoints or ("",):
         if checkpoint != ALL:
@@ -130,7 +137,7 @@ def _subjects(request: Request) -> list[Subject]:
 
 
 def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | None]:
-    """Flags and file of the configuration; a file given for a run adds its `[eval.sets]` to what the run has."""
+    """Return flags and file of the configuration; a file given for a run only adds its `[eval.sets]`."""
     if request.file is None or subject.run is None:
         return list(request.overrides), request.file
     own, added = (
@@ -143,7 +150,7 @@ def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | No
 
 
 def _wanted(request: Request, config: Config, plugins: Plugins) -> dict[str, EvalSet | None]:
-    """The sets that are asked for, by name, None for the held-out examples; ConfigError before anything loads."""
+    """Return the requested sets by name, None for the held-out examples; ConfigError before anything loads."""
     wanted = {} if request.data and not request.sets else _of_config(request, config)
     if not request.data:
         return wanted
@@ -156,7 +163,7 @@ def _wanted(request: Request, config: Config, plugins: Plugins) -> dict[str, Eva
 
 
 def _refuse_another_split(subject: Subject, config: Config) -> None:
-    """ConfigError for keys with which the held-out examples of a run would include examples that it trained on."""
+    """Raise ConfigError for keys that would evaluate on examples that the run trained on."""
     recorded = read_toml(subject.run / CONFIG_FILE)[0].get("eval", {}) if subject.run else {}
     if not recorded:
         return
@@ -176,7 +183,6 @@ def _refuse_another_split(subject: Subject, config: Config) -> None:
 def _sets(
     wanted: Mapping[str, EvalSet | None], context: PluginContext, subject: Subject, verifiers: ExitStack
 ) -> Iterator[LoadedSet]:
-    """The sets, loaded; their verifiers close with the stack."""
     tasks = _tasks(context, subject, needed=HELD_OUT in wanted)
     if tasks:
         verifiers.callback(tasks.verifier.close)
@@ -188,7 +194,7 @@ def _sets(
 
 
 def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
-    """Those of the configuration; ConfigError when there is none."""
+    """Return the sets of the configuration; ConfigError if it has no set."""
     sets, problems = read_sets(config)
     if problems:
         raise ConfigError(*problems)
@@ -208,7 +214,7 @@ def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
 
 
 def _given(request: Request, config: Config, plugins: Plugins) -> tuple[str, dict[str, Any]]:
-    """The set that flags describe: a data source by its name, or files."""
+    """Return the set that flags describe: a data source by its name, or files."""
     path = Path(request.data)
     is_source = not path.exists() and bool(plugins.find(Kind.DATA_SOURCE, request.data))
     values: dict[str, Any] = {"source": request.data} if is_source else {"source": "files", "path": request.data}
@@ -223,7 +229,7 @@ def _given(request: Request, config: Config, plugins: Plugins) -> tuple[str, dic
 
 
 def _tasks(context: PluginContext, subject: Subject, *, needed: bool) -> Tasks | None:
-    """The tasks of the run, of which no example may be in a set; None where there is no run, and nothing held out."""
+    """Return the run's tasks, whose examples no set may contain; None if neither a run nor held-out examples."""
     if not needed and subject.kind is not SubjectKind.RUN:
         return None
     try:
@@ -237,7 +243,7 @@ def _tasks(context: PluginContext, subject: Subject, *, needed: bool) -> Tasks |
 
 
 def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet) -> Result:
-    """One policy on one set: what is recorded already, and the rest in portions that are recorded as they end."""
+    """Evaluate one policy on one set: read the recorded part, and record the rest in portions."""
     name = re.sub(r"[^\w.-]+", "_", request.named).strip("._") or "model"
     folder = request.out or (subject.run / "evaluations" if subject.run else Path("logs/evaluations", name))
     file = ResultFile(folder, subject, each)
@@ -268,7 +274,7 @@ def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet)
 
 
 def _same_as(own: Sequence[Record], records: Sequence[Record]) -> tuple[int, int] | None:
-    """The samples that equal the run's in score, length and end, and all; None where it recorded none."""
+    """Count the samples that equal the run's in score, length and end, and all; None if it recorded none."""
     if not own:
         return None
 
@@ -288,7 +294,7 @@ SMALL_BYTES = 2**28  # a larger file of a model counts by its size and time
 
 
 class ResultFile:
-    """`<folder>/<checkpoint>/<set>-<hash>.jsonl`; the hash is of all that decides the samples and their scores."""
+    """`<folder>/<checkpoint>/<set>-<hash>.jsonl`; the hash covers everything that affects samples and scores."""
 
     def __init__(self, folder: Path, subject: Subject, each: LoadedSet) -> None:
         self._header = _header(subject, each)
@@ -297,7 +303,7 @@ class ResultFile:
         self.path = folder / (subject.checkpoint or "model") / f"{each.name}-{code}.jsonl"
 
     def read(self, prompts: Sequence[Prompt], at_once: int) -> list[Record]:
-        """The records of the examples that are done, whole portions of `at_once`; what follows them is cut off.
+        """Return the records of the finished examples, whole portions of `at_once`; a later rest is cut off.
 
         ConfigError when the file is damaged.
         """
@@ -327,7 +333,6 @@ class ResultFile:
 
 
 def scores_of(record: Record) -> tuple[Score, ...]:
-    """The scores of a record's samples."""
     parts: Mapping[str, Sequence[float | None]] = record.get("parts", {})
     scores = _scores(record)
     shadows = _scores(record, "shadow_") if "shadow_scores" in record else [None] * len(scores)
@@ -348,7 +353,7 @@ def _scores(record: Record, prefix: str = "") -> list[Score]:
 
 
 def own_records(run: Path, step: int, name: str) -> list[Record]:
-    """What a run recorded itself about a set after a step; none where it did not evaluate then."""
+    """Return the run's own records about a set after a step; empty if it did not evaluate then."""
     return [record for record in Run(run).evaluations() if (record.get("step"), record.get("set")) == (step, name)]
 
 
@@ -381,7 +386,7 @@ def _header(subject: Subject, each: LoadedSet) -> dict[str, Any]:
 
 
 def _weights(folder: Path) -> str:
-    """A digest of the weights: by the checksums of a checkpoint, or by the files of a folder; empty for a hub id."""
+    """Return a digest of the weights: of a checkpoint's checksums, or of a folder's files; empty for a hub id."""
     if (folder / SUMS).is_file():
         return digest_of(folder / SUMS).hexdigest()
     if not folder.is_dir():

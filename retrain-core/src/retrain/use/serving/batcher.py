@@ -32,7 +32,7 @@ class BusyError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
-    """Tokens of completion `place` since the last piece, as a sample of their own; `reason` once it has ended."""
+    """New tokens of completion `place`, as a sample; `reason` once it has ended."""
 
     place: int
     sample: Sample
@@ -41,8 +41,6 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why there will be no answer."""
-
     message: str
     is_stopping: bool = False
 
@@ -58,18 +56,16 @@ class Inbox:
         self._events: asyncio.Queue[tuple[Work, Event]] = asyncio.Queue()
 
     def put(self, work: Work, event: Event) -> None:
-        """Pass an event on, from any thread."""
         with suppress(RuntimeError):  # the loop is closed: the server has stopped
             self._loop.call_soon_threadsafe(self._events.put_nowait, (work, event))
 
     async def next(self) -> tuple[Work, Event]:
-        """Wait for an event."""
         return await self._events.get()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
-    """What a client waits for: `events` go to the coroutine that answers it, which may cancel it at any time."""
+    """A request for the policy; its events go to the coroutine that answers the client, and may cancel it."""
 
     model: str
     temperature: float
@@ -77,12 +73,10 @@ class Work:
     is_cancelled: bool = False
 
     def tell(self, event: Event) -> None:
-        """Pass an event on."""
         self.events.put(self, event)
 
     @property
     def num_rows(self) -> int:
-        """How many rows of tokens it is about."""
         return 1
 
 
@@ -98,7 +92,6 @@ class Generation(Work):
 
     @property
     def num_rows(self) -> int:
-        """Its completions."""
         return len(self.request.seeds_G)
 
 
@@ -111,11 +104,11 @@ class Ranking(Work):
 
 
 class Batcher:
-    """Runs the work of all clients, in the order of its arrival, as far as it can be one batch.
+    """Runs the work of all clients in order of arrival, batched where possible.
 
-    `submit` is for any thread, `run` for the one that owns the policy. All generations that wait for the same model
-    and temperature are one batch; others of the kind join while it runs, unless something else waits in front of them.
-    `use(model)` is called before each batch. With `entropy` the policy reports it of every token. `gather_s`: how long
+    `submit` is for any thread, `run` for the one that owns the policy. All generations that wait for the same model and
+    temperature are one batch; others of the kind join while it runs, unless something else waits before them.
+    `use(model)` is called before each batch. With `entropy` the policy reports it for every token. `gather_s`: how long
     the first of a batch waits for others, where none can join later. With `is_run` an error of the policy ends `run`.
     """
 
@@ -140,11 +133,11 @@ class Batcher:
 
     @property
     def can_rank(self) -> bool:
-        """Whether the backend can say what else the policy could have written."""
+        """True if the backend reports alternatives to the sampled tokens."""
         return isinstance(self._backend, RanksTokens)
 
     def submit(self, work: Work) -> None:
-        """Let it wait for its turn; BusyError when too much does."""
+        """Queue the work; BusyError when too much is queued."""
         with self._changed:
             if self._is_closed:
                 work.tell(_stopping())
@@ -156,7 +149,7 @@ class Batcher:
             self._changed.notify()
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Work until `close` or `is_over`, which also ends the completions under way."""
+        """Work until `close` or `is_over`; both also end the completions in progress."""
         self.is_over = is_over
         while not self._is_closed and not is_over():
             with self._changed:
@@ -169,12 +162,12 @@ class Batcher:
                 self._run_one(first)
 
     def wake(self) -> None:
-        """Let `run` look at once whether it is over."""
+        """Make `run` check at once whether it is over."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuse what waits and what comes."""
+        """Refuse queued and later work."""
         with self._changed:
             self._is_closed = True
             for work in self._waiting:
@@ -213,7 +206,7 @@ class Batcher:
                 self._rows -= sum(work.num_rows for work in batch)
 
     def _generate(self, works: list[Generation], batch: list[Work]) -> None:
-        """Sample for these and for those like them that arrive meanwhile; `batch` grows by them."""
+        """Sample for these and for similar ones that arrive meanwhile; `batch` grows by them."""
         first = works[0]
         limit = NO_LIMIT if self._streams else first.max_tokens
         params = SamplingParams(
@@ -223,7 +216,7 @@ class Batcher:
         stream_from(self._backend, [work.request for work in works], params, feed)
 
     def waiting_like(self, first: Generation, *, in_front: bool) -> list[Generation]:
-        """Those that may be sampled together with it, now removed from the queue; `in_front`: from its front only."""
+        """Dequeue the works that may be sampled together with `first`; `in_front`: only from the front of the queue."""
         with self._changed:
             key, others = self._key(first), deque[Work]()
             found: list[Generation] = []
@@ -240,7 +233,7 @@ class Batcher:
 
 
 class _Feed:
-    """Hands tokens to those who wait for them, up to the limit of each completion."""
+    """Passes tokens to the waiting clients, up to the limit of each completion."""
 
     def __init__(self, batcher: Batcher, works: list[Generation], batch: list[Work]) -> None:
         self._batcher, self._works, self._batch = batcher, works, batch
@@ -270,7 +263,6 @@ class _Feed:
 
 
 def first_tokens(sample: Sample, count: int) -> Sample:
-    """A sample of which only the first `count` tokens are left."""
     if len(sample.tokens_T) <= count:
         return sample
     names = ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T")
@@ -279,7 +271,7 @@ def first_tokens(sample: Sample, count: int) -> Sample:
 
 
 def ranked_row(prompt_T: Tokens, completion_T: Tokens) -> ActionRow:
-    """A row of which every token but the first is asked about."""
+    """Return a row in which every token but the first is to be ranked."""
     tokens_T = np.concatenate([prompt_T, completion_T])
     return _Row(tokens_T=tokens_T, action_T=np.arange(len(tokens_T)) > 0)
 

@@ -1,4 +1,4 @@
-"""OpenAI's API over HTTP: who may ask, how much, and how an answer is sent while it is sampled."""
+"""OpenAI's API over HTTP: authorisation, limits, and answers that are sent while they are sampled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cac
 
 
 class ApiServer(Server):
-    """Serves the API to those who know a token: `service_of` returns who answers them, and None refuses them.
+    """Serves the API to clients with a known token: `service_of(token)` returns their service, None if unknown.
 
     `refusal` is the message to clients without a known token.
     """
@@ -54,7 +54,6 @@ class ApiServer(Server):
         self.url = f"{self.origin}/v1"
 
     async def _models(self, request: Request) -> Response:
-        """The list of models, or the one of that name."""
         service = self._service(request)
         entries = {name: model_object(name, self._created, service.limit) for name in service.models}
         if "name" not in request.path_params:
@@ -98,7 +97,7 @@ class ApiServer(Server):
         return service
 
     async def _read(self, request: Request) -> tuple[Answers, bytes]:
-        """The body, and who answers it."""
+        """Return the client's service and the body."""
         length = request.headers.get("content-length")
         if length is None or "transfer-encoding" in request.headers:
             raise RequestError("a body with Content-Length is needed", status=411)
@@ -111,7 +110,7 @@ class ApiServer(Server):
 
 
 def with_token(service: Answers, token: str) -> Callable[[str], Answers | None]:
-    """`service_of` for one service and those who have the `token`; an empty one lets everybody in."""
+    """Return the `service_of` of a single service; an empty `token` admits every client."""
 
     def service_of(given: str) -> Answers | None:
         return service if not token or hmac.compare_digest(given.encode(), token.encode()) else None
@@ -120,7 +119,7 @@ def with_token(service: Answers, token: str) -> Callable[[str], Answers | None]:
 
 
 class _Reply:
-    """An answer while it is sampled, whole or as a stream of events; it is given up when its client goes away."""
+    """An answer while it is sampled, whole or as a stream of events; dropped when its client disconnects."""
 
     def __init__(self, service: Answers, answer: Answer, writer: Writer | ResponseWriter) -> None:
         self._service, self._answer, self._writer = service, answer, writer
@@ -182,7 +181,7 @@ async def _health(request: Request) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """An error as OpenAI words it."""
+    """Return an error in OpenAI's form."""
     if isinstance(error, HTTPException):
         error = RequestError(f"unsupported method {request.method[:80]!r}", status=501)
     elif not isinstance(error, RequestError):  # also of a client that has gone: nobody reads it

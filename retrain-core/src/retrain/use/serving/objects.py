@@ -1,4 +1,4 @@
-"""The JSON of OpenAI's API: what an answer, its chunks and an error look like."""
+"""The JSON of OpenAI's API: answers, their chunks, models and errors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ ERROR_TYPES: Mapping[int, str] = {401: "authentication_error", 404: "not_found_e
 
 
 def error_object(error: RequestError) -> Json:
-    """OpenAI's error object."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
 def model_object(name: str, created: int, limit: int | None) -> Json:
-    """An entry of the list of models."""
     entry: Json = {"id": name, "object": "model", "created": created, "owned_by": "retrain"}
     return entry if limit is None else entry | {"max_model_len": limit}
 
@@ -38,21 +36,18 @@ class Writer:
         self._head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": answer.model}
 
     def whole(self) -> Json:
-        """The answer, complete."""
         choices = [self._whole_choice(choice) for choice in self._answer.choices]
         return self._object_of(choices) | {"usage": self._answer.usage}
 
     def begin(self) -> list[Json]:
-        """How a stream begins."""
         return [] if self._waits else self._speakers()
 
     def grow(self, choice: Choice, text: str, part: slice) -> list[Json]:
-        """New text of a choice, with the log-probabilities of its new tokens."""
         is_shown = text or self._answer.asked.top is not None
         return [self._grown(choice, text, part)] if is_shown and not self._waits else []
 
     def end(self) -> list[Json]:
-        """How a stream ends: whole choices where they had to wait, reasons, and the usage if that was asked for."""
+        """Return the last chunks: whole choices where they had to wait, finish reasons, and the requested usage."""
         chunks = self._speakers() if self._waits else []
         for choice in self._answer.choices:
             if self._waits:
@@ -68,11 +63,9 @@ class Writer:
         return chunks
 
     def failure(self, error: RequestError) -> Json:
-        """How a stream ends that cannot be completed."""
         return error_object(error)
 
     def _speakers(self) -> list[Json]:
-        """In a chat, who speaks."""
         if not self._answer.is_chat:
             return []
         delta = {"role": "assistant", "content": ""}
@@ -108,7 +101,7 @@ class Writer:
         return {**self._head, "object": self._object + suffix, "choices": list(choices)}
 
     def _plain(self, choice: Choice, part: slice) -> Json | None:
-        """Log-probabilities as completions have them: with `echo` those of the prompt come first."""
+        """Return log-probabilities in the form of completions; with `echo` they begin with the prompt's."""
         if self._answer.asked.top is None:
             return None
         tokens, prompt = choice.tokens, len(choice.prompt_T) if self._answer.asked.echo else 0
@@ -128,7 +121,7 @@ class Writer:
         }
 
     def _chat(self, choice: Choice, part: slice) -> Json | None:
-        """Log-probabilities as chats have them: of the message's own tokens, without the one that ends it."""
+        """Return log-probabilities in the form of chats, without the token that ends the message."""
         top = self._answer.asked.top
         if top is None:
             return None
@@ -143,7 +136,7 @@ class Writer:
         return {"content": entries, "refusal": None}
 
     def _logprob(self, choice: Choice, place: int) -> float | None:
-        """Of the token at a place of prompt and completion; None for the first, which nothing precedes."""
+        """Return the log-probability at a place of prompt and completion; None for the first token."""
         if choice.tops is not None:
             return max(float(choice.tops.logprobs_T[place]), LEAST) if place else None
         return max(choice.logprobs[place - len(choice.prompt_T)], LEAST)

@@ -1,4 +1,4 @@
-"""Reads the body of a request: what the engine can do exactly as asked, or a refusal that names the field."""
+"""Reads the body of a request: exactly what the engine can do, or a refusal that names the field."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MESSAGES = {
 
 
 class RequestError(Exception):
-    """A request that is refused: HTTP status, message, and the field and code of OpenAI's error object."""
+    """A refusal: HTTP status, message, and the field and code of OpenAI's error object."""
 
     def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
@@ -61,9 +61,9 @@ class RequestError(Exception):
 class Asked:
     """A request in the engine's terms; the prompts are not encoded yet.
 
-    `top` is how many alternatives are wanted at each token, None when log-probabilities are not. `max_tokens` None:
-    as many as the server allows. `tools` are JSON schemas for the chat template, none where they may not be called.
-    `opening` is how an answer that must call a tool begins, and `one_call` ends it after its first call.
+    `top` is the number of alternatives per token, None without log-probabilities. `max_tokens` None: the server's
+    limit. `tools` are JSON schemas for the chat template, empty if they may not be called. `opening` begins an answer
+    that must call a tool, and `one_call` ends it after its first call.
     """
 
     model: str
@@ -84,18 +84,17 @@ class Asked:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether alternatives are wanted, or log-probabilities of the prompt."""
+        """True if alternatives, or log-probabilities of the prompt, are wanted."""
         return bool(self.top or (self.echo and self.top is not None))
 
 
 def _as_list(value: Any) -> Any:
-    """One text, or the token ids of one prompt, as a list of one."""
     is_ids = isinstance(value, list) and value and type(value[0]) is int
     return [value] if isinstance(value, str) or is_ids else value
 
 
 class _Fields(BaseModel):
-    """The fields that chats and completions share; null stands for an absent one."""
+    """The fields that chats and completions share; null equals absent."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -124,7 +123,7 @@ class _Completion(_Fields):
 
 
 def parse(body: Any, *, is_chat: bool) -> Asked:
-    """The request of a body; RequestError on a field that is wrong, unknown, or asks for what is not done here."""
+    """Parse a body; RequestError on a field that is wrong, unknown, or not supported."""
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     tools = _tools(body) if is_chat else ()
@@ -181,7 +180,7 @@ def _chat(asked: Asked, fields: _Chat, body: Body, tools: Sequence[Mapping[str, 
 
 
 def refuse_unsupported(body: Body, read: frozenset[str], neutral: Mapping[str, Sequence[Any]]) -> None:
-    """RequestError on a field that is not read, or has another value than those that change nothing."""
+    """Raise RequestError on a field that is not read, unless it has a neutral value."""
     for name, value in body.items():
         if name in LABELS or value is None:
             continue
@@ -207,7 +206,7 @@ def _tools(body: Body) -> Sequence[Mapping[str, Any]]:
 
 
 def _opening(body: Body, tools: Sequence[Mapping[str, Any]]) -> str:
-    """How an answer begins that must call a tool, or a certain one."""
+    """Return the beginning of an answer that must call a tool, or a certain one."""
     wanted = body.get("tool_choice")
     if wanted in (None, "auto", "none"):
         return ""

@@ -30,7 +30,7 @@ READ_HERE = frozenset({*SAME, *RENAMED, "instructions", "tools", "tool_choice"})
 
 
 def parse_response(body: Any) -> Asked:
-    """The chat that a request for a response means; RequestError names the field of what is not done here."""
+    """Return the equivalent chat; RequestError names an unsupported field."""
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     refuse_unsupported(body, READ_HERE, NEUTRAL_HERE)
@@ -58,7 +58,7 @@ def parse_response(body: Any) -> Asked:
 
 
 class ResponseWriter:
-    """The objects of one answer as a response, and the events of a stream of it, which are numbered."""
+    """The objects of one answer as a response, and the numbered events of its stream."""
 
     done = b""
 
@@ -70,7 +70,6 @@ class ResponseWriter:
         self._events = 0
 
     def whole(self) -> Json:
-        """The response, complete."""
         choice, usage = self._answer.choices[0], self._answer.usage
         is_cut = choice.reason == "length"
         return self._response("incomplete" if is_cut else "completed") | {
@@ -86,17 +85,14 @@ class ResponseWriter:
         }
 
     def begin(self) -> list[Json]:
-        """How a stream begins."""
         begun = self._response("in_progress")
         events = [self._event(f"response.{kind}", response=begun) for kind in ("created", "in_progress")]
         return events if self._waits else [*events, *self._message_events()]
 
     def grow(self, choice: Choice, text: str, part: slice) -> list[Json]:
-        """New text of the message."""
         return [self._delta(text)] if text and not self._waits else []
 
     def end(self) -> list[Json]:
-        """How a stream ends, with the text of the message if it had to wait."""
         events: list[Json] = []
         whole = self.whole()
         for place, item in enumerate(whole["output"]):
@@ -112,11 +108,10 @@ class ResponseWriter:
         return events
 
     def failure(self, error: RequestError) -> Json:
-        """How a stream ends that cannot be completed."""
         return self._event("error", code=error.code, message=str(error), param=error.param)
 
     def _message_events(self) -> list[Json]:
-        """The events before the first text of a message."""
+        """Return the events before the first text of a message."""
         item = self._message("") | {"status": "in_progress", "content": []}
         return [
             self._event("response.output_item.added", output_index=0, item=item),
@@ -183,7 +178,7 @@ class ResponseWriter:
 
 
 def _messages(given: Any) -> list[Json]:
-    """The items of an input as messages; the calls of a turn join its text in one message, as in a chat."""
+    """Return the items of an input as messages; the calls of a turn join its text in one message, as in a chat."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given or not all(isinstance(item, dict) for item in given):

@@ -1,4 +1,4 @@
-"""From a request to its answer: prompts become tokens, tokens become text, and the parts find each other."""
+"""From a request to its answer: encodes prompts, decodes tokens, and routes them to their choices."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from retrain.run.opened import Opened
 from retrain.run.seed_sources import sample_seed
 from retrain.run.streaming import TopLogprobs
 from retrain.text.chat import chat_text
-from retrain.text.context import context_length
-from retrain.text.token_text import token_texts
+from retrain.text.tokenizer import context_length, token_texts
 from retrain.text.tool_calls import ToolCall, parse_tool_calls, plain_tool_calls
 from retrain.use.serving.batcher import (
     Batcher,
@@ -41,10 +40,11 @@ GREEDY_TEMPERATURE = 1.0  # of the log-probabilities where the request says 0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Choice:
-    """One completion of an answer, as far as it has come; `tops` are of prompt and completion, where asked for.
+    """One completion of an answer so far.
 
-    `pieces` are what the policy sampled, of which the first `len(tokens)` tokens belong to the completion. `message`
-    and `calls` are the text as a chat's client sees it, where tools were offered, once it is complete.
+    `tops` cover prompt and completion, where requested. `pieces` are the sampled tokens; the first `len(tokens)` belong
+    to the completion. `message` and `calls` are what a chat's client receives when tools were offered, once it is
+    complete.
     """
 
     index: int
@@ -61,13 +61,12 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """The completion without special tokens, up to the first stop."""
         return self.stream.text
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Answer:
-    """What a request asked for, and its choices."""
+    """A request and its choices."""
 
     asked: Asked
     is_chat: bool
@@ -79,14 +78,14 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Tokens read, each prompt once, and tokens sampled."""
+        """Count the tokens read, each prompt once, and the tokens sampled."""
         prompts = sum(len(choice.prompt_T) for choice in self.choices[:: self.asked.n])
         sampled = sum(len(choice.tokens) for choice in self.choices)
         return {"prompt_tokens": prompts, "completion_tokens": sampled, "total_tokens": prompts + sampled}
 
 
 class Answers:
-    """Answers any number of clients with what one batcher samples; `start` says what that is.
+    """Answers any number of clients with the samples of one batcher.
 
     `models` are the names that requests may give, `limit` the length of a context.
     """
@@ -102,8 +101,7 @@ class Answers:
     def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
         """Encode the prompts and queue their completions; RequestError where that is not possible.
 
-        `events` is where the tokens arrive. `is_retry`: the client says that it has sent the same request before, and
-        got no answer.
+        The tokens arrive in `events`. `is_retry`: the client sent the same request before, and got no answer.
         """
         raise NotImplementedError
 
@@ -114,9 +112,9 @@ class Answers:
         """All of it has been sent."""
 
     async def follow(self, answer: Answer) -> AsyncIterator[tuple[Choice, str, slice]]:
-        """Each choice that has grown, with its new text and new tokens; its `reason` is set by its last one.
+        """Yield each choice that has grown, with its new text and new tokens; the last one sets its `reason`.
 
-        Where alternatives are asked for, they are there when this has ended.
+        Requested alternatives are there once this has ended.
         """
         of_work = {id(work): number * answer.asked.n for number, work in enumerate(answer.works)}
         left = len(answer.works) * answer.asked.n
@@ -134,7 +132,7 @@ class Answers:
             await self._rank(answer)
 
     def cancel(self, answer: Answer) -> None:
-        """Save the work that nobody waits for any more."""
+        """Drop work that has no client any more."""
         for work in answer.works:
             work.is_cancelled = True
 
@@ -151,7 +149,7 @@ class Answers:
         max_tokens: int,
         greedy: bool,
     ) -> Answer:
-        """The answer to `prompts`, each a text and its tokens; `seed_of(prompt, completion)` by their numbers."""
+        """Return the answer to `prompts`, each a text and its tokens; `seed_of` takes prompt and place."""
         places = range(asked.n)
         choices = [
             Choice(index=number * asked.n + place, prompt=text, prompt_T=tokens_T, stream=self._stream(asked))
@@ -180,7 +178,7 @@ class Answers:
         )
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], asked: Asked, template_args: Mapping[str, Any]) -> str:
-        """The conversation as text, with the opening of a call that must be made; the caller holds the tokenizer."""
+        """Return the conversation as text, with the opening of a required call; the caller holds the tokenizer."""
         if asked.tools and not self._tokenizer.chat_template:
             message = "the model has no chat template that could show tools"
             raise RequestError(message, param="tools", code="unsupported_value")
@@ -194,7 +192,7 @@ class Answers:
         return TextStream(self._tokenizer, (*asked.stops, CALL_END) if asked.one_call else asked.stops)
 
     def _read_tools(self, answer: Answer, choice: Choice) -> str:
-        """Read the calls in a complete text, where tools were offered; returns what the policy has said in all."""
+        """Read the calls in a complete text, where tools were offered; returns the policy's whole text."""
         asked = answer.asked
         if not asked.tools:
             return choice.text
@@ -215,7 +213,7 @@ class Answers:
             raise RequestError(message, param="logprobs", code="unsupported_value")
 
     def _submit(self, answer: Answer, works: Sequence[Work]) -> None:
-        """Queue works of an answer; a refusal when there are too many."""
+        """Queue works of an answer; RequestError when there are too many."""
         try:
             for work in works:
                 self._batcher.submit(work)
@@ -225,17 +223,15 @@ class Answers:
             raise RequestError(message, status=429, code="rate_limit_exceeded") from None
 
     def texts(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each token; together they are the text of all."""
+        """Return the text of each token; together they are the whole text."""
         with self._tokenizer_lock:
             return token_texts(self._tokenizer, tokens)
 
     def text_of(self, token: int) -> str:
-        """The text of a token by itself."""
         with self._tokenizer_lock:
             return str(self._tokenizer.decode([token]))
 
     def is_end(self, token: int) -> bool:
-        """Whether it is special, and so no part of a text."""
         return token in self._special
 
     def _take(self, work: Generation, choice: Choice, piece: Piece) -> tuple[Choice, str, slice]:
@@ -287,7 +283,7 @@ class Answers:
 class Service(Answers):
     """Answers requests about the models of a server.
 
-    `models` maps names to checkpoints, None for the base; the first is meant where a request names none.
+    `models` maps names to checkpoints, None for the base; a request without a name means the first.
     """
 
     def __init__(self, source: Opened, models: Mapping[str, Path | None], batcher: Batcher) -> None:
@@ -296,7 +292,7 @@ class Service(Answers):
         self._source = source
 
     def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
-        """See `Answers.start`; what is asked for again is sampled again."""
+        """As `Answers.start`; a retry is sampled again."""
         model = asked.model or next(iter(self.models))
         if model not in self.models:
             known = ", ".join(self.models)
@@ -323,7 +319,6 @@ class Service(Answers):
         return answer
 
     def finish(self, answer: Answer) -> None:
-        """See `Answers.finish`."""
         for choice in answer.choices if answer.is_chat else ():
             self._read_tools(answer, choice)
 
@@ -348,7 +343,7 @@ class Service(Answers):
 
 
 async def _next(events: Inbox) -> tuple[Work, Piece | list[TopLogprobs]]:
-    """The next event; RequestError when there will be no answer."""
+    """Wait for the next event; RequestError on a failure."""
     work, event = await events.next()
     if isinstance(event, Failure):
         raise RequestError(event.message, status=503 if event.is_stopping else 500)
@@ -356,7 +351,7 @@ async def _next(events: Inbox) -> tuple[Work, Piece | list[TopLogprobs]]:
 
 
 def top_dict(service: Answers, choice: Choice, place: int) -> dict[str, float] | None:
-    """The likeliest tokens at a place of prompt and completion, by text; of equal texts the likelier counts."""
+    """Return the likeliest tokens at a place of prompt and completion, by text; of equal texts the likelier counts."""
     tops = choice.tops
     if tops is None or place == 0:
         return None
@@ -367,7 +362,7 @@ def top_dict(service: Answers, choice: Choice, place: int) -> dict[str, float] |
 
 
 def kept_tokens(choice: Choice, texts: Sequence[str]) -> int:
-    """How many of a completion's tokens belong to its text: those that begin before a stop."""
+    """Count the tokens of a completion that belong to its text: they begin before a stop."""
     if not choice.stream.is_stopped:
         return len(texts)
     starts = accumulate(map(len, texts), initial=0)
@@ -381,7 +376,7 @@ MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id")
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Role, text, name and tool calls of a message, with arguments as objects, which is what templates expect."""
+    """Return role, text, name and tool calls of a message, with arguments as objects, as templates expect."""
     if message.get("function_call") is not None:
         raise RequestError("function_call is not supported: use tool_calls", param="messages")
     plain = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
@@ -394,9 +389,9 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_calls(opening: str, text: str, stopped_by: str | None) -> tuple[str, str, tuple[ToolCall, ...]]:
-    """What the policy's answer is with its opening and the end of its one call; its message, and its calls.
+    """Return the policy's whole answer, with its opening and the end of its one call; its message; its calls.
 
-    A policy may write a whole call after an opening that has begun one already; that one counts then.
+    If the opening begins a call and the policy writes a whole one after it, the policy's counts.
     """
     ending = CALL_END if stopped_by == CALL_END else ""
     whole = f"{opening}{text}{ending}"

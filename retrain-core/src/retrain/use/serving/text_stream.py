@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from retrain.text.token_text import BROKEN, CONTEXT
+from retrain.text.tokenizer import BROKEN, CONTEXT
 
 
 class TextStream:
     """Turns the tokens of one completion into text that can be shown at once.
 
-    What has been returned never changes: half a character waits for its other half, and what may be the beginning of
-    one of the `stops` waits until it is or is not. A stop, and all after it, is not part of the text. Without a stop
-    the text is that of `tokenizer.decode(tokens, skip_special_tokens=True)`. Linear in length.
+    Returned text never changes: half a character waits for the other half, and a possible beginning of one of the
+    `stops` waits until it is decided. A stop, and all after it, is not part of the text. Without a stop the text equals
+    `tokenizer.decode(tokens, skip_special_tokens=True)`. Linear in length.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
@@ -26,11 +26,10 @@ class TextStream:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether one of the stops has come."""
         return self.stopped_by is not None
 
     def add(self, token: int) -> str:
-        """Text that has become certain; nothing after a stop."""
+        """Return the text that has become certain; nothing after a stop."""
         if self.is_stopped:
             return ""
         self._tokens.append(token)
@@ -38,7 +37,7 @@ class TextStream:
         return "" if piece.endswith(BROKEN) and len(self._tokens) - self._read < CONTEXT else self._grown(piece)
 
     def finish(self) -> str:
-        """The rest: no more tokens will come."""
+        """Return the rest of the text."""
         piece = ""
         if not self.is_stopped and self._read < len(self._tokens):
             piece = self._grown(self._unread())
@@ -56,7 +55,7 @@ class TextStream:
         return self._show(len(self.text) - (0 if found else self._held()))
 
     def _held(self) -> int:
-        """Length of the longest end of the text that a stop begins with."""
+        """Return the length of the longest end of the text with which a stop begins."""
         sizes = range(max(map(len, self._stops), default=1) - 1, 0, -1)
         return next(
             (n for n in sizes if any(stop.startswith(self.text[-n:]) for stop in self._stops if n < len(stop))), 0
@@ -67,7 +66,7 @@ class TextStream:
         return piece
 
     def _unread(self) -> str:
-        """The text of the tokens since `_read`, decoded with those before them."""
+        """Return the text of the tokens since `_read`, decoded with those before them."""
         tokens = self._tokens[self._start :]
         before, after = (
             str(self._tokenizer.decode(some, skip_special_tokens=True))

@@ -1,1 +1,1 @@
-"""`ledger.jsonl`: what was run, looked at and concluded, in a chain of hashes."""
+"""`ledger.jsonl`: runs, looks and verdicts in a chain of hashes."""

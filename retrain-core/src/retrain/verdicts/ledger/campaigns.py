@@ -1,7 +1,7 @@
-"""Finds a campaign in the ledger by its runs and its plan, and what does not fit it: resealed, redefined, run before.
+"""Finds a campaign in the ledger by its runs and its plan, and contradictions: resealed, redefined, run before.
 
-A campaign is its conditions and seeds, whatever its folder, hypothesis or metric: whoever runs the same ones again has
-looked at them before.
+A campaign is its conditions and seeds, whatever its folder, hypothesis or metric: a second run of the same ones has
+seen them before.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from retrain.records.files import hash_of, seal_of
 from retrain.records.reading import Record, number, read_object
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.text.amounts import counted, first_few
+from retrain.verdicts.ledger.chain import name_in
 from retrain.verdicts.ledger.disk import RESTORE, Finding, RunOnDisk
 from retrain.verdicts.ledger.history import History, RunHistory, Setup
-from retrain.verdicts.ledger.place import name_in
 
 Key = tuple[str, int]  # a campaign's folder in the ledger, and how many campaigns had begun there
 
@@ -42,19 +42,14 @@ class OnRecord:
 
     @property
     def names(self) -> frozenset[str]:
-        """Every name of its folder."""
         return frozenset({self.name, *(name for name, _ in self.keys)})
 
     def owns(self, run: RunHistory) -> bool:
-        """True if the run began in this campaign."""
         return (run.campaign, run.opening) in self.keys
 
 
 def find_campaign(history: History, folder: Path, present: Sequence[RunOnDisk]) -> OnRecord:
-    """The campaign in `folder` as the ledger knows it: by most of its runs, else by name, else by its plan's hash.
-
-    ConfigError if its manifest cannot be read.
-    """
+    """Return the campaign in `folder` as the ledger knows it: by most of its runs, by name, or by its plan's hash."""
     name, manifest = name_in(history.folder, folder), read_object(folder / CAMPAIGN_FILE)
     heads = Counter((run.known.campaign, run.known.opening) for run in present if run.known and run.known.campaign)
     named = (name, len(history.openings(name)))
@@ -79,7 +74,7 @@ def find_campaign(history: History, folder: Path, present: Sequence[RunOnDisk]) 
 
 
 def check_campaign(history: History, found: OnRecord, present: Sequence[RunOnDisk]) -> Iterator[Finding]:
-    """A plan or definition that is not the sealed one, runs of another campaign, and the same experiment elsewhere."""
+    """Yield a plan or definition that is not the sealed one, runs of another campaign, and other campaigns like it."""
     opening, name = found.opening, found.name
     if opening is not None and found.last is not None:
         yield from _redefined(found, opening, found.last)
@@ -123,7 +118,7 @@ def _redefined(found: OnRecord, opening: Record, last: Record) -> Iterator[Findi
 
 
 def _alike(history: History, opening: Record) -> Iterator[tuple[Key, Record]]:
-    """Other campaigns that ask the same question, or without a plan have the same definition."""
+    """Yield other campaigns that ask the same question, or without a plan have the same definition."""
     key = "question" if opening.get("question") else "content"
     for name in history.campaigns:
         for place, each in enumerate(history.openings(name), start=1):
@@ -134,10 +129,10 @@ def _alike(history: History, opening: Record) -> Iterator[tuple[Key, Record]]:
 def _run_elsewhere(
     history: History, found: OnRecord, present: Sequence[RunOnDisk], named: set[Key]
 ) -> Iterator[Finding]:
-    """The same conditions and seeds outside this campaign, on record; a run without a finished step does not count.
+    """Yield the same conditions and seeds outside this campaign, on record; runs without a finished step do not count.
 
-    Those that were run before are a pilot: its results were known when the seeds were planned. Those that came later
-    count against a plan only if they had one, too.
+    Earlier ones are a pilot: its results were known when the seeds were planned. Later ones count against a plan only
+    if they had one, too.
     """
     ours = {id(run.known) for run in present}
     own = [run for run in history.runs.values() if found.owns(run)]
@@ -168,7 +163,7 @@ def _run_elsewhere(
 
 
 def run_before(found: OnRecord, present: Sequence[RunOnDisk], unknown: Iterable[RunOnDisk]) -> Iterator[Finding]:
-    """Runs of the same conditions and seeds that are older than a planned campaign, although no ledger saw them begin.
+    """Yield runs of the same conditions and seeds that are older than a planned campaign, but in no ledger.
 
     A ledger that was deleted after a pilot leaves the pilot's folders.
     """
@@ -181,7 +176,7 @@ def run_before(found: OnRecord, present: Sequence[RunOnDisk], unknown: Iterable[
 
 
 def not_given(history: History, present: Sequence[RunOnDisk]) -> list[Finding]:
-    """Finished runs on record of the same conditions as those that were given one by one."""
+    """Return finished runs on record of the same conditions as those that were given one by one."""
     ours = {id(run.known) for run in present}
     others = [run for run in history.runs.values() if id(run) not in ours and run.state == "done"]
     given = {run.setup for run in present if others}
@@ -200,17 +195,16 @@ def _plan_hash(manifest: Mapping[str, Any]) -> str:
 
 
 def unreadable(name: str, error: ConfigError) -> Finding:
-    """A campaign whose manifest cannot be read."""
     return Finding(what=f"{name}: {error.problems[0].what}", fix=RESTORE)
 
 
 def cells_of(manifest: Mapping[str, Any]) -> str:
-    """Hash of the runs that a campaign's manifest lists, in order: condition, seed and folder of each."""
+    """Hash the runs that a campaign's manifest lists, in order: condition, seed and folder of each."""
     runs = manifest.get("runs")
     entries = [each for each in runs if isinstance(each, dict)] if isinstance(runs, list) else []
     return seal_of({"cells": [[each.get(name) for name in ("condition", "seed", "run_name")] for each in entries]})
 
 
 def question_of(plan: Mapping[str, Any]) -> str:
-    """Hash of what a plan asks: hypothesis, metric, baseline and conditions; plans with other seeds ask the same."""
+    """Hash the question of a plan: hypothesis, metric, baseline and conditions, without the seeds."""
     return seal_of({name: plan.get(name) for name in ("hypothesis", "primary_metric", "baseline", "conditions")})

@@ -2,25 +2,35 @@
 
 A line is `{"time", "kind", ..., "previous", "sha256"}`: `sha256` is the hash of the line's bytes without itself,
 `previous` the `sha256` of the line before, 64 zeros in the first. So an edited, dropped, added, repeated or moved line
-is found; a tail that was cut off only with a later hash. Secrets are left out as in all records.
+is found; a missing tail only with a later hash. Secrets are left out as in all records.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import math
 import os
 import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.errors import StopRequested
+from retrain.records.files import seal_of
+from retrain.records.reading import table_of
+from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS
+from retrain.records.run import Run, settings_key
 from retrain.text.secrets import hide, redacted_json
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.views import RunView
 
 NAME = "ledger.jsonl"
 FIRST = "0" * 64
@@ -31,10 +41,10 @@ SUFFIX_BYTES = len(', "sha256": ""}\n') + 64
 
 
 def append(folder: Path, kind: str, **fields: Any) -> str:
-    """Append an event to the ledger in `folder`; why that failed, or nothing. It never raises because of the disk.
+    """Append an event to the ledger in `folder`; return why that failed, or nothing.
 
-    `fields` are plain data; numbers that are not finite become null. Only the end of the file is read. A last line that
-    a kill tore is removed first, and the event says so (`healed`: bytes): it was never on record.
+    `fields` are plain data. Only the end of the file is read. A last line that a kill tore is removed first, and the
+    event records it (`healed`: bytes): it was never on record.
     """
     content = as_recorded(hide(fields))
     try:
@@ -56,7 +66,7 @@ def append(folder: Path, kind: str, **fields: Any) -> str:
 
 
 def hash_of_line(line: bytes) -> str:
-    """The hash that a line states; that of its bytes when it states none, so that the chain goes on from damage too."""
+    """Return the hash that a line states; without one, that of its bytes, so that the chain continues after damage."""
     if not line:
         return FIRST
     found = SUFFIX.fullmatch(line[-SUFFIX_BYTES:])
@@ -64,7 +74,7 @@ def hash_of_line(line: bytes) -> str:
 
 
 def as_recorded(value: Any) -> Any:
-    """Fields as they go on record: plain data, numbers that are not finite as null."""
+    """Return plain data with null for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(name): as_recorded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -74,7 +84,7 @@ def as_recorded(value: Any) -> Any:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[int]:
-    """A descriptor of the ledger that no other process writes to meanwhile; OSError when that takes too long."""
+    """Yield a descriptor of the ledger that no other process writes to meanwhile; OSError when that takes too long."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -94,7 +104,7 @@ def _locked(file: Path) -> Iterator[int]:
 
 
 def _last_line(descriptor: int, size: int) -> bytes:
-    """The last line, whole or torn, of a file of `size` bytes; read from its end."""
+    """Return the last line, whole or torn, of a file of `size` bytes, read from its end."""
     position, tail = size, b""
     while position:
         step = min(BLOCK_BYTES, position)
@@ -116,3 +126,79 @@ def _write(descriptor: int, line: bytes) -> None:
     except OSError:
         os.ftruncate(descriptor, size)
         raise
+
+
+RUNS = "runs"
+HASHED = (METRICS, EVALUATION)  # the final records of a run; eval.jsonl is only there if it was evaluated
+OF_THE_PLACE = frozenset({"logging", "resume"})  # tables that say where a run writes, not what it is
+NOT_LEARNED = frozenset({"eval", "gaming", "scoring", "watchdog"})  # tables that measure or guard a run
+
+
+def ledger_folder(path: Path) -> Path:
+    """Return the folder whose ledger covers a run or a campaign: the one that holds it.
+
+    A run in `CAMPAIGN/runs/` belongs to the ledger of its campaign, in the folder that holds the campaign.
+    """
+    folder = path.resolve()
+    is_of_campaign = folder.parent.name == RUNS and (folder.parent.parent / CAMPAIGN_FILE).is_file()
+    return folder.parent.parent.parent if is_of_campaign else folder.parent
+
+
+def name_in(folder: Path, path: Path) -> str:
+    """Return a run's or campaign's folder relative to that of the ledger, with slashes on every system."""
+    full, base = path.resolve(), folder.resolve()
+    return full.relative_to(base).as_posix() if full.is_relative_to(base) else str(full)
+
+
+def record_hashes(run: Path) -> dict[str, str]:
+    """Hash a run's final records; a file that is missing, or cannot be read, has no hash."""
+    found = {}
+    for name in HASHED:
+        with suppress(OSError), open_regular(run / name) as stream:
+            found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found
+
+
+def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Hash the settings in `run.json`, and its code, data and plugins."""
+    from retrain.records.identity.copies import input_digests  # `status` needs none of it
+
+    settings = {name: keys for name, keys in table_of(manifest, "config").items() if name not in OF_THE_PLACE}
+    hashes = {"settings": seal_of({"settings": settings})}
+    if isinstance(identity := manifest.get("identity"), dict):
+        hashes["inputs"] = seal_of({"inputs": input_digests(identity)})
+    return hashes
+
+
+def learned_by(manifest: Mapping[str, Any]) -> str:
+    """Hash the settings in `run.json` that decide what a run learns, without its seed and its length."""
+    settings = [each for each in settings_key(manifest) if each[0].partition(".")[0] not in NOT_LEARNED]
+    return seal_of({"learns": settings})
+
+
+LOG = logging.getLogger("retrain")
+
+
+def begin(run: RunView) -> None:
+    is_resumed, learns = "resumed_at_step" in run.manifest, learned_by(Run(run.folder).record)
+    if reason := _append(run, "run_started", {}, first_step=run.first_step, resumed=is_resumed, learns=learns):
+        LOG.warning("Not in the ledger: %s. The run goes on; `retrain compare` will say what is unknown", reason)
+
+
+def end(run: RunView, error: BaseException | None) -> None:
+    state = "done" if error is None else "stopped" if isinstance(error, StopRequested) else "failed"
+    _append(run, "run_ended", record_hashes(run.folder), state=state, steps=Run(run.folder).num_steps)
+
+
+def _append(run: RunView, kind: str, hashes: dict[str, str], **fields: Any) -> str:
+    folder = ledger_folder(run.folder)
+    return append(
+        folder,
+        kind,
+        run=name_in(folder, run.folder),
+        started=str(run.manifest.get("started", "")),
+        condition=run.condition,
+        seed=run.seed,
+        **fields,
+        hashes=hashes | manifest_hashes(Run(run.folder).record),
+    )

@@ -16,8 +16,8 @@ from retrain.records.reading import Record, number
 from retrain.records.record_names import METRICS, RUN_FILE
 from retrain.records.run import Run
 from retrain.text.amounts import first_few
+from retrain.verdicts.ledger.chain import learned_by, manifest_hashes, name_in, record_hashes
 from retrain.verdicts.ledger.history import History, Identity, RunHistory, Setup, folders_below
-from retrain.verdicts.ledger.place import learned_by, manifest_hashes, name_in, record_hashes
 
 EMPTY = hashlib.sha256().hexdigest()  # of a file without a byte, which runs that failed early share
 WORDS = {"settings": "the settings in run.json", "inputs": "code and data in run.json"}
@@ -26,7 +26,7 @@ RESTORE = "restore it from a backup, or publish with the verdict that it is gone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that the ledger and the disk do not agree on; `is_certain` False: something that cannot be known."""
+    """A disagreement of the ledger and the disk; `is_certain` False: something that cannot be known."""
 
     what: str
     fix: str
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOnDisk:
-    """A run's folder as it is now; `known` is the same run in the ledger, None if the ledger never saw it begin."""
+    """A run's folder now; `known` is the same run in the ledger, None if the ledger never saw it begin."""
 
     name: str
     folder: Path
@@ -45,29 +45,27 @@ class RunOnDisk:
 
     @property
     def started(self) -> str:
-        """When it began, as `run.json` has it."""
         return str(self.manifest.get("started", ""))
 
     @property
     def identity(self) -> Identity:
-        """What a copy or a move of the whole folder keeps."""
+        """The facts that a copy or a move of the whole folder keeps."""
         return _identity(self.manifest)
 
     @property
     def setup(self) -> Setup:
-        """Its condition, seed and settings: those on record, or those in `run.json` if it is unknown."""
+        """Condition, seed and settings, on record or in `run.json` if it is unknown."""
         return self.known.setup if self.known else (*self.identity[1:], learned_by(self.manifest))
 
 
 def read_run(folder: Path, run: Path) -> RunOnDisk:
-    """The run in `run`, named for the ledger in `folder`; its records are hashed."""
+    """Return the run in `run`, named for the ledger in `folder`, with hashes of its records."""
     manifest = Run(run).record
     hashes = record_hashes(run) | manifest_hashes(manifest)
     return RunOnDisk(name=name_in(folder, run), folder=run, manifest=manifest, hashes=hashes)
 
 
 def in_ledger(history: History, runs: Iterable[RunOnDisk]) -> list[RunOnDisk]:
-    """The runs as this ledger names and knows them."""
     named = [(name_in(history.folder, run.folder), run) for run in runs]
     return [replace(run, name=name, known=history.known(name, run.identity, run.hashes)) for name, run in named]
 
@@ -80,13 +78,12 @@ class Elsewhere:
         self._index: dict[Identity, Path] | None = None
 
     def find(self, run: RunHistory) -> Path | None:
-        """A folder below the ledger's with this start time, condition and seed."""
         if self._index is None:
             self._index = {_identity(Run(each).record): each for each in folders_below(self._folder)}
         return self._index.get(run.identity)
 
     def unknown(self, history: History, campaign: Path) -> Iterator[RunOnDisk]:
-        """Runs outside a campaign's folder that the ledger never saw begin; their records are not hashed."""
+        """Yield runs outside a campaign's folder that the ledger never saw begin, without hashes."""
         for folder in folders_below(self._folder):
             if campaign.resolve() in folder.resolve().parents:
                 continue
@@ -102,9 +99,9 @@ def _identity(manifest: Record) -> Identity:
 def gone(
     history: History, present: Sequence[RunOnDisk], in_scope: Callable[[RunHistory], bool], elsewhere: Elsewhere
 ) -> list[Finding]:
-    """Runs that began and are in no folder any more, and runs that were started again from their first step.
+    """Return runs that began and are in no folder any more, and runs that were started again from their first step.
 
-    A run without a finished step had no result to choose by; that one failed is named and is no fault.
+    A run without a finished step had no result to choose by; a failed one is named and is no fault.
     """
     here = {id(each.known): each.folder for each in present if each.known}
     last = {(run.name, run.opening): run.started for run in history.runs.values()}
@@ -130,7 +127,7 @@ def _how(run: RunHistory) -> str:
 
 
 def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
-    """Runs whose records are not those with which they ended."""
+    """Return runs whose records differ from those with which they ended."""
     found = []
     for run in present:
         known = run.known
@@ -152,7 +149,7 @@ def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
 
 
 def copied(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
-    """Runs whose `metrics.jsonl` is that of a run with another beginning, condition or seed, on disk or on record."""
+    """Return runs with the `metrics.jsonl` of a run with another beginning, condition or seed, on disk or on record."""
     owners: dict[str, dict[Identity, str]] = {}
     for known in history.runs.values():
         if METRICS in known.hashes:
@@ -169,7 +166,7 @@ def copied(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
 
 
 def unseen(history: History, present: Iterable[RunOnDisk], opening: Record | None = None) -> list[Finding]:
-    """Runs that the ledger never saw begin: a contradiction in a campaign that was opened before, else unknown."""
+    """Return runs that the ledger never saw begin: a contradiction in a campaign that was opened before."""
     since = str(opening.get("time")) if opening else ""
     found, unknown = [], []
     for run in present:

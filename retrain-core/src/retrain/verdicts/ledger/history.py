@@ -1,4 +1,4 @@
-"""Reads a ledger: its lines with what breaks their chain, and the campaigns, runs, looks and verdicts on record."""
+"""Reads a ledger: its lines, breaks of their chain, and the campaigns, runs, looks and verdicts on record."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, parse_record
 from retrain.records.record_names import RUN_FILE
-from retrain.verdicts.ledger.chain import FIRST, NAME, SUFFIX, SUFFIX_BYTES, hash_of_line
-from retrain.verdicts.ledger.place import RUNS
+from retrain.verdicts.ledger.chain import FIRST, NAME, RUNS, SUFFIX, SUFFIX_BYTES, hash_of_line
 
 LEVELS_ABOVE = 3
 Cell = tuple[str, str]  # a run by its folder and the time at which it began; going on from a checkpoint keeps it
@@ -32,10 +31,9 @@ class Entry:
 
 
 def read_chain(file: Path) -> Iterator[Entry]:
-    """Every line with what is wrong with it, streamed; nothing where there is no ledger.
+    """Yield every line with its fault; nothing without a ledger.
 
-    After a fault the chain goes on from the hash that the line itself states, so that each fault is told once.
-    ConfigError when the file cannot be read.
+    After a fault the chain continues from the hash that the line itself states, so that each fault is reported once.
     """
     previous, number = FIRST, 0
     try:
@@ -72,7 +70,7 @@ def _entry(number: int, line: bytes, previous: str) -> Entry:
 
 @dataclass(slots=True, kw_only=True)
 class RunHistory:
-    """What is on record about a run from its first step on: by its first event, and its end unless it goes on.
+    """The record of a run from its first step on: its first event, and its end unless it continues.
 
     `opening` counts the campaigns that had begun in its folder by then: another one may have begun there since. `line`
     is the line of its first event.
@@ -87,12 +85,11 @@ class RunHistory:
 
     @property
     def identity(self) -> Identity:
-        """Its start time, condition and seed."""
         return self.started, str(self.first.get("condition")), str(self.first.get("seed"))
 
     @property
     def setup(self) -> Setup:
-        """Its condition, seed and settings: two runs that share them are the same experiment."""
+        """Two runs with the same setup are the same experiment."""
         return *self.identity[1:], str(self.first.get("learns", ""))
 
     @property
@@ -107,7 +104,6 @@ class RunHistory:
 
     @property
     def hashes(self) -> Mapping[str, str]:
-        """Those of its final records; empty while it goes on."""
         found = self.ended.get("hashes") if self.ended else None
         return found if isinstance(found, dict) else {}
 
@@ -116,8 +112,8 @@ class RunHistory:
 class History:
     """A ledger. `campaigns` has the openings of each campaign's folder, with their `line`, `runs` every run that began.
 
-    `faults` are breaks of the chain with their lines, `is_torn` says that a kill cut its last line, `head` is the hash
-    of its last line; `has_known_head` says that some line has the expected hash.
+    `faults` are breaks of the chain with their lines, `is_torn`: a kill cut its last line, `head` is the hash of its
+    last line; `has_known_head`: some line has the expected hash.
     """
 
     folder: Path
@@ -135,15 +131,14 @@ class History:
 
     @property
     def file(self) -> Path:
-        """The file that was read."""
         return self.folder / NAME
 
     def openings(self, campaign: str) -> list[Record]:
-        """The events with which the campaigns began that were in this folder, one after another."""
+        """Return the events with which the campaigns in this folder began, in order."""
         return [each for each in self.campaigns.get(campaign, ()) if not each.get("continued")]
 
     def known(self, name: str, identity: Identity, hashes: Mapping[str, str]) -> RunHistory | None:
-        """The run with this start time, condition and seed, whatever its folder is called now; None if there is none.
+        """Return the run with this start time, condition and seed, whatever its folder is called now; None without one.
 
         Parallel campaigns may begin such runs in one second: then the folder's name decides, or the records' hashes.
         """
@@ -153,7 +148,7 @@ class History:
         return next(named, None) or next(alike, None) or next(iter(same), None)
 
     def take(self, record: Record) -> None:
-        """Add the next event; one of another version, or damaged, is passed over."""
+        """Add the next event; one of another version, or damaged, is skipped."""
         match record.get("kind"):
             case "campaign_opened":
                 opening = {**record, "line": self.num_lines}
@@ -181,7 +176,7 @@ class History:
 
 
 def read_history(folder: Path, *, known_head: str = "") -> History:
-    """The ledger in `folder`, streamed; empty where there is none. ConfigError when it cannot be read."""
+    """Return the ledger in `folder`, empty if there is none. ConfigError when it cannot be read."""
     found = History(folder=folder)
     for entry in read_chain(folder / NAME):
         if entry.is_torn:
@@ -197,11 +192,11 @@ def read_history(folder: Path, *, known_head: str = "") -> History:
 
 
 def ledgers_above(folder: Path) -> list[Path]:
-    """Folders further up that have a ledger: what lies in `folder` may have been moved down from there."""
+    """Return folders further up that have a ledger: runs in `folder` may have been moved down from there."""
     return [each for each in folder.parents[:LEVELS_ABOVE] if (each / NAME).is_file()]
 
 
 def folders_below(folder: Path) -> Iterator[Path]:
-    """The runs that the ledger in `folder` covers: `RUN` and `CAMPAIGN/runs/RUN`."""
+    """Yield the runs that the ledger in `folder` covers: `RUN` and `CAMPAIGN/runs/RUN`."""
     for pattern in (f"*/{RUN_FILE}", f"*/{RUNS}/*/{RUN_FILE}"):
         yield from (file.parent for file in sorted(folder.glob(pattern)))

@@ -1,16 +1,28 @@
-"""Looks at results: each comparison and its choices, recorded once, counted, and put in a sentence."""
+"""Looks at results: each comparison and its choices, recorded once, counted, and put in a sentence.
+
+A look at a campaign that has not ended, by any command that shows its results, is on record too: stopping, adding seeds
+or starting again after it is a choice by results. It is recorded once for the same finished runs and command.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from retrain.kernel.config.toml_file import open_regular
+from retrain.kernel.errors import ConfigError
 from retrain.records.files import seal_of
-from retrain.records.reading import Record
+from retrain.records.reading import Record, parse_record, read_object
+from retrain.records.record_names import CAMPAIGN_FILE
+from retrain.records.run import is_run
+from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
+from retrain.records.runs.run_status import DONE
 from retrain.text.amounts import counted
 from retrain.text.secrets import hide
-from retrain.verdicts.ledger.chain import as_recorded
+from retrain.verdicts.ledger.chain import NAME, append, as_recorded, ledger_folder, name_in
 from retrain.verdicts.ledger.history import History
 
 LOOK, VERDICT = "look", "verdict"
@@ -34,7 +46,7 @@ class Look:
 
     @property
     def num_seeds(self) -> int:
-        """Seeds of the condition with the fewest; what a test over seeds could use at most."""
+        """Seeds of the condition with the fewest: the most that a test over seeds could use."""
         return min((len(seeds) for seeds in self.seeds.values()), default=0)
 
 
@@ -50,18 +62,16 @@ class Looks:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Metrics looked at, in order."""
         return tuple(dict.fromkeys(each.metric for each in self.looks if not each.by))
 
     @property
     def num_choices(self) -> int:
-        """Distinct choices of metric, side, alpha, baseline, budget and smoothing."""
         chosen = [each.choices.items() for each in self.looks if not each.by]
         return len({tuple(sorted((name, str(value)) for name, value in each)) for each in chosen})
 
 
 def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collection[str] = (), data: str = "") -> Looks:
-    """Looks on record at a campaign, by any name of its folder, at any of these runs, or at records with this hash.
+    """Return looks at a campaign, by any name of its folder, at any of these runs, or at records with this hash.
 
     The last finds looks at a folder that was renamed since.
     """
@@ -89,7 +99,7 @@ def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collect
 
 
 def is_on_record(events: Sequence[Record], fields: Mapping[str, Any]) -> bool:
-    """Whether an event with just these fields was recorded before."""
+    """True if an event with just these fields was recorded before."""
     wanted = seal_of(as_recorded(hide(fields)))
     return any(seal_of({n: value for n, value in each.items() if n not in OF_THE_LINE}) == wanted for each in events)
 
@@ -99,7 +109,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def looks_sentence(looks: Looks | None) -> str:
-    """`3 looks, at 2 metrics, with 3 choices of ...`; nothing without a ledger."""
+    """Return `3 looks, at 2 metrics, with 3 choices of ...`; empty without a ledger."""
     if looks is None:
         return ""
     metrics, choices = len(looks.metrics), looks.num_choices
@@ -108,3 +118,59 @@ def looks_sentence(looks: Looks | None) -> str:
     parts += [f"with {choices} choices of metric, side, alpha, baseline and budget"] if choices > metrics else []
     plan = f"; plan registered in {looks.registered_in}" if looks.registered_in else ""
     return ", ".join(parts) + plan
+
+
+LEVELS = 5  # from a checkpoint's folder up to its campaign
+Say = Callable[[str], object]
+
+
+class InterimLooks:
+    """Records unfinished campaigns shown by one command, `by`; `say` gets a line where that cannot be written."""
+
+    def __init__(self, by: str, say: Say) -> None:
+        self._by, self._say = by, say
+        self._known: list[dict[str, Any]] = []
+
+    def at(self, paths: Iterable[Path]) -> None:
+        """Record that the command shows these campaigns, runs or checkpoints."""
+        for folder in dict.fromkeys(each for path in paths if (each := campaign_of(path))):
+            if not _has_ended(folder) and (status := read_campaign(folder)):
+                self.of(status)
+
+    def of(self, campaign: CampaignStatus) -> None:
+        """Record that the command shows this campaign; nothing for one that is done, or has no step."""
+        if campaign.state == DONE or not any(run.status and run.status.step for run in campaign.runs):
+            return
+        ended = [run for run in campaign.runs if run.seed is not None and run.status and run.status.state == DONE]
+        done = {label: [run.seed for run in ended if run.condition == label] for label in campaign.conditions}
+        folder = ledger_folder(campaign.path)
+        look = {"campaign": name_in(folder, campaign.path), "by": self._by, "seeds": done}
+        if look in self._known:
+            return
+        self._known.append(look)
+        if not _is_recorded(folder, look) and (reason := append(folder, LOOK, **look)):
+            self._say(f"note: {UNRECORDED.format(reason)}")
+
+
+def campaign_of(path: Path) -> Path | None:
+    """Return the campaign that a path is, or lies in; None if there is none."""
+    full = path.expanduser().resolve()
+    for folder in (full, *full.parents[:LEVELS]):
+        if (folder / CAMPAIGN_FILE).is_file() and not is_run(folder):
+            return folder
+    return None
+
+
+def _has_ended(folder: Path) -> bool:
+    """True if the manifest says that every run is done, so that none of them needs to be read."""
+    try:
+        return read_object(folder / CAMPAIGN_FILE).get("status") == DONE
+    except ConfigError:
+        return True
+
+
+def _is_recorded(folder: Path, look: dict[str, Any]) -> bool:
+    mark, looks = f'"kind": "{LOOK}"'.encode(), []
+    with suppress(OSError, ValueError, RecursionError), open_regular(folder / NAME) as stream:
+        looks = [parse_record(line) for line in stream if mark in line and line.endswith(b"\n")]
+    return is_on_record(looks, look)

@@ -15,9 +15,8 @@ from retrain.text.amounts import first_few
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger import disk
 from retrain.verdicts.ledger.campaigns import check_campaign, find_campaign, run_before, unreadable
-from retrain.verdicts.ledger.chain import NAME
+from retrain.verdicts.ledger.chain import NAME, RUNS, ledger_folder, name_in
 from retrain.verdicts.ledger.history import History, folders_below, read_chain, read_history
-from retrain.verdicts.ledger.place import RUNS, ledger_folder, name_in
 
 FOLDER = Path("logs")
 HIDDEN_FIELDS = ("time", "kind", "previous", "sha256", "hashes")
@@ -25,10 +24,10 @@ VALUE_CHARS = 80
 
 
 def verify(folder: Path | None, *, head: str, as_json: bool) -> int:
-    """Check the chain of hashes, and the runs and campaigns in `folder` against it; returns the exit code.
+    """Check the chain of hashes, and the runs and campaigns in `folder` against it; return the exit code.
 
-    A campaign or a run stands for the folder that holds it. What the ledger cannot know is reported as unknown. `head`
-    is the hash of an earlier check, which must still be in the chain.
+    For a campaign or a run, check the folder that holds it. `head` is the hash of an earlier check, which must still be
+    in the chain.
     """
     history = _history(folder, known_head=head)
     found = [*check_all(history, known_head=head), *_undeclared(history.folder)]
@@ -51,7 +50,6 @@ def verify(folder: Path | None, *, head: str, as_json: bool) -> int:
 
 
 def show(folder: Path | None, *, as_json: bool) -> int:
-    """Print the events of the ledger in `folder`, a line each; returns the exit code."""
     place = _history(folder).folder
     for entry in read_chain(place / NAME):
         if as_json and entry.record:
@@ -78,7 +76,7 @@ def _history(folder: Path | None, *, known_head: str = "") -> History:
 
 
 def _undeclared(folder: Path) -> Iterator[disk.Finding]:
-    """Conditions that differ in more than they say, campaign by campaign."""
+    """Yield undeclared differences between conditions, campaign by campaign."""
     from retrain.records.runs.source import find_runs  # only this command needs a study
     from retrain.records.runs.undeclared import undeclared
 
@@ -111,7 +109,7 @@ def _shown(record: Mapping[str, Any]) -> str:
 
 
 def check_all(history: History, *, known_head: str = "") -> Iterator[disk.Finding]:
-    """Everything that is broken, does not match, or cannot be known; the runs are hashed, one after another.
+    """Yield everything that is broken, does not match, or cannot be known; the runs are hashed, one after another.
 
     `known_head` is a hash that was published: the ledger must still have it.
     """
@@ -149,5 +147,4 @@ def check_all(history: History, *, known_head: str = "") -> Iterator[disk.Findin
 
 
 def campaigns_below(folder: Path) -> list[Path]:
-    """The campaigns that the ledger in `folder` covers."""
     return [file.parent for file in sorted(folder.glob(f"*/{CAMPAIGN_FILE}")) if (file.parent / RUNS).is_dir()]

@@ -1,1 +1,1 @@
-"""Tests, intervals and power: functions of arrays, which know nothing of runs."""
+"""Tests, intervals and power as functions of arrays; they know nothing of runs."""

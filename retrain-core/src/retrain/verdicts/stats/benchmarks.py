@@ -2,7 +2,7 @@
 
 R. Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv:2108.13264), and its
 package rliable 1.2.0, with which the tests compare. `scores_NM` holds one score per run (N) and benchmark (M), higher
-being better; each function takes any further axes in front, which is how the bootstrap calls them.
+being better; each function takes any further axes in front, as the bootstrap needs.
 
 rliable draws the runs of each benchmark separately. We draw whole runs: a good seed is often good on all benchmarks,
 and drawing per benchmark covers less. Percentile intervals of few runs cover less than they say either way: they are
@@ -25,7 +25,7 @@ Statistic = Callable[[Floats], Floats]
 
 
 def interquartile_mean(scores_NM: Floats) -> Floats:
-    """The mean of the middle half of all scores, runs and benchmarks together: a quarter is cut at either end.
+    """Return the mean of the middle half of all scores, runs and benchmarks together: a quarter is cut at either end.
 
     The number cut is rounded down, as in `scipy.stats.trim_mean`.
     """
@@ -35,18 +35,18 @@ def interquartile_mean(scores_NM: Floats) -> Floats:
 
 
 def optimality_gap(scores_NM: Floats, gamma: float = 1.0) -> Floats:
-    """By how much scores fall short of `gamma` on average, those above counted as `gamma`."""
+    """Return by how much scores fall short of `gamma` on average, those above counted as `gamma`."""
     return np.asarray(gamma - np.minimum(scores_NM, gamma).mean(axis=(-2, -1)))
 
 
 def performance_profile(scores_NM: Floats, thresholds_T: Floats) -> Floats:
-    """The share of runs and benchmarks that score above each threshold, (T,): rliable's score distribution."""
+    """Return the share of runs and benchmarks above each threshold, (T,): rliable's score distribution."""
     shares = [(scores_NM > threshold).mean(axis=(-2, -1)) for threshold in thresholds_T.tolist()]
     return np.stack(shares, axis=-1)
 
 
 def improvement_over_benchmarks(baseline_NM: Floats, condition_KM: Floats) -> float:
-    """P(X > Y) + P(X = Y) / 2 of a run X of the condition and Y of the baseline, averaged over benchmarks."""
+    """Return P(X > Y) + P(X = Y) / 2 of a run X of the condition and Y of the baseline, averaged over benchmarks."""
     pairs = zip(baseline_NM.T, condition_KM.T, strict=True)
     return float(np.mean([probability_of_improvement(left_N, right_K) for left_N, right_K in pairs]))
 
@@ -60,7 +60,7 @@ def bootstrap(
     resamples: int = RESAMPLES,
     is_stratified: bool = False,
 ) -> tuple[Floats, Floats]:
-    """Percentile limits of a statistic, runs drawn with replacement: whole ones, or with `is_stratified` per benchmark.
+    """Return percentile limits of a statistic over runs drawn with replacement; with `is_stratified` per benchmark.
 
     ValueError unless there are two runs or more of finite scores on at least one benchmark.
     """

@@ -1,8 +1,8 @@
 """Limits of shares: exact binomial ones, over several seeds, and of the chance that one condition ends above another.
 
 Student's interval is one point where every seed has 100 %, and leaves [0, 1] near the edge. Exact limits need a number
-of independent trials, and that is the number of examples: neither the completions of one example nor the seeds, which
-all answer the same examples, are independent.
+of independent trials: examples. Neither completions of one example nor seeds, which all answer the same examples, are
+independent.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _WHOLE = 1e-9  # a share times its trials that is this close to a whole number i
 
 
 def binomial_limits(right: float, total: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Exact limits of the chance behind `right` of `total` independent trials (Clopper & Pearson 1934).
+    """Return exact limits of the chance behind `right` of `total` independent trials (Clopper & Pearson 1934).
 
-    They cover with at least `level` and never leave [0, 1]. A trial may be partly right, as
-    an example with several samples is: `right` is then rounded down for the lower and up for the upper limit, which can
-    only widen them. ValueError without trials or when `right` is not within [0, `total`].
+    They cover with at least `level` and never leave [0, 1]. A trial may be partly right, as an example with several
+    samples is: `right` is then rounded down for the lower and up for the upper limit, which can only widen them.
+    ValueError without trials or when `right` is not within [0, `total`].
     """
     if total < 1 or not 0.0 <= right <= total:
         raise ValueError(f"{right} of {total} trials")
@@ -37,7 +37,7 @@ def binomial_limits(right: float, total: int, *, level: float = 0.95) -> tuple[f
 
 
 def held_out_limits(rates_N: Floats, examples: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Limits of a condition's share for another seed on other examples like these; `rates_N` has a share per seed.
+    """Return limits of a condition's share for another seed on other examples; `rates_N` has a share per seed.
 
     All seeds answer the same `examples`, so the pooled data are that many trials, not as many for each seed. With m the
     mean share, the distance of each limit from m is sqrt(s^2 + b^2): s the distance of Student's t limit over seeds, b
@@ -52,10 +52,10 @@ def held_out_limits(rates_N: Floats, examples: int, *, level: float = 0.95) -> t
 
 
 def training_limits(rates_N: Floats, prompts: int, *, level: float = 0.95) -> tuple[float, float] | None:
-    """Limits of a share of training, of which every seed has prompts of its own; None below two seeds.
+    """Return limits of a share of training, where every seed has its own prompts; None below two seeds.
 
-    Student's t over seeds holds their luck already; its limits are cut at 0 and 1, beyond which no share lies. Where
-    all seeds have one share it has no spread to go by: then the exact limits of `prompts` independent ones per seed.
+    Student's t over seeds holds their luck already; its limits are cut at 0 and 1. Where all seeds have one share it
+    has no spread to go by: then the exact limits of `prompts` independent ones per seed.
     """
     over_seeds = t_interval(rates_N, level=level)
     if over_seeds and np.ptp(rates_N) <= _WHOLE:
@@ -73,10 +73,9 @@ class Improvement:
 
 
 def improvement_in_pairs(diffs_N: Floats, *, level: float = 0.95) -> Improvement | None:
-    """The share of seeds with a positive difference, with exact binomial limits; None without seeds.
+    """Return the share of seeds with a positive difference, with exact binomial limits; None without seeds.
 
-    Clopper & Pearson's (1934), which cover with at least `level`. A tie is a loss in the lower limit and a win in the
-    upper one, so that they stay on the safe side.
+    A tie is a loss in the lower limit and a win in the upper one, so that they stay on the safe side.
     """
     num_seeds = diffs_N.size
     if not num_seeds:
@@ -88,13 +87,13 @@ def improvement_in_pairs(diffs_N: Floats, *, level: float = 0.95) -> Improvement
 
 
 def improvement_of_all_pairs(baseline_N: Floats, condition_M: Floats, *, level: float = 0.95) -> Improvement | None:
-    """P(X > Y) + P(X = Y) / 2 of a run X of the condition and a run Y of the baseline; None without runs.
+    """Return P(X > Y) + P(X = Y) / 2 of a run X of the condition and a run Y of the baseline; None without runs.
 
-    The Mann-Whitney statistic over the number of pairs, as rliable's `probability_of_improvement` (arXiv:2108.13264).
-    We differ in the interval: its bootstrap says [1, 1] whenever all runs of one side are above all of the other. This
-    one is Newcombe's fifth (Statistics in Medicine 25:559, 2006): all probabilities t whose distance from the estimate
-    is at most z times the standard deviation that Hanley and McNeil give for t, the sizes in it replaced by their mean.
-    It takes both sides as independent, which same seeds are not: positive correlation makes it too wide.
+    The Mann-Whitney statistic over the number of pairs, as rliable's `probability_of_improvement` (arXiv:2108.13264),
+    whose bootstrap interval is [1, 1] whenever all runs of one side are above all of the other. This one is Newcombe's
+    fifth (Statistics in Medicine 25:559, 2006): all probabilities t whose distance from the estimate is at most z times
+    the standard deviation that Hanley and McNeil give for t, the sizes in it replaced by their mean. It takes both
+    sides as independent; where same seeds are positively correlated it is too wide.
     """
     if not baseline_N.size or not condition_M.size:
         return None
@@ -103,7 +102,7 @@ def improvement_of_all_pairs(baseline_N: Floats, condition_M: Floats, *, level: 
 
 
 def probability_of_improvement(baseline_N: Floats, condition_M: Floats) -> float:
-    """P(X > Y) + P(X = Y) / 2 over all pairs of values."""
+    """Return P(X > Y) + P(X = Y) / 2 over all pairs of values."""
     signs_MN = np.sign(condition_M[:, None] - baseline_N[None, :])
     return float(0.5 + signs_MN.mean() / 2)
 

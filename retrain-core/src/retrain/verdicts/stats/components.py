@@ -1,9 +1,9 @@
 """Variance components of seeds and examples, and the numbers of either that would suffice, with their uncertainty.
 
 The expected mean squares of n seeds and m clusters are MS_S = rest + m seed, MS_E = rest + n cluster, MS_R = rest. A
-figure that depends on them has the interval of its values at drawn components: every mean square is replaced by
-df MS / chi2_df (generalised inference, Weerahandi 1993; Tsui and Weerahandi 1989). Held-out examples are far from
-normal: their df is the one that gives MS_E the variance of its kurtosis (after Bonett 2006).
+figure that depends on them has the interval of its values at drawn components: every mean square is replaced by df MS /
+chi2_df (generalised inference, Weerahandi 1993; Tsui and Weerahandi 1989). Held-out examples are far from normal: their
+df is the one that gives MS_E the variance of its kurtosis (after Bonett 2006).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Foreseen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
-    """How many find a difference in 80 % of studies; None = no number up to `MOST` does."""
+    """The number that finds a difference in 80 % of studies; None if no number up to `MOST` does."""
 
     number: int | None
     interval: tuple[int | None, int | None]
@@ -73,7 +73,7 @@ class Draws:
 
 
 def draw_components(squares: MeanSquares) -> Draws:
-    """The components and their draws; ValueError unless there are two seeds and two clusters."""
+    """Return the components and their draws; ValueError unless there are two seeds and two clusters."""
     n, m = squares.num_seeds, squares.num_clusters
     if n < 2 or m < 2:
         raise ValueError(f"variance components need two seeds and two clusters, not {n} and {m}")
@@ -94,7 +94,6 @@ def draw_components(squares: MeanSquares) -> Draws:
 
 
 def components(draws: Draws, *, level: float = 0.95) -> Components:
-    """The three standard deviations with intervals at `level`."""
     n, m = draws.num_seeds, draws.num_clusters
     variances = {"seed": (draws.seed_D, n), "cluster": (draws.cluster_D, m), "rest": (draws.rest_D, n * m)}
     total = sum(float(variance_D[0]) / count for variance_D, count in variances.values())
@@ -108,7 +107,7 @@ def components(draws: Draws, *, level: float = 0.95) -> Components:
 def half_widths(
     draws: Draws, *, seeds: int | Floats, clusters: int | Floats, level: float, power: float = 0.5
 ) -> Floats:
-    """Half-widths of the crossed interval at `level` for other numbers of seeds and clusters, at every draw, (1 + D,).
+    """Return half-widths of the crossed interval at `level` for other numbers of seeds and clusters: (1 + D,).
 
     With `power` above a half, the difference that such an interval keeps off zero in that share of studies. Student's
     quantile is the expansion of Cornish and Fisher in 1 / df, good to 1 % from 5 df on at a level of 95 %.
@@ -129,13 +128,12 @@ def half_widths(
 
 
 def foreseen(draws: Draws, *, seeds: int, clusters: int, level: float) -> Foreseen:
-    """The half-width with so many seeds and clusters."""
     half_D = half_widths(draws, seeds=seeds, clusters=clusters, level=level)
     return Foreseen(half_width=float(half_D[0]), interval=_interval(half_D, ADVICE_LEVEL))
 
 
 def numbers_needed(draws: Draws, differences_D: Floats, *, of_seeds: bool, level: float) -> Floats:
-    """The fewest seeds (or clusters), the others as they are, that find the difference in 80 % of studies, per draw.
+    """Return the fewest seeds (or clusters) that find the difference in 80 % of studies, per draw.
 
     Found means that the interval at `level` leaves out zero. Never fewer than there are; infinite where `MOST` do not
     suffice.
@@ -156,7 +154,6 @@ def numbers_needed(draws: Draws, differences_D: Floats, *, of_seeds: bool, level
 
 
 def needed(numbers_D: Floats) -> Needed:
-    """The estimate and the interval of drawn numbers."""
     ordered_D = np.sort(numbers_D[1:])  # infinite ones too, between which nothing can be interpolated
     margin = int((1.0 - ADVICE_LEVEL) / 2.0 * ordered_D.size)
     number, low, high = (
@@ -166,7 +163,7 @@ def needed(numbers_D: Floats) -> Needed:
 
 
 def true_differences(draws: Draws, difference: float) -> Floats:
-    """The size of the observed difference, and draws of the true one's.
+    """Return the size of the observed difference, and draws of the true one.
 
     They are normal around the observed one with the drawn variance of the mean over both.
     """
@@ -178,7 +175,7 @@ def true_differences(draws: Draws, difference: float) -> Floats:
 
 
 def _interval(values_D: Floats, level: float) -> tuple[float, float]:
-    """Quantiles of the draws, widened where the estimate itself lies outside them."""
+    """Return quantiles of the draws, widened where the estimate itself lies outside them."""
     low, high = (float(q) for q in np.quantile(values_D[1:], [(1.0 - level) / 2.0, (1.0 + level) / 2.0]))
     return min(low, float(values_D[0])), max(high, float(values_D[0]))
 
@@ -188,8 +185,6 @@ CLEAR = 4  # an interval of a number needed whose ends differ by more tells too 
 
 
 class Way(StrEnum):
-    """What to add."""
-
     SEEDS = "seeds"
     EXAMPLES = "examples"
 
@@ -204,13 +199,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """About the interval on examples like these, at its level; the intervals of the advice are 80 % ones.
+    """Advice on narrowing the interval for examples like these; the intervals of the advice are 80 % ones.
 
     `half_width` is that of today's interval, infinite where few seeds leave it without a limit; `twice_seeds` and
-    `twice_examples` are what doubling either would make of it. `seeds` and `examples` are how many in all would make it
-    leave out zero in 80 % of studies, the others as they are, if the true difference is the observed one; their
-    intervals count in that it is not known. `cheaper` is the cheaper of the two in measured seconds, None without
-    a cost or when no way is in 80 % of the draws; `chance` is the share of draws for `examples`.
+    `twice_examples` are the same after doubling either. `seeds` and `examples` are how many in all would make it leave
+    out zero in 80 % of studies, the others unchanged, if the true difference is the observed one; their intervals allow
+    for its uncertainty. `cheaper` is the cheaper of the two in measured seconds, None without a cost or unless one way
+    is in 80 % of the draws; `chance` is the share of draws for `examples`.
     """
 
     half_width: float
@@ -238,7 +233,7 @@ def advise(
     least_seeds: int,
     cost: Cost | None,
 ) -> Advice:
-    """The advice from the drawn variance components, the observed difference and today's half-width.
+    """Return the advice from the drawn variance components, the observed difference and today's half-width.
 
     With fewer than `least_seeds` no number of examples gives a verdict, since the test over seeds cannot.
     """
@@ -263,7 +258,10 @@ def advise(
 
 
 def _cheaper(seeds_D: Floats, examples_D: Floats, cost: Cost | None) -> tuple[Way | None, float | None]:
-    """The way that costs less in most draws, and how often that is `examples`; draws that need nothing do not count."""
+    """Return the way that costs less in most draws, and the share of draws for `examples`.
+
+    Draws that need nothing do not count.
+    """
     if cost is None:
         return None, None
     seeds_D, examples_D = seeds_D * cost.seed_s, examples_D * cost.example_s

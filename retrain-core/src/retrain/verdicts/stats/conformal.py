@@ -28,14 +28,14 @@ class Forecast:
 
 
 def needed_conditions(level: float) -> int:
-    """Conditions without which no interval of this level is finite: level / (1 - level), rounded up."""
+    """Return the fewest conditions with a finite interval of this level: level / (1 - level), rounded up."""
     return math.ceil(level / (1.0 - level) - _ROUNDING)
 
 
 def forecast(
     curves_NK: Floats, finals_N: Floats, conditions: Sequence[Hashable], curve_K: Floats, *, level: float = 0.8
 ) -> Forecast:
-    """The last value of a run of a condition not seen, from its first K values and finished runs of other conditions.
+    """Forecast the last value of a run of a new condition from its first K values and runs of other conditions.
 
     A ridge regression of (last value of the run - mean of the newest third of its first K) on that mean, the rise since
     the oldest third, and the difference of the ends. Its absolute errors, each of a run of the condition that the fit
@@ -67,7 +67,7 @@ def forecast(
 
 
 def weighted_quantile(scores_N: Floats, weights_N: Floats, level: float) -> float:
-    """The smallest score at or below which at least `level` of the mass lies; infinity if there is too little mass."""
+    """Return the smallest score at or below which at least `level` of the mass lies; infinity with too little mass."""
     order_N = np.argsort(scores_N, kind="stable")
     at = int(np.searchsorted(np.cumsum(weights_N[order_N]), level - _ROUNDING))
     return float(scores_N[order_N[at]]) if at < len(scores_N) else math.inf
@@ -76,7 +76,7 @@ def weighted_quantile(scores_N: Floats, weights_N: Floats, level: float) -> floa
 def left_out(
     curves_NK: Floats, finals_N: Floats, conditions: Sequence[Hashable], *, level: float = 0.8
 ) -> list[Forecast]:
-    """The forecast of each run from the runs of all other conditions: how such forecasts have fared so far."""
+    """Return the forecast of each run from the runs of all other conditions."""
     found = []
     for curve_K, condition in zip(curves_NK, conditions, strict=True):
         is_other_N = [each != condition for each in conditions]
@@ -86,14 +86,14 @@ def left_out(
 
 
 def _features(curve_K: Floats) -> Floats:
-    """1, the mean of the newest third, its rise over the oldest third, and the difference of the ends."""
+    """Return 1, the mean of the newest third, its rise over the oldest third, and the difference of the ends."""
     third = max(1, len(curve_K) // 3)
     newest, oldest = curve_K[-third:].mean(), curve_K[:third].mean()
     return np.array([1.0, newest, newest - oldest, curve_K[-1] - curve_K[0]])
 
 
 def _fitted(features_NF: Floats, targets_N: Floats) -> Floats:
-    """Ridge regression that leaves the intercept free."""
+    """Fit a ridge regression that leaves the intercept free."""
     penalty = RIDGE * np.eye(features_NF.shape[1])
     penalty[0, 0] = 0.0
     return np.linalg.solve(features_NF.T @ features_NF + penalty, features_NF.T @ targets_N).astype(np.float64)

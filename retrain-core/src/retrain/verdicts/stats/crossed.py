@@ -95,7 +95,7 @@ def crossed(diffs_NE: Floats, *, level: float = 0.95, clusters_E: Sequence[str] 
 
 
 def _mean_squares(values_NC: Floats, factor: float, df_clusters: float) -> MeanSquares:
-    """Mean squares, 0 where they have no degrees of freedom or are of the size of rounding errors."""
+    """Return mean squares, 0 where they have no degrees of freedom or are of the size of rounding errors."""
     n, m = values_NC.shape
     mean, rows_N, columns_C = values_NC.mean(), values_NC.mean(axis=1), values_NC.mean(axis=0)
     rest_NC = values_NC - rows_N[:, None] - columns_C + mean
@@ -117,7 +117,7 @@ def _mean_squares(values_NC: Floats, factor: float, df_clusters: float) -> MeanS
 
 
 def _both(squares: MeanSquares) -> tuple[float, float]:
-    """n m times the variance over both, and its degrees of freedom (Satterthwaite 1946), at least n - 1."""
+    """Return n m times the variance over both, and its degrees of freedom (Satterthwaite 1946), at least n - 1."""
     combined = squares.seeds + squares.clusters - squares.rest
     least_df = float(squares.num_seeds - 1)
     dfs = least_df, squares.df_clusters, least_df * squares.df_clusters
@@ -138,13 +138,13 @@ def _inference(mean: float, variance: float, df: float, level: float) -> Inferen
 
 
 def _influence_NC(diffs_NE: Floats, clusters_E: Sequence[str]) -> tuple[Floats, float, float]:
-    """A column per cluster, the factor on their mean squares, and the degrees of freedom of their mean.
+    """Return a column per cluster, the factor on their mean squares, and the degrees of freedom of their mean.
 
     A cluster of m_c of the E examples has weight w_c = m_c / E. Its column is mu + C w_c (mean over its examples - mu),
     the influence of the cluster on the mean over examples: the mean over columns is that over examples, row by row.
     Clusters of one size give their plain means. For unequal ones the factor makes the squares unbiased for clusters of
-    one variance, and the degrees of freedom are those of sum(w_c^2 r_c^2), about C - 1 for equal ones and 1 when
-    a single cluster has nearly all examples (after Bell and McCaffrey 2002).
+    one variance, and the degrees of freedom are those of sum(w_c^2 r_c^2), about C - 1 for equal ones and 1 when a
+    single cluster has nearly all examples (after Bell and McCaffrey 2002).
     """
     names = list(clusters_E)
     if len(names) != diffs_NE.shape[1]:

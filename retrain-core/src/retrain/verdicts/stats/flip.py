@@ -1,13 +1,13 @@
 """The sign-flip test of a mean difference and the interval that agrees with it, both from the same subsets of seeds.
 
-`diffs_N` are differences (condition minus baseline), one per seed that both have. Differences of independent runs are
-symmetric around their centre, which is all that test and interval assume.
+`diffs_N` are differences (condition minus baseline), one per seed that both have. The only assumption is that
+differences of independent runs are symmetric around their centre.
 
-Turning the signs of the seeds in a subset A turns the mean into (S - 2 S_A) / N, with sums S of all and S_A of A: it
-is at least as far from zero as S / N exactly where S_A, or the sum of the other seeds, lies on the far side of zero. So
+Turning the signs of the seeds in a subset A turns the mean into (S - 2 S_A) / N, with sums S of all and S_A of A: it is
+at least as far from zero as S / N exactly where S_A, or the sum of the other seeds, lies on the far side of zero. So
 the p value counts subset means beyond zero, and the limits are subset means counted off from either end (J. A.
-Hartigan, "Using subsample values as typical values", JASA 64:1303, 1969): the interval leaves out zero exactly where
-p <= 1 - level.
+Hartigan, "Using subsample values as typical values", JASA 64:1303, 1969): the interval leaves out zero exactly where p
+<= 1 - level.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FlipTest:
 
     @classmethod
     def of(cls, diffs_N: Floats, *, patterns: int = PATTERNS) -> Self:
-        """All 2^(N - 1) patterns of up to 14 seeds, else the observed one and `patterns` - 1 drawn from a fixed stream.
+        """Use all 2^(N - 1) patterns of up to 14 seeds, otherwise the observed one and `patterns` - 1 drawn ones.
 
         ValueError without differences, or when one is not finite. Differences are taken in units of the largest and
         sums within rounding of zero as zero, so that neither units nor the order of adding decide.
@@ -63,7 +63,7 @@ class FlipTest:
 
     @classmethod
     def of_exchanges(cls, baseline_N: Floats, condition_N: Floats, *, patterns: int = PATTERNS) -> Self:
-        """The unpaired permutation test of as many runs on both sides: all C(2N, N) deals of up to nine, else drawn.
+        """Unpaired permutation test of as many runs on both sides: all C(2N, N) deals of up to nine, or drawn ones.
 
         Exchanging k runs of each side subtracts 2 k / N times the difference of their means from the mean difference,
         so means of exchanged runs take the role that means of subsets have above. No variance is estimated or pooled.
@@ -89,11 +89,11 @@ class FlipTest:
         return _p(self.means_K)
 
     def interval(self, level: float) -> tuple[float, float]:
-        """From the k-th smallest to the k-th largest subset mean, k = (1 - level) patterns, rounded down.
+        """Return the k-th smallest and the k-th largest subset mean, k = (1 - level) patterns, rounded down.
 
-        It covers the centre of symmetry with a chance of 1 - k / patterns, at least `level`, where no two subsets
-        have one mean, else more. Infinite where k is 0: so few seeds cannot bound the difference at this level, as
-        they cannot reach p <= 1 - level.
+        It covers the centre of symmetry with a chance of 1 - k / patterns, at least `level`, more where two subsets
+        have one mean. Infinite where k is 0: so few seeds cannot bound the difference at this level, as they cannot
+        reach p <= 1 - level.
         """
         patterns = self.means_K.size // 2  # up to turning all signs, the observed one included
         k = math.floor((1.0 - level) * patterns * (1.0 + COUNT_SLACK))
@@ -101,17 +101,17 @@ class FlipTest:
 
 
 def fewest_exchanged(alpha: float) -> int:
-    """The fewest seeds of each side with which the unpaired test can reach p <= alpha: 2 / C(2n, n) <= alpha."""
+    """Return the fewest seeds of each side with which the unpaired test can reach p <= alpha: 2 / C(2n, n) <= alpha."""
     return next(n for n in count(2) if at_most(2.0 / math.comb(2 * n, n), alpha))
 
 
 def at_most(p: float, alpha: float) -> bool:
-    """Whether p <= alpha, with the slack that `FlipTest.interval` gives the level, so that rounding parts neither."""
+    """True if p <= alpha, with the slack that `FlipTest.interval` gives the level, so that rounding parts neither."""
     return p <= alpha * (1.0 + COUNT_SLACK)
 
 
 def patterns_for(comparisons: int, alpha: float) -> int:
-    """Enough drawn sign patterns that the Holm correction over so many comparisons leaves room below alpha."""
+    """Return enough drawn sign patterns that the Holm correction over so many comparisons leaves room below alpha."""
     return int(min(MOST_PATTERNS, max(PATTERNS, math.ceil(20.0 * comparisons / alpha))))
 
 
@@ -125,7 +125,7 @@ def _rounding(values_N: Floats) -> float:
 
 
 def _subset_means(values_N: Floats, patterns: int) -> Floats:
-    """The means of subsets and of their complements, one pair after another pattern; -inf and inf if one is empty."""
+    """Return the means of subsets, then of their complements; -inf and inf for an empty one."""
     sums_P, sizes_P = _all_subsets(values_N) if values_N.size <= EXACT_SEEDS else _drawn_subsets(values_N, patterns)
     rounding = _rounding(values_N)
     is_whole_P = (sizes_P == 0) | (sizes_P == values_N.size)
@@ -140,7 +140,7 @@ def _subset_means(values_N: Floats, patterns: int) -> Floats:
 
 
 def _all_subsets(values_N: Floats) -> tuple[Floats, Floats]:
-    """Sums and sizes of every subset without the last seed: with the complements these are all there are."""
+    """Return sums and sizes of every subset without the last seed: with the complements these are all subsets."""
     sums_P, sizes_P = np.zeros(1), np.zeros(1)
     for value in values_N[:-1]:
         sums_P, sizes_P = np.concatenate([sums_P, sums_P + value]), np.concatenate([sizes_P, sizes_P + 1.0])
@@ -148,7 +148,7 @@ def _all_subsets(values_N: Floats) -> tuple[Floats, Floats]:
 
 
 def _drawn_subsets(values_N: Floats, patterns: int) -> tuple[Floats, Floats]:
-    """Sums and sizes of the empty subset and of `patterns` - 1 drawn ones."""
+    """Return sums and sizes of the empty subset and of `patterns` - 1 drawn ones."""
     stream = _SEEDS.stream("compare", "sign flips")
     sums, sizes = [np.zeros(1)], [np.zeros(1)]
     for start in range(1, patterns, _CHUNK):
@@ -160,7 +160,7 @@ def _drawn_subsets(values_N: Floats, patterns: int) -> tuple[Floats, Floats]:
 
 
 def _all_exchanges(left_N: Floats, right_N: Floats) -> Floats:
-    """Differences of the means of k runs of each side, for every choice of them, 0 < k < N."""
+    """Return differences of the means of k runs of each side, for every choice of them, 0 < k < N."""
     found = []
     for k in range(1, left_N.size):
         chosen_CK = np.array(list(combinations(range(left_N.size), k)))
@@ -170,7 +170,7 @@ def _all_exchanges(left_N: Floats, right_N: Floats) -> Floats:
 
 
 def _drawn_exchanges(left_N: Floats, right_N: Floats, patterns: int) -> Floats:
-    """The same of `patterns` - 1 drawn deals, each followed by the difference of the runs that stay."""
+    """Return the same of `patterns` - 1 drawn deals, each followed by the difference of the runs that stay."""
     stream, size = _SEEDS.stream("compare", "exchanges"), left_N.size
     found = []
     for start in range(1, patterns, _CHUNK):

@@ -1,13 +1,16 @@
-"""Planned looks: the group-sequential sign-flip test, whose chance of a false verdict over all looks is at most alpha.
+"""Tests of paired differences that allow for several looks, and the intervals that agree with them.
 
-`diffs_N` are paired differences in the order planned. `counts_K` says how many of them each look so far has seen, and
-`shares_K` how far along the plan it was taken (seeds planned for that look over seeds planned in all).
+Planned looks: the group-sequential sign-flip test, whose chance of a false verdict over all looks is at most alpha. At
+any time: an e-process, valid without a plan however often one looks.
+
+`diffs_N` are paired differences in the order planned or of arrival. `counts_K` says how many of them each look so far
+has seen, and `shares_K` how far along the plan it was taken (seeds planned for that look over seeds planned in all).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import NormalDist
@@ -18,7 +21,6 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
 from retrain.records.runs.registered import Spend
 from retrain.verdicts.stats.flip import at_most
-from retrain.verdicts.stats.inversion import Interval, inverted
 
 EXACT_SEEDS = 14  # 8,192 patterns, the first sign being free; plans with more seeds draw theirs
 DRAWN = 9_999
@@ -27,10 +29,10 @@ _STREAMS = Seeds(0)  # fixed, so that a look is a pure function of the differenc
 
 
 def spent(alpha: float, share: float, spend: Spend) -> float:
-    """Alpha that may be spent by the time that `share` of the planned seeds are in (Lan & DeMets 1983).
+    """Return the alpha that may be spent by the time that `share` of the planned seeds are in (Lan & DeMets 1983).
 
     pocock: alpha ln(1 + (e - 1) t); obrien_fleming: 2 - 2 Phi(z_(alpha / 2) / sqrt t). Both are alpha at t = 1, and
-    grow with alpha at every t, which Holm's correction over several conditions needs (Maurer & Bretz 2013).
+    grow with alpha at every t, as Holm's correction over several conditions needs (Maurer & Bretz 2013).
     """
     if share >= 1.0:
         return alpha
@@ -44,11 +46,11 @@ def spent(alpha: float, share: float, spend: Spend) -> float:
 class SequentialFlip:
     """The test after the looks that were taken; nothing in it depends on looks still to come.
 
-    Given the sizes of the differences their signs are fair coins if the conditions do not differ, across looks too.
-    At each look, of the sign patterns not rejected before, those with the largest |sum| are rejected, as many as the
-    alpha spent by then allows; ties are rejected together or not at all, and what is left unspent carries over. Exact
-    for symmetric differences: patterns are enumerated for plans of up to 14 seeds and drawn, the observed one among
-    them, for larger ones. A look's patterns do not depend on later looks, so a decision is never taken back.
+    Given the sizes of the differences their signs are fair coins if the conditions do not differ, across looks too. At
+    each look, of the sign patterns not rejected before, those with the largest |sum| are rejected, as many as the alpha
+    spent by then allows; ties are rejected together or not at all, and unspent alpha carries over. Exact for symmetric
+    differences: patterns are enumerated for plans of up to 14 seeds and drawn, the observed one among them, for larger
+    ones. A look's patterns do not depend on later looks, so a decision is never taken back.
 
     `n_max` are the seeds of the plan. The p value is an alpha at which the test rejects by now, found by bisection:
     patterns make steps, so that a smaller one may reject too. Differs from the published procedure only in that it
@@ -77,7 +79,7 @@ class SequentialFlip:
         return self.counts_K[-1] if self.counts_K else 0
 
     def rejected_at(self, alpha: float, shift: float = 0.0) -> int | None:
-        """Index of the first look that rejects a mean difference of `shift` at `alpha`; None if none has."""
+        """Return the index of the first look that rejects a mean difference of `shift` at `alpha`; None if none has."""
         return self._first_rejection(self._sums(shift), alpha)
 
     @property
@@ -87,15 +89,15 @@ class SequentialFlip:
 
     @property
     def smallest_p(self) -> float:
-        """What p could be at best after these looks: if all non-zero differences had one sign."""
+        """The best p after these looks: if all non-zero differences had one sign."""
         sizes_N = np.abs(self.diffs_N[: self._seen])
         return self._smallest_alpha(self._sums_of(sizes_N, np.ones_like(sizes_N)))
 
     def interval(self, level: float) -> Interval:
-        """Mean differences that no look has rejected at 1 - level (repeated interval, Jennison & Turnbull 1989).
+        """Return the differences that no look has rejected at 1 - level (repeated interval, Jennison & Turnbull 1989).
 
-        Covers the true one at all looks together with probability `level`; leaves out zero exactly where
-        p <= 1 - level. A limit is infinite where no difference however large could have been rejected.
+        Covers the true one at all looks together with probability `level`; leaves out zero exactly where p <= 1 -
+        level. A limit is infinite where no difference however large could have been rejected.
         """
         alpha = 1.0 - level
         return inverted(
@@ -152,7 +154,7 @@ class _Sums:
 
 @cache
 def _every_pattern(size: int) -> Floats:
-    """Every pattern of signs whose first is +, (n, 2^(n - 1)): the others are their negatives, with the same |sum|."""
+    """Return every pattern of signs whose first is +, (n, 2^(n - 1)); their negatives have the same |sum|."""
     bits_NP = (np.arange(2 ** max(0, size - 1)) >> np.maximum(np.arange(size) - 1, 0)[:, None]) & 1
     bits_NP[:1] = 0
     return np.asarray(1.0 - 2.0 * bits_NP, dtype=np.float64)
@@ -160,7 +162,7 @@ def _every_pattern(size: int) -> Floats:
 
 @cache
 def _patterns(n_max: int, drawn: int) -> Floats:
-    """Drawn patterns of signs, (n_max, drawn): the first rows are the same however many are used."""
+    """Return drawn patterns of signs, (n_max, drawn): the first rows are the same however many are used."""
     stream = _STREAMS.stream("compare", "planned looks", n_max, drawn)
     return np.asarray(stream.integers(0, 2, (n_max, drawn)) * 2.0 - 1.0, dtype=np.float64)
 
@@ -173,7 +175,7 @@ LEAST_SEEDS = 3  # fewer say nothing about the spread
 def conditional_powers(
     diffs_N: Floats, *, counts_K: Sequence[int], looks: Sequence[int], spend: Spend, alpha: float
 ) -> tuple[float, float] | None:
-    """Shares of 200 possible futures in which the test rejects at `alpha` by its last look, below zero and above it.
+    """Return shares of 200 futures in which the test rejects at `alpha` by its last look, below and above zero.
 
     Futures are normal with the mean and the standard deviation seen so far ("current trend"), one difference for every
     seed still to come; `counts_K` are the differences at each look taken. None below three differences or without any
@@ -199,3 +201,120 @@ def conditional_powers(
         )
         rejected[int(test.diffs_N.sum() > 0.0)] += test.rejected_at(alpha) is not None
     return rejected[0] / FUTURES, rejected[1] / FUTURES
+
+
+Interval = tuple[float, float]
+STEPS = 30  # bisections per limit: to 1e-9 of the range searched
+FAR = 1e6  # ranges of the data away from it: there every difference has one sign
+
+
+def inverted(diffs_N: Floats, *, is_rejected: Callable[[float], bool], is_zero_rejected: bool) -> Interval:
+    """Return the interval around the mean of the shifts that a test of 'the mean is `shift`' does not reject.
+
+    It always holds the mean difference, and zero exactly unless `is_zero_rejected`: interval and verdict agree. Limits
+    are infinite where even a shift far outside the data is not rejected. Where the shifts that are not rejected have
+    gaps, a limit is one of their edges; without a difference it is the whole line.
+    """
+    if not diffs_N.size:
+        return -math.inf, math.inf
+    mean = float(diffs_N.mean())
+    far = FAR * max(float(np.ptp(diffs_N)), abs(mean), float(np.abs(diffs_N).max()), np.finfo(float).tiny)
+    inner = [mean] if is_zero_rejected else [mean, 0.0]
+    # Zero, where rejected, bounds the side of the mean on which it lies.
+    low, high = (0.0 if is_zero_rejected and (end < 0.0) == (mean > 0.0) else None for end in (-far, far))
+    return _limit(min(inner), -far, low, is_rejected), _limit(max(inner), far, high, is_rejected)
+
+
+def _limit(inside: float, far: float, outside: float | None, is_rejected: Callable[[float], bool]) -> float:
+    """Return the edge between `inside`, not rejected, and the first rejected shift towards `far`."""
+    if outside is None:
+        if not is_rejected(far):
+            return math.copysign(math.inf, far)
+        outside = _first_rejected(inside, far, is_rejected)
+    for _ in range(STEPS):
+        middle = (inside + outside) / 2
+        inside, outside = (inside, middle) if is_rejected(middle) else (middle, outside)
+    return inside
+
+
+def _first_rejected(inside: float, far: float, is_rejected: Callable[[float], bool]) -> float:
+    """Return a rejected shift close to the edge: steps from `inside` towards `far`, each four times the one before."""
+    step = (far - inside) / FAR
+    while abs(inside + step) < abs(far) and not is_rejected(inside + step):
+        step *= 4.0
+    return inside + step if abs(inside + step) < abs(far) else far
+
+
+BETS_B: Floats = np.array([0.4, 0.8, 1.6, 3.2, -0.4, -0.8, -1.6, -3.2])
+MOST_SEEDS = 200
+
+
+def running_evidence(diffs_N: Floats) -> Floats:
+    """Return (M_1 .. M_n), the evidence against 'no difference' after each difference, in order of arrival.
+
+    M_n is the mean over bets b of prod_i 2 / (1 + exp(-2 b x_i)), with x_i = d_i / s_i and s_i^2 the mean of d_1^2 ..
+    d_i^2. Given the past and |d_i| the sign of d_i is a fair coin if the conditions do not differ, and each factor,
+    e^(b x) / cosh(b x), has mean 1 over it: M is a nonnegative martingale, and the chance that it ever reaches 1 /
+    alpha is at most alpha (Ville; de la Pena 1999; Ramdas, Ruf, Larsson & Koolen 2020, arXiv:2009.03167). A difference
+    of zero leaves it unchanged.
+    """
+    if not np.isfinite(diffs_N).all():
+        raise ValueError("a difference is not finite")
+    peak = float(np.abs(diffs_N).max(initial=0.0))
+    unitless_N = diffs_N / peak if peak > 0.0 else diffs_N  # squares of tiny differences would vanish
+    rms_N = np.sqrt(np.cumsum(unitless_N**2) / np.arange(1, diffs_N.size + 1))
+    x_N = np.divide(unitless_N, rms_N, out=np.zeros_like(unitless_N), where=rms_N > 0)
+    log_BN = np.cumsum(math.log(2.0) - np.logaddexp(0.0, -2.0 * BETS_B[:, None] * x_N), axis=1)
+    return np.asarray(np.exp(log_BN).mean(axis=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AnytimeTest:
+    """The test after every difference so far, in order of arrival."""
+
+    diffs_N: Floats
+
+    @property
+    def p(self) -> float:
+        """1 / the largest evidence so far, at most 1: valid whenever and however often one looks."""
+        return _p(self.diffs_N)
+
+    @property
+    def smallest_p(self) -> float:
+        """The best p with as many non-zero differences: if each dwarfed those before it."""
+        return _least_p(tuple((np.flatnonzero(self.diffs_N) + 1).tolist()))
+
+    def interval(self, level: float) -> Interval:
+        """Return the mean differences against which the evidence never reached 1 / (1 - level): a confidence sequence.
+
+        Covers the true one at all times together with probability `level`; leaves out zero exactly where p <= 1 -
+        level. A limit is infinite with too few seeds: fewer than seven at 95 %.
+        """
+        alpha = 1.0 - level
+        return inverted(
+            self.diffs_N,
+            is_rejected=lambda shift: _p(self.diffs_N - shift) <= alpha,
+            is_zero_rejected=at_most(self.p, alpha),
+        )
+
+
+def fewest_equal(alpha: float) -> int:
+    """Return the fewest equal differences with which the test rejects at `alpha`: seven at 0.05."""
+    return next((seeds for seeds in range(1, MOST_SEEDS) if _p(np.ones(seeds)) <= alpha), MOST_SEEDS)
+
+
+@cache
+def _least_p(places: tuple[int, ...]) -> float:
+    """Return the least p if the differences that are not zero lie at these places, from 1.
+
+    M_n is largest at x_i = sqrt(i): |x_i| is at most that, where all before it are as good as zero. Both sides of a bet
+    sum to prod (1 + t_i) + prod (1 - t_i), t_i = tanh(b x_i), in which only products of an even number of t_i remain:
+    largest where every t_i is.
+    """
+    roots_N = np.sqrt(np.array(places, dtype=float))
+    evidence = np.exp((math.log(2.0) - np.logaddexp(0.0, -2.0 * BETS_B[:, None] * roots_N)).sum(axis=1)).mean()
+    return float(min(1.0, 1.0 / evidence))
+
+
+def _p(diffs_N: Floats) -> float:
+    return float(min(1.0, 1.0 / max(1.0, float(running_evidence(diffs_N).max(initial=1.0)))))

@@ -22,11 +22,11 @@ _DRIFT_SD, _DRIFT_STEP_SD = 0.1, 0.01  # of the drift per step before anything i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeachingForecast:
-    """How a `RateBook` turns outcomes into rates; ValueError for values out of range.
+    """The settings by which a `RateBook` turns outcomes into rates; ValueError for values out of range.
 
     A completion's evidence is multiplied by `decay` in (0, 1] with each step, because the policy changes. Rates of
     prompts have a common distribution, which is fitted to all of them: `prior` = (alpha, beta), both positive, is its
-    guess before anything is seen, and counts as much as `prior_weight` prompts.
+    guess without evidence, and counts as much as `prior_weight` prompts.
     """
 
     decay: float = 0.98
@@ -50,14 +50,14 @@ class _Evidence(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RateBook:
-    """Each prompt's rate of correct completions at a step, as known from the steps before it.
+    """Each prompt's rate of correct completions at a step, estimated from the steps before it.
 
-    Rates lie on a grid. A prompt's posterior is proportional to population(p) q^right (1-q)^wrong, where q is the
-    rate that one of p had when the evidence was drawn: log-odds of all prompts move by a common drift per step, but
-    for the outermost rates, which stand for never and always. An extended Kalman filter follows the drift. The
-    population's distribution is the non-parametric estimate from all prompts' present evidence (Laird 1978, by
-    expectation maximisation), which can hold prompts that are never or always right. It is the posterior of an unseen
-    prompt, and of one whose evidence has decayed.
+    Rates lie on a grid. A prompt's posterior is proportional to population(p) q^right (1-q)^wrong, where q is the rate
+    that one of p had when the evidence was drawn: log-odds of all prompts move by a common drift per step, but for the
+    outermost rates, which stand for never and always. An extended Kalman filter follows the drift. The population's
+    distribution is the non-parametric estimate from all prompts' present evidence (Laird 1978, by expectation
+    maximisation), which can hold prompts that are never or always right. It is the posterior of an unseen prompt, and
+    of one whose evidence has decayed.
     """
 
     settings: TeachingForecast = field(default_factory=TeachingForecast)
@@ -81,15 +81,15 @@ class RateBook:
             self._pending.append((example_id, correct, judged))
 
     def chance(self, example_id: str, step: int, group_size: int) -> float:
-        """The chance in [0, 1] that a group of this prompt teaches at `step`."""
+        """Return the chance in [0, 1] that a group of this prompt teaches at `step`."""
         return float(self.chances([example_id], step, group_size)[0])
 
     def chances(self, example_ids: Sequence[str], step: int, group_size: int) -> Floats:
-        """The chance in [0, 1] that a group teaches at `step`, of each prompt: [N]."""
+        """Return the chance in [0, 1] that a group teaches at `step`, of each prompt: [N]."""
         return np.asarray(self._posterior(example_ids, step) @ teaching(_RATES_K, group_size))
 
     def rate(self, example_id: str, step: int) -> tuple[float, float]:
-        """The Beta distribution (alpha, beta) with the mean and variance of the prompt's posterior at `step`."""
+        """Return the Beta distribution (alpha, beta) with the mean and variance of the prompt's posterior at `step`."""
         posterior_K = self._posterior([example_id], step)[0]
         mean = float(posterior_K @ _RATES_K)
         variance = float(posterior_K @ (_RATES_K - mean) ** 2)
@@ -97,13 +97,13 @@ class RateBook:
         return mean * total, (1.0 - mean) * total
 
     def draw(self, example_ids: Sequence[str], step: int, rng: np.random.Generator) -> Floats:
-        """One rate of each prompt, drawn from its posterior at `step`: [N]."""
+        """Draw one rate of each prompt from its posterior at `step`: [N]."""
         at_most_NK = np.cumsum(self._posterior(example_ids, step), axis=1)
         cells_N = (at_most_NK < rng.random(len(example_ids))[:, None]).sum(axis=1)
         return np.asarray(_RATES_K[np.minimum(cells_N, _CELLS - 1)])
 
     def population(self, step: int) -> Floats:
-        """Weights of the grid's rates among prompts at `step`, which add up to 1: [K]."""
+        """Return weights of the grid's rates among prompts at `step`, which add up to 1: [K]."""
         self._take_in(step)
         if self._fitted is None or self._fitted[0] != step:
             in_order = sorted(self._seen)  # sums then are the same after a restore, whatever the order of the state
@@ -111,7 +111,7 @@ class RateBook:
         return self._fitted[1]
 
     def state(self) -> dict[str, Any]:
-        """Everything as JSON; `restore` continues from it exactly."""
+        """Return everything as JSON; `restore` continues from it exactly."""
         return {
             "seen": {each: list(evidence) for each, evidence in self._seen.items()},
             "pending": [list(group) for group in self._pending],
@@ -120,7 +120,6 @@ class RateBook:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`."""
         self._seen = {each: _Evidence(*evidence) for each, evidence in state["seen"].items()}
         self._pending = [(example_id, correct, judged) for example_id, correct, judged in state["pending"]]
         self._step = state["step"]
@@ -128,7 +127,7 @@ class RateBook:
         self._fitted = None
 
     def _take_in(self, step: int) -> None:
-        """Groups that were pending become evidence when an earlier step is theirs; ValueError when a later one is."""
+        """Turn pending groups of an earlier step into evidence; ValueError when they are of a later one."""
         if step < self._step:
             raise ValueError(f"step {step}, but groups of step {self._step} were counted")
         if step > self._step and self._pending:
@@ -147,7 +146,7 @@ class RateBook:
         self._seen[example_id] = _Evidence(kept * old.right + right, kept * old.wrong + wrong, mean, step)
 
     def _follow(self, step: int, groups: Sequence[tuple[str, int, int]]) -> None:
-        """Move the drift towards what the groups of `step` say of it: one update of the filter for each."""
+        """Move the drift towards the outcomes of the groups of `step`: one update of the filter for each."""
         known = [group for group in groups if group[0] in self._seen]
         posterior_NK = self._posterior([example_id for example_id, _, _ in known], step)
         means_N = posterior_NK @ _RATES_K
@@ -162,7 +161,7 @@ class RateBook:
             self._variance *= 1.0 - gain * slope
 
     def _likelihood(self, example_ids: Sequence[str], step: int) -> Floats:
-        """Up to a factor per prompt: [N, K]."""
+        """Return the likelihood up to a factor per prompt: [N, K]."""
         found = [self._seen[each] for each in example_ids]
         right_N, wrong_N, mean_N, at_N = np.array(found).reshape(-1, 4).T
         kept_N = self.settings.decay ** (step - at_N)
@@ -173,7 +172,7 @@ class RateBook:
         return np.asarray(np.exp(log_NK - log_NK.max(axis=1, keepdims=True, initial=-np.inf)))
 
     def _posterior(self, example_ids: Sequence[str], step: int) -> Floats:
-        """The posterior of each prompt over the grid: [N, K]."""
+        """Return the posterior of each prompt over the grid: [N, K]."""
         weights_K = self.population(step)
         posterior_NK = np.tile(weights_K, (len(example_ids), 1))
         known = [index for index, each in enumerate(example_ids) if each in self._seen]
@@ -184,7 +183,7 @@ class RateBook:
 
 
 def _fit(likelihood_NK: Floats, settings: TeachingForecast) -> Floats:
-    """The population's weights of the grid's rates: [K]."""
+    """Return the population's weights of the grid's rates: [K]."""
     alpha, beta = settings.prior
     guess_K: Floats = _RATES_K**alpha * (1.0 - _RATES_K) ** beta  # the density, times the width p (1-p) of a cell
     guess_K *= settings.prior_weight / guess_K.sum()
@@ -198,11 +197,11 @@ def _fit(likelihood_NK: Floats, settings: TeachingForecast) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Forecast chances held against what happened, in bins of equal counts, lowest forecasts first.
+    """Forecast chances and outcomes in bins of equal counts, lowest forecasts first.
 
     `bins` has (mean forecast, share that happened, count) of each; `error` is their mean absolute difference, weighted
-    by count: the expected calibration error, in [0, 1]. Chance alone makes it positive: about
-    sqrt(2 p (1-p) / (pi n)) in a bin of n.
+    by count: the expected calibration error, in [0, 1]. Chance makes it positive: about sqrt(2 p (1-p) / (pi n)) in a
+    bin of n.
     """
 
     bins: tuple[tuple[float, float, int], ...]
@@ -210,7 +209,7 @@ class Calibration:
 
 
 def calibration(forecasts_F: Sequence[float], outcomes_F: Sequence[bool], *, bins: int = 10) -> Calibration | None:
-    """Calibration of the forecasts in `bins` bins of equal counts (fewer with fewer forecasts); None without any.
+    """Return the calibration in `bins` bins of equal counts (fewer with fewer forecasts); None without forecasts.
 
     Equal forecasts may fall into two bins, in the order given. ValueError when a forecast is not in [0, 1] or the
     lengths differ.
@@ -227,7 +226,7 @@ def calibration(forecasts_F: Sequence[float], outcomes_F: Sequence[bool], *, bin
 
 
 def teaching(rates_K: Floats, group_size: int) -> Floats:
-    """1 - p^G - (1-p)^G of each rate p, in [0, 1]."""
+    """Return 1 - p^G - (1-p)^G of each rate p, in [0, 1]."""
     return np.maximum(0.0, 1.0 - rates_K**group_size - (1.0 - rates_K) ** group_size)
 
 

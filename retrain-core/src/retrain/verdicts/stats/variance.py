@@ -1,4 +1,4 @@
-"""Components of variance: how much each source of randomness adds to the spread of a number, with intervals.
+"""Components of variance: the share of each source of randomness in the spread of a number, with intervals.
 
 Shapes: N runs, L levels of a factor, R draws.
 """
@@ -23,7 +23,7 @@ _TINY, _ROUNDING = 1e-9, 1e-12
 class Component:
     """The variance that one source adds, its share of the whole in [0, 1], and the interval of the share.
 
-    `df` are the degrees of freedom that it is estimated with.
+    `df` are the degrees of freedom of the estimate.
     """
 
     name: str
@@ -37,8 +37,8 @@ class Component:
 class Components:
     """Estimated components, the rest last, and the factors that could not be estimated.
 
-    `constant` never changed, so their share is unknown; `in_rest` had another level in every run and is part of
-    the rest; `together` always changed at once, joined by `+` in their row's name; `tangled` cannot be told from the
+    `constant` never changed, so their share is unknown; `in_rest` had another level in every run and is part of the
+    rest; `together` always changed at once, joined by `+` in their row's name; `tangled` cannot be separated from the
     other factors. `total` is the sum of the variances.
     """
 
@@ -68,15 +68,15 @@ def components(
     *,
     level: float = 0.95,
 ) -> Components | None:
-    """Variance components of crossed random factors, balanced or not; None where nothing is left to compare with.
+    """Return variance components of crossed random factors, balanced or not; None without any spread.
 
     value = mean of its group + sum over factors of an effect of the level + rest, all effects normal and independent. A
     level counts within its group. Each factor's sum of squares is what it explains beyond all other factors (Henderson
     1953, method 3; Searle, Casella, McCulloch, "Variance Components", 1992, ch. 5), so its expectation has no other
     component than its own and the rest. Intervals of the shares are generalised confidence intervals (Weerahandi 1993):
-    the quantiles of the shares when every sum of squares is divided by chi-squares drawn anew. Exact for one factor
-    against the rest in a balanced design, else approximate: dependence between sums of squares of an unbalanced
-    design is left out. Negative estimates are cut at zero. ValueError when a value is not finite.
+    the quantiles of the shares when every sum of squares is divided by drawn chi-squares. Exact for one factor against
+    the rest in a balanced design, otherwise approximate: dependence between sums of squares of an unbalanced design is
+    left out. Negative estimates are cut at zero. ValueError when a value is not finite.
     """
     if not np.isfinite(values_N).all():
         raise ValueError("a value is not a finite number")
@@ -109,7 +109,7 @@ def components(
 def _designs(
     factors: Mapping[str, Sequence[Hashable]], groups: Sequence[Hashable]
 ) -> tuple[dict[str, Floats], tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Indicator columns of the factors that can be estimated, by name, and those that are left out, by the reason."""
+    """Return indicator columns of the factors that can be estimated, by name, and those left out, by the reason."""
     by_partition: dict[tuple[int, ...], list[str]] = {}
     constant, in_rest = [], []
     for name, levels in factors.items():
@@ -127,19 +127,19 @@ def _designs(
 
 
 def _partition(levels: Sequence[Hashable]) -> tuple[int, ...]:
-    """The levels numbered in order of appearance: equal for two factors that always change together."""
+    """Number the levels in order of appearance: equal for two factors that always change together."""
     numbers: dict[Hashable, int] = {}
     return tuple(numbers.setdefault(each, len(numbers)) for each in levels)
 
 
 def _indicators(levels: Sequence[Hashable]) -> Floats:
-    """[N, L], 1 where the run has the level."""
+    """Return [N, L], 1 where the run has the level."""
     numbers = _partition(levels)
     return np.eye(max(numbers) + 1)[list(numbers)]
 
 
 def _basis(columns: Floats) -> Floats:
-    """An orthonormal basis of what the columns span."""
+    """Return an orthonormal basis of the span of the columns."""
     left, sizes, _ = np.linalg.svd(columns, full_matrices=False)
     return np.asarray(left[:, sizes > _TINY * sizes[0]])
 

@@ -1,1 +1,1 @@
-"""Judges the conditions of runs against each other, and says what a verdict rests on."""
+"""Judges the conditions of runs against each other, and reports the grounds of each verdict."""

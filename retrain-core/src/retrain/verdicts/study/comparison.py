@@ -1,33 +1,40 @@
-"""One condition against its baseline: the verdict, and everything that it rests on."""
+"""One condition against its baseline: the verdict and its grounds, seed by seed too.
+
+A verdict is about the mean of the differences, that of the typical seed; the worst seed of each side is shown next to
+it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from retrain.verdicts.stats import power
+import numpy as np
+
+from retrain.kernel.types import Floats
+from retrain.records.runs.metric import Direction, Metric
+from retrain.verdicts.stats.binomial import Improvement, improvement_in_pairs, improvement_of_all_pairs
 from retrain.verdicts.stats.components import Advice, Components
-from retrain.verdicts.study.per_seed import PerSeed
+from retrain.verdicts.stats.paired import seeds_needed
 
 
 class DecidingTest(Protocol):
-    """A test of the differences of one pairing against zero."""
-
     @property
     def p(self) -> float:
         """Two-sided p value, before Holm's correction."""
 
     @property
     def smallest_p(self) -> float:
-        """The least that p could be with as many seeds."""
+        """The least possible p with as many seeds."""
 
     def interval(self, level: float) -> tuple[float, float]:
-        """Interval of the mean difference that leaves out zero exactly where p <= 1 - level; limits may be infinite."""
+        """Return an interval of the mean difference that leaves out zero exactly where p <= 1 - level."""
 
 
 class Design(StrEnum):
-    """Which test decides."""
+    """The kind of test that decides."""
 
     FIXED = "fixed"
     UNPAIRED = "unpaired"
@@ -39,8 +46,8 @@ class Design(StrEnum):
 class LooksView:
     """The looks taken at one comparison, and the test that allows for them.
 
-    With planned looks: `planned` and `taken` are numbers of seeds, `decided_after` the look at which the verdict came.
-    With `anytime`: `taken` are the earlier looks on record, and `reason` says what was not planned.
+    With planned looks: `planned` and `taken` are numbers of seeds, `decided_after` the look of the verdict. With
+    `anytime`: `taken` are the earlier looks on record, and `reason` says what was not planned.
     """
 
     design: Design
@@ -52,13 +59,10 @@ class LooksView:
 
     @property
     def next_look(self) -> int | None:
-        """Seeds of the next planned look."""
         return next((look for look in self.planned if look > max(self.taken, default=0)), None)
 
 
 class Verdict(StrEnum):
-    """A condition against its baseline."""
-
     BETTER = "better"
     WORSE = "worse"
     PRACTICALLY_SAME = "practically the same"  # only with a planned margin
@@ -66,8 +70,6 @@ class Verdict(StrEnum):
 
 
 class VerdictReason(StrEnum):
-    """Reason for a verdict."""
-
     FOUND = "found"
     TOO_FEW = "too few seeds"  # with this many seeds no data could give another verdict
     NOT_SIGNIFICANT = "not significant"
@@ -80,7 +82,7 @@ class VerdictReason(StrEnum):
 class Lost:
     """The second line of a comparison, with lost runs at `worst`: the same test over the seeds that this completes.
 
-    `survives` says whether its verdict is that of the first line.
+    `survives`: its verdict is that of the first line.
     """
 
     baseline_seeds: tuple[int, ...]
@@ -99,9 +101,9 @@ class Lost:
 class ControlResult:
     """A condition against one of its controls, over their common seeds.
 
-    `difference` is condition minus control with its `interval`, `p` that of the test that decides, before any
-    correction; None where nothing could be tested, as with a control that has no finished run. `is_beaten`: the
-    condition is on the better side, with p at most alpha.
+    `difference` is condition minus control with its `interval`, `p` that of the deciding test, before any correction;
+    None without data, as with a control that has no finished run. `is_beaten`: the condition is on the better side,
+    with p at most alpha.
     """
 
     control: str
@@ -140,8 +142,8 @@ class ExamplesView:
 
     `interval` is at `level`, and never narrower than the one over seeds, which assumes no distribution; nor is `p`
     smaller. `normal` is the interval at 1 - alpha by crossed effects only. With clusters, `num_clusters` <
-    `num_examples`, new examples means new clusters. `advice` is there while the interval holds zero. A `reason` says
-    why there is no such view: everything else is None or 0; `are_others` if both sides have different examples.
+    `num_examples`, new examples means new clusters. `advice` exists while the interval holds zero. With a `reason`
+    there is no such view: everything else is None or 0; `are_others` if both sides have different examples.
     """
 
     reason: str = ""
@@ -167,8 +169,8 @@ class Comparison:
     verdict is better or worse. `p_holm` is the corrected p that decides, `smallest_p` the least p with these seeds.
     `detectable` is the true difference found in 80 % of studies like this one, `seeds_needed` the seeds that the
     observed difference needs for that, both at `alpha / comparisons`; `least_seeds` are the fewest for any verdict.
-    Within the planned `margin` both are practically the same. `lost` is the line with lost runs at the worst value,
-    None if there are none; `few_seeds` an estimate where three seeds or more are too few for a verdict.
+    Within the planned `margin` both are practically the same. `lost` exists if runs were lost, `few_seeds` if three
+    seeds or more are too few for a verdict.
     """
 
     baseline: str
@@ -198,5 +200,107 @@ class Comparison:
 
     @property
     def seeds_needed(self) -> int | None:
-        """Seeds that find the observed difference in 80 % of studies, if it is the true one."""
-        return power.seeds_needed(self.d_z, self.alpha / self.num_comparisons) if self.d_z else None
+        return seeds_needed(self.d_z, self.alpha / self.num_comparisons) if self.d_z else None
+
+
+LEAST_GAP_OF_A_RATE = 0.05  # a smaller gap is no collapse, however close together the other seeds are
+Values = Mapping[int, float]  # of one condition, by seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerSeed:
+    """The values behind a comparison, in the order of its `seeds`.
+
+    The worst value of each side is over all its compared seeds, also those that the other side lacks. `wins` and `ties`
+    count common seeds; `in_pairs` is their share with exact binomial limits, `of_all_pairs` the chance that any run of
+    the condition is better than any run of the baseline (the "probability of improvement" of arXiv:2108.13264).
+    """
+
+    baseline: tuple[float, ...]
+    condition: tuple[float, ...]
+    worst_baseline: float
+    worst_condition: float
+    wins: int
+    ties: int
+    in_pairs: Improvement
+    of_all_pairs: Improvement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collapse:
+    """Seeds of a condition far on the worse side of its others; `median` is that of all its seeds."""
+
+    condition: str
+    seeds: tuple[int, ...]
+    worst: float
+    median: float
+
+
+def per_seed(baseline: Values, condition: Values, *, direction: Direction) -> PerSeed | None:
+    """Return the view of two conditions; None without a common seed."""
+    seeds = [seed for seed in baseline if seed in condition]
+    if not seeds:
+        return None
+    sign = 1.0 if direction is Direction.HIGHER else -1.0
+    worst = min if direction is Direction.HIGHER else max
+    left_N, right_N = (np.array([values[seed] for seed in seeds]) for values in (baseline, condition))
+    all_left, all_right = (np.array(list(values.values())) for values in (baseline, condition))
+    better_N = sign * (right_N - left_N)
+    in_pairs = improvement_in_pairs(better_N)
+    of_all_pairs = improvement_of_all_pairs(sign * all_left, sign * all_right)
+    if in_pairs is None or of_all_pairs is None:
+        return None
+    return PerSeed(
+        baseline=tuple(left_N.tolist()),
+        condition=tuple(right_N.tolist()),
+        worst_baseline=worst(baseline.values()),
+        worst_condition=worst(condition.values()),
+        wins=int(np.sum(better_N > 0)),
+        ties=int(np.sum(better_N == 0)),
+        in_pairs=in_pairs,
+        of_all_pairs=of_all_pairs,
+    )
+
+
+def collapses(values: Mapping[str, Values], metric: Metric, *, direction: Direction) -> tuple[Collapse, ...]:
+    """Return the conditions with collapsed seeds, see `collapsed`; a rate must also be 5 pp below."""
+    sign = 1.0 if direction is Direction.HIGHER else -1.0
+    arrays = [sign * np.array(list(each.values())) for each in values.values()]
+    found = collapsed(arrays, least_gap=LEAST_GAP_OF_A_RATE if metric.is_rate else 0.0)
+    return tuple(
+        Collapse(
+            condition=label,
+            seeds=tuple(list(by_seed)[index] for index in indices),
+            worst=sign * float(values_N.min()),
+            median=sign * float(np.median(values_N)),
+        )
+        for (label, by_seed), values_N, indices in zip(values.items(), arrays, found, strict=True)
+        if indices
+    )
+
+
+FAR = 5.0  # robust standard deviations
+LEAST_SEEDS = 4  # of three, one is always alone
+_NORMAL = 1.4826  # median absolute deviation of a normal law, in standard deviations, is 1 / 1.4826
+_ROUNDING = 1e-9
+
+
+def collapsed(values_by_condition: Sequence[Floats], *, least_gap: float = 0.0) -> list[list[int]]:
+    """Return, per condition, the indices of values that lie far below its median.
+
+    Far is both `FAR` robust standard deviations and `least_gap`. The robust standard deviation is 1.4826 times the
+    median absolute deviation from the median, the larger of the condition's and that over all conditions, each around
+    its own median: neither a handful of close seeds nor a condition that spreads by nature raises a flag. A condition
+    with fewer than four values has none. Turn the sign of the values where lower is better.
+    """
+    gaps = [np.median(values_N) - values_N if values_N.size else values_N for values_N in values_by_condition]
+    known = [gaps_N for gaps_N in gaps if gaps_N.size >= LEAST_SEEDS]
+    if not known:
+        return [[] for _ in gaps]
+    common = float(np.median(np.abs(np.concatenate(known))))
+    found: list[list[int]] = [[] for _ in gaps]
+    for indices, gaps_N in zip(found, gaps, strict=True):
+        if gaps_N.size >= LEAST_SEEDS:
+            spread = _NORMAL * max(common, float(np.median(np.abs(gaps_N))))
+            indices += np.flatnonzero(gaps_N > max(FAR * spread, least_gap, _ROUNDING)).tolist()
+    return found

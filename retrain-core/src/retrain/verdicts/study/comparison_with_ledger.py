@@ -1,4 +1,4 @@
-"""Looks at a study: what the ledger knows about its runs, and the look and its verdicts put on record."""
+"""Compares runs with the ledger's record of them, and records the look and its verdicts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from retrain.verdicts.ledger.campaigns import (
     run_before,
     unreadable,
 )
-from retrain.verdicts.ledger.chain import append
+from retrain.verdicts.ledger.chain import append, ledger_folder, name_in
 from retrain.verdicts.ledger.history import History, RunHistory, ledgers_above, read_history
 from retrain.verdicts.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, is_on_record, looks_in
-from retrain.verdicts.ledger.place import ledger_folder, name_in
 from retrain.verdicts.study.study import Options, Study, study_of
 
 CONTRADICTED = "the ledger names what does not fit the plan or the records"
@@ -32,7 +31,7 @@ UNKNOWN = "unknown"  # a notice that begins so is no accusation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ledger:
-    """One ledger and the runs that it may know, with the compared campaign as it has it, or why that cannot be read.
+    """One ledger and the runs that it may know, with its record of the compared campaign, or the reason there is none.
 
     `is_own` is False for a ledger further up, from which runs may have been moved down.
     """
@@ -44,7 +43,7 @@ class _Ledger:
     is_own: bool
 
     def looks(self, *, data: str = "") -> Looks:
-        """The looks on record at the campaign, at any of the runs, or at records with this hash."""
+        """Return the looks on record at the campaign, at any of the runs, or at records with this hash."""
         known = [each.known for each in self.present if each.known]
         runs = {each.name for each in self.present} | {each.name for each in known}
         campaigns = self.campaign.names if self.campaign else {each.campaign for each in known if each.campaign}
@@ -52,10 +51,10 @@ class _Ledger:
 
 
 def comparison_with_ledger(paths: Sequence[Path], options: Options, *, is_recorded: bool = True) -> Study:
-    """`compare`, with what the ledger knows; the look and its verdicts are recorded, once for the same data.
+    """Return `compare` with the findings of the ledger; record the look and its verdicts, once for the same data.
 
-    A ledger that cannot be read or written changes no verdict: that is told among the notices. Unless every compared
-    run and the plan are on record as they are on disk, a planned study is unverified.
+    A ledger that cannot be read or written changes no verdict; a notice reports it. Unless every compared run and the
+    plan are on record unchanged, a planned study is unverified.
     """
     source = find_runs(paths)
     notices: list[str] = []
@@ -84,7 +83,7 @@ def comparison_with_ledger(paths: Sequence[Path], options: Options, *, is_record
 
 
 def _earlier(source: Source, ledgers: Sequence[_Ledger]) -> list[int]:
-    """The seeds that each earlier look has seen.
+    """Return the number of seeds that each earlier look has seen.
 
     Looks by `status` and the like gave no choice in a campaign that ran all the seeds with which it began.
     """
@@ -113,7 +112,7 @@ def _by_ledger(source: Source) -> dict[Path, list[Candidate]]:
 
 
 def _findings(ledger: _Ledger) -> list[disk.Finding]:
-    """What the ledger and the disk disagree on, about these runs and their campaign."""
+    """Return disagreements of the ledger and the disk about these runs and their campaign."""
     history, present, campaign = ledger.history, ledger.present, ledger.campaign
     fix = "`retrain compare --ledger` says more"
     found = [disk.Finding(what=f"{history.file}: {fault}", fix=fix) for fault in history.faults[:1]]
@@ -134,7 +133,6 @@ def _findings(ledger: _Ledger) -> list[disk.Finding]:
 
 
 def _data(study: Study, source: Source, present: Sequence[disk.RunOnDisk]) -> str:
-    """Hash of the records that were compared."""
     left_out = {each.name for each in study.left_out}
     compared = {each.folder.resolve() for each in source.candidates if each.folder and each.name not in left_out}
     kept = [[*run.identity[1:], run.hashes.get(METRICS)] for run in present if run.folder.resolve() in compared]
@@ -144,7 +142,7 @@ def _data(study: Study, source: Source, present: Sequence[disk.RunOnDisk]) -> st
 def _recorded(
     ledger: _Ledger, study: Study, options: Options, source: Source, *, is_recorded: bool
 ) -> tuple[Looks, str]:
-    """All looks including this one, and why it could not be recorded."""
+    """Return all looks including this one, and the reason it could not be recorded."""
     history, present = ledger.history, ledger.present
     name = name_in(history.folder, source.campaign) if source.campaign else ""
     scope: dict[str, Any] = {"campaign": name} if name else {"runs": sorted(each.name for each in present)}

@@ -1,14 +1,15 @@
-"""The verdict's second scope: the same difference on examples like the held-out ones, not on these alone."""
+"""Differences over held-out examples: the second scope of a verdict, examples like these, and two single policies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from retrain.kernel.errors import ConfigError
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.reading import read_records
 from retrain.records.run import Run
 from retrain.records.runs.budget import Spent
 from retrain.records.runs.curves import SECONDS
@@ -21,13 +22,12 @@ from retrain.records.runs.example_rates import (
     per_example,
     read_rates,
 )
-from retrain.records.runs.metric import Metric
-from retrain.records.runs.readable import ComparedRun
+from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD, Metric
+from retrain.records.runs.source import ComparedRun
 from retrain.text.amounts import counted
 from retrain.verdicts.stats.components import Cost, advise, components, draw_components
 from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.study.comparison import Comparison, ExamplesView
-from retrain.verdicts.study.two_policies import TwoPolicies, two_policies
 
 EVAL_SECONDS = "eval_time_s"
 TIMED_RUNS = 2  # of each condition; reading their times again costs little
@@ -36,7 +36,7 @@ TIMED_RUNS = 2  # of each condition; reading their times again costs little
 def with_examples(
     comparisons: Sequence[Comparison], runs: Sequence[ComparedRun], *, metric: Metric, budget: float
 ) -> tuple[Comparison, ...]:
-    """The comparisons, each with its view on examples like these, or the reason why there is none."""
+    """Return the comparisons, each with its view on examples like these, or the reason there is none."""
     try:
         reader = _Reader(runs, per_example(metric), metric=metric, budget=budget)
     except NoExamplesError as error:
@@ -45,7 +45,7 @@ def with_examples(
 
 
 def two_runs(runs: Sequence[ComparedRun], *, metric: Metric, budget: float) -> TwoPolicies | None:
-    """Two single runs over their examples; None for any other number of runs, or where these are not on record."""
+    """Compare two single runs over their examples; None for other numbers of runs, or without recorded examples."""
     if len(runs) != 2:
         return None
     try:
@@ -106,7 +106,7 @@ def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
 
 
 class _Reader:
-    """Reads each run's examples once, at the evaluation that its value of the metric is from."""
+    """Reads each run's examples once, at the evaluation behind its value of the metric."""
 
     def __init__(self, runs: Sequence[ComparedRun], figure: PerExample, *, metric: Metric, budget: float) -> None:
         self._runs: Mapping[tuple[str, int], ComparedRun] = {(run.candidate.condition, run.seed): run for run in runs}
@@ -116,7 +116,7 @@ class _Reader:
         self._times: dict[Path, tuple[float, float] | None] = {}
 
     def rates(self, label: str, seed: int) -> tuple[str, ExampleRates]:
-        """The run's name and its examples; NoExamplesError says why there are none."""
+        """Return the run's name and its examples; NoExamplesError says why there are none."""
         if (label, seed) not in self._found:
             try:
                 self._found[label, seed] = self._read(self._runs[label, seed])
@@ -128,7 +128,7 @@ class _Reader:
         return found
 
     def cost(self, baseline: str, condition: str, seeds: Sequence[int]) -> Cost | None:
-        """The measured cost of more of either; None where the runs did not record their times."""
+        """Return the measured cost of more of either; None where the runs did not record their times."""
         run_s = example_s = 0.0
         for label in (baseline, condition):
             times = [self._time(label, seed) for seed in seeds[:TIMED_RUNS]]
@@ -140,7 +140,7 @@ class _Reader:
         return Cost(seed_s=run_s, example_s=example_s) if run_s > 0.0 and example_s > 0.0 else None
 
     def _read(self, run: ComparedRun) -> tuple[str, ExampleRates]:
-        """The examples of the last evaluation of the metric within the budget, as `budget.value_at` takes it."""
+        """Return the examples of the last evaluation of the metric within the budget, as `budget.value_at` does."""
         folder, name, curves = run.candidate.folder, run.candidate.name, run.curves
         values_R = curves.column(self._metric.field)
         rows = np.flatnonzero((run.spent.spent_R <= self._budget) & (curves.steps_R >= 0) & np.isfinite(values_R))
@@ -152,7 +152,7 @@ class _Reader:
         return name, replace(rates, ids=ids, clusters=clusters)
 
     def _time(self, label: str, seed: int) -> tuple[float, float] | None:
-        """Seconds of a run up to the budget with its evaluations, and of one example in one evaluation."""
+        """Return seconds of a run up to the budget with its evaluations, and of one example in one evaluation."""
         run = self._runs[label, seed]
         folder = run.candidate.folder
         if folder is None:
@@ -174,3 +174,76 @@ def _timed(folder: Path, spent: Spent, examples: int, budget: float) -> tuple[fl
     if not evaluated.size or not in_steps > 0.0:
         return None
     return in_steps + float(evaluated.sum()), float(np.median(evaluated)) / examples
+
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoPolicies:
+    """Policy `second` minus `first`, paired by example: for other examples like these, and for these policies only.
+
+    Student's t over the differences of examples, or of their clusters (Miller, arXiv:2411.00640). It is no verdict on
+    the algorithms that trained them; that takes several seeds. `interval` and `p` are None without any spread.
+    """
+
+    first: str
+    second: str
+    metric: Metric
+    difference: float
+    interval: tuple[float, float] | None
+    level: float
+    p: float | None
+    num_examples: int
+    num_clusters: int
+
+
+def two_policies(found: Sequence[tuple[str, ExampleRates]], metric: Metric) -> TwoPolicies:
+    """Compare two policies by name; NoExamplesError if they did not answer the same examples."""
+    first_E, second_E = aligned(found)
+    (first, rates), (second, _) = found
+    result = crossed((second_E - first_E)[None], level=LEVEL, clusters_E=rates.clusters)
+    return TwoPolicies(
+        first=first,
+        second=second,
+        metric=metric,
+        difference=result.mean,
+        interval=result.examples.interval if result.examples else None,
+        level=LEVEL,
+        p=result.examples.p if result.examples else None,
+        num_examples=first_E.size,
+        num_clusters=result.squares.num_clusters,
+    )
+
+
+def two_evaluations(files: Sequence[Path], metric: Metric | None) -> TwoPolicies:
+    """Compare two files of `retrain eval`, of two checkpoints say; ConfigError if they cannot be compared."""
+    metric = metric or HELD_OUT
+    kinds = {HELD_OUT: "correct_rate", HELD_OUT_REWARD: "mean_reward"}
+    if metric not in kinds:
+        what, fix = f"files of `retrain eval` are not compared by {metric}", f"use {' or '.join(map(str, kinds))}"
+        raise ConfigError(Problem(where="--metric", what=what, fix=fix))
+    figure = PerExample(name="", kind=kinds[metric], k=0)
+    try:
+        return two_policies([(str(file), _rates(file, figure)) for file in files], metric)
+    except NoExamplesError as error:
+        fix = "evaluate both checkpoints on the same examples: `retrain eval RUN --checkpoint all`"
+        raise ConfigError(Problem(where=str(files[1]), what=str(error), fix=fix)) from error
+
+
+def _rates(file: Path, figure: PerExample) -> ExampleRates:
+    fix = "give two files below `evaluations` of a run"
+    ids, clusters, values = [], [], []
+    for number, record in read_records(file):
+        if number == 1 and "example" not in record:  # the first line describes the evaluation
+            continue
+        try:
+            ids.append(str(record["example"]))
+            clusters.append(str(record.get("cluster", record["example"])))
+            values.append(figure.of(record))
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"is not an example of an evaluation: {error}"
+            raise ConfigError(Problem(where=f"{file}:{number}", what=what, fix=fix)) from error
+    if not values:
+        raise ConfigError(Problem(where=str(file), what="has no example", fix=fix))
+    return ExampleRates(ids=tuple(ids), clusters=tuple(clusters), values_E=np.array(values), lines=len(values))

@@ -17,18 +17,16 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.records.runs.metric import Direction
-from retrain.verdicts.stats import paired, power
+from retrain.verdicts.stats import paired
 from retrain.verdicts.stats.flip import FlipTest, at_most, fewest_exchanged, patterns_for
-from retrain.verdicts.stats.paired import t_interval
-from retrain.verdicts.study.comparison import Comparison, DecidingTest, FewSeeds, Verdict, VerdictReason
-from retrain.verdicts.study.per_seed import Values
+from retrain.verdicts.study.comparison import Comparison, DecidingTest, FewSeeds, Values, Verdict, VerdictReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pairing:
     """A baseline and a condition over their common seeds, one value per seed each, in the order of `seeds`.
 
-    `test_of` makes the test that decides from the seeds and their differences; None for the sign-flip test of a fixed
+    `test_of` makes the deciding test from the seeds and their differences; None for the sign-flip test of a fixed
     number of seeds, or without `is_paired` the permutation test of unpaired runs.
     """
 
@@ -42,22 +40,21 @@ class Pairing:
 
     @property
     def diffs_N(self) -> Floats:
-        """Condition minus baseline, per seed."""
         return self.condition_N - self.baseline_N
 
 
 def with_values(pairing: Pairing, baseline: Values, condition: Values) -> Pairing:
-    """The same pair and deciding test with other values, over the seeds that both have."""
+    """Return the same pair and deciding test with other values, over the seeds that both have."""
     seeds = tuple(seed for seed in baseline if seed in condition)
     baseline_N, condition_N = (np.array([side[seed] for seed in seeds], dtype=float) for side in (baseline, condition))
     return replace(pairing, seeds=seeds, baseline_N=baseline_N, condition_N=condition_N)
 
 
 def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) -> tuple[Comparison, ...]:
-    """Every pairing, with the chance of any false verdict over all of them at most `alpha`.
+    """Judge every pairing, with the chance of any false verdict over all of them at most `alpha`.
 
-    better / worse needs a p of at most alpha after Holm's correction over all pairings, those that could not be tested
-    included; the interval, at the level of that correction, then lies on one side of zero.
+    better / worse needs a p of at most alpha after Holm's correction over all pairings, untested ones included; the
+    interval, at the level of that correction, then lies on one side of zero.
     """
     patterns = patterns_for(len(pairings), alpha)
     tests = [deciding_test(each, patterns) for each in pairings]
@@ -75,7 +72,7 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
             is_better = (difference > 0.0) == (direction is Direction.HIGHER)
             verdict, cause = (Verdict.BETTER if is_better else Verdict.WORSE), VerdictReason.FOUND
         sd = paired.spread(diffs_N)
-        detectable_d = power.detectable_d(num_seeds, share) if sd and pairing.is_paired else None
+        detectable_d = paired.detectable_d(num_seeds, share) if sd and pairing.is_paired else None
         judged.append(
             Comparison(
                 baseline=pairing.baseline,
@@ -90,7 +87,7 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
                 d_z=paired.paired_d(diffs_N),
                 d_pooled=paired.pooled_d(pairing.baseline_N, pairing.condition_N),
                 detectable=None if detectable_d is None or sd is None else detectable_d * sd,
-                least_seeds=power.least_seeds(share) if pairing.is_paired else fewest_exchanged(share),
+                least_seeds=paired.least_seeds(share) if pairing.is_paired else fewest_exchanged(share),
                 verdict=verdict,
                 cause=cause,
                 alpha=alpha,
@@ -101,7 +98,7 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
 
 
 def deciding_test(pairing: Pairing, patterns: int) -> DecidingTest | None:
-    """The test that decides; None below two seeds."""
+    """Return the test that decides; None below two seeds."""
     if len(pairing.seeds) < 2:
         return None
     if not pairing.is_paired:
@@ -112,7 +109,7 @@ def deciding_test(pairing: Pairing, patterns: int) -> DecidingTest | None:
 
 
 def holm(p_M: Sequence[float]) -> list[float]:
-    """p values corrected so that the chance of any false rejection stays below alpha (Holm 1979), in the given order.
+    """Correct p values so that the chance of any false rejection stays below alpha (Holm 1979), in the given order.
 
     The i-th smallest of m becomes the running maximum of (m - i + 1) p, at most 1.
     """
@@ -124,9 +121,9 @@ def holm(p_M: Sequence[float]) -> list[float]:
 
 
 def levels(p_M: Sequence[float], *, alpha: float) -> list[float]:
-    """The level of each comparison's interval, in the given order: that of the step of Holm's correction it stands at.
+    """Return the level of each comparison's interval, in the given order, by its step of Holm's correction.
 
-    Of m comparisons of which r are found, the i-th smallest p was held against alpha / (m - i + 1) and found, all
+    Of m comparisons of which r are found, the i-th smallest p was compared with alpha / (m - i + 1) and found, all
     others failed at alpha / (m - r): 1 minus these are the levels.
     """
     found = [at_most(each, alpha) for each in holm(p_M)]
@@ -139,11 +136,10 @@ def levels(p_M: Sequence[float], *, alpha: float) -> list[float]:
 def with_margin(
     comparisons: Sequence[Comparison], pairings: Sequence[Pairing], margin: float | None
 ) -> tuple[Comparison, ...]:
-    """The comparisons of `pairings`, `practically the same` where the interval is strictly inside (-margin, margin).
+    """Return the comparisons, `practically the same` where the interval is strictly inside (-margin, margin).
 
-    That holds where the test finds a difference, too: it is there, and by the plan too small to matter. An infinite
+    That holds where the test finds a difference, too: it exists, and by the plan it is too small to matter. An infinite
     limit is never inside. A comparison that is the same, or without a finding, then has the interval of this test.
-    Without a margin nothing is the same.
     """
     if margin is None:
         return tuple(comparisons)
@@ -170,16 +166,16 @@ FEWEST = 3  # Student's t of two seeds is about six times as wide as of four
 
 
 def with_few_seeds(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """The comparisons, with an estimate where three seeds or more cannot reach a verdict.
+    """Return the comparisons, with an estimate where three seeds or more cannot reach a verdict.
 
     By crossed effects of seeds and examples where every example is on record, otherwise Student's t over the paired
-    differences of the seeds. Both assume roughly normal seeds, which so few can neither show nor refute.
+    differences of the seeds. Both assume roughly normal seeds; so few can neither show nor refute that.
     """
     found = []
     for each in comparisons:
         seeds, level, few = each.per_seed, 1.0 - each.alpha, None
         if each.cause is VerdictReason.TOO_FEW and seeds and len(seeds.baseline) >= FEWEST:
-            over_seeds = t_interval(np.array(seeds.condition) - np.array(seeds.baseline), level=level)
+            over_seeds = paired.t_interval(np.array(seeds.condition) - np.array(seeds.baseline), level=level)
             normal = each.examples.normal if each.examples else None
             if interval := normal or over_seeds:
                 few = FewSeeds(interval=interval, level=level, is_of_examples=bool(normal))

@@ -1,4 +1,4 @@
-"""Which test decides: of a fixed number of seeds, of planned looks, or one that allows for looking at any time."""
+"""Chooses the test that decides: of a fixed number of seeds, of planned looks, or valid at any time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from retrain.kernel.types import Floats
 from retrain.records.runs.registered import Spend
 from retrain.records.runs.run_status import DONE
 from retrain.records.runs.source import Source
-from retrain.verdicts.stats.e_process import AnytimeTest, fewest_equal
-from retrain.verdicts.stats.sequential import SequentialFlip
+from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip, fewest_equal
 from retrain.verdicts.study.comparison import Comparison, DecidingTest, Design, LooksView, Verdict
 from retrain.verdicts.study.judge import Pairing
 
@@ -33,7 +32,7 @@ class Looks:
     ended: frozenset[tuple[str, int]] = frozenset()
 
     def prepared(self, pairing: Pairing) -> Pairing:
-        """The pairing with its seeds in the order in which they were planned or added, and with its test."""
+        """Return the pairing with its seeds in that order, and with its test."""
         place = {seed: index for index, seed in enumerate(self.seeds)}
         order_N = sorted(range(len(pairing.seeds)), key=lambda index: place.get(pairing.seeds[index], len(place)))
         return replace(
@@ -46,7 +45,7 @@ class Looks:
         )
 
     def test_of(self, baseline: str, condition: str) -> Callable[[Sequence[int], Floats], DecidingTest] | None:
-        """Makes the test of two conditions from their common seeds, in order; None for a fixed number of seeds."""
+        """Return a function that makes the test of two conditions from their common seeds, in order."""
         if self.design in (Design.FIXED, Design.UNPAIRED):
             return None
         if self.design is Design.ANYTIME:
@@ -66,14 +65,14 @@ class Looks:
         return planned
 
     def taken(self, baseline: str, condition: str) -> tuple[int, ...]:
-        """The planned looks at two conditions that can have been taken: every run up to them has ended."""
+        """Return the planned looks at two conditions that can have been taken: every run up to them has ended."""
         both = (baseline, condition)
         has_ended = [all((label, seed) in self.ended for label in both) for seed in self.seeds]
         first = has_ended.index(False) if False in has_ended else len(has_ended)
         return tuple(look for look in self.planned if look <= first)
 
     def view(self, comparison: Comparison, pairing: Pairing) -> Comparison:
-        """The comparison with what was looked at; the least seeds are those of the test that decided."""
+        """Return the comparison with its looks, and the least seeds of the test that decided."""
         if self.design is not Design.PLANNED:
             comparison = replace(
                 comparison, looks=LooksView(design=self.design, reason=self.reason, taken=self.earlier)
@@ -97,7 +96,7 @@ class Looks:
 
 
 def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
-    """Which test decides about these runs.
+    """Choose the test for these runs.
 
     `planned looks` with an intact plan that has them and no seeds beyond it. `fixed`, or `unpaired` if an intact plan
     says so, where the seeds are those of a plan without looks, or where nothing shows an earlier look at fewer.
@@ -127,7 +126,7 @@ def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
 
 
 def _in_order(source: Source) -> tuple[int, ...]:
-    """Seeds by the time at which their first run began; those that were added last, wherever the file lists them."""
+    """Return seeds by the start of their first run; added ones last, wherever the file lists them."""
     began: dict[int, float] = {}
     for each in source.candidates:
         if each.seed is not None:
@@ -139,7 +138,7 @@ def _in_order(source: Source) -> tuple[int, ...]:
 
 
 def looks_sentence(view: LooksView) -> str:
-    """The looks taken and the test that allows for them; empty for one look at a fixed number of seeds."""
+    """Return the looks taken and the test that allows for them; empty for one look at a fixed number of seeds."""
     match view.design:
         case Design.FIXED:
             return ""

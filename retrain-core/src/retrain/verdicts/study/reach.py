@@ -10,9 +10,9 @@ import numpy as np
 
 from retrain.records.runs.registered import Spend
 from retrain.text.amounts import counted
-from retrain.verdicts.stats import e_process, power
 from retrain.verdicts.stats.flip import EXACT_EXCHANGES, EXACT_SEEDS, at_most, fewest_exchanged, patterns_for
-from retrain.verdicts.stats.sequential import SequentialFlip
+from retrain.verdicts.stats.paired import least_seeds
+from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip, fewest_equal
 from retrain.verdicts.study.comparison import Design
 
 
@@ -20,8 +20,8 @@ from retrain.verdicts.study.comparison import Design
 class Reach:
     """The clearest result that a number of seeds allows: the same difference in all of them.
 
-    `comparisons` are those of Holm's correction: conditions against the baseline, without controls. `smallest_p` is
-    of one comparison, before the correction. `idle_looks` are planned looks that no result could end, `first_look` the
+    `comparisons` are those of Holm's correction: conditions against the baseline, without controls. `smallest_p` is of
+    one comparison, before the correction. `idle_looks` are planned looks that no result could end, `first_look` the
     fewest seeds after which a first look can.
     """
 
@@ -36,7 +36,6 @@ class Reach:
 
     @property
     def can_decide(self) -> bool:
-        """True if some result of these seeds would be a verdict."""
         return at_most(self.comparisons * self.smallest_p, self.alpha)
 
 
@@ -49,14 +48,14 @@ def reach_of(
     looks: Sequence[int] = (),
     spend: Spend = Spend.POCOCK,
 ) -> Reach:
-    """The reach of `num_seeds` seeds per condition under the test of `design`; `looks` are those that are planned."""
+    """Return the reach of `num_seeds` seeds per condition under the test of `design` with the planned `looks`."""
     share = alpha / comparisons
 
     def can_end(*taken: int) -> bool:
         return at_most(_at_looks(taken, looks, spend), share)
 
     idle = [look for number, look in enumerate(looks, start=1) if not can_end(*looks[:number])]
-    fewest = {Design.UNPAIRED: fewest_exchanged, Design.ANYTIME: e_process.fewest_equal}.get(design, power.least_seeds)
+    fewest = {Design.UNPAIRED: fewest_exchanged, Design.ANYTIME: fewest_equal}.get(design, least_seeds)
     return Reach(
         design=design,
         num_seeds=num_seeds,
@@ -70,7 +69,7 @@ def reach_of(
 
 
 def reach_sentences(reach: Reach) -> list[str]:
-    """Warnings before the first run, with what to plan; empty where the plan can reach a verdict."""
+    """Return warnings before the first run, with a fix; empty where the plan can reach a verdict."""
     if reach.can_decide:
         looks, first = ", ".join(map(str, reach.idle_looks)), reach.first_look
         told = f"no result can end the look after {looks} seeds; begin with a look after {first} or more"
@@ -91,14 +90,14 @@ def _smallest_p(design: Design, num_seeds: int, comparisons: int, alpha: float) 
         return 1.0
     drawn = 1.0 / patterns_for(comparisons, alpha)
     if design is Design.ANYTIME:
-        return e_process.AnytimeTest(diffs_N=np.ones(num_seeds)).p
+        return AnytimeTest(diffs_N=np.ones(num_seeds)).p
     if design is Design.UNPAIRED:
         return 2.0 / math.comb(2 * num_seeds, num_seeds) if num_seeds <= EXACT_EXCHANGES else drawn
     return 2.0 ** -(num_seeds - 1) if num_seeds <= EXACT_SEEDS else drawn
 
 
 def _at_looks(taken: Sequence[int], looks: Sequence[int], spend: Spend) -> float:
-    """The least p after these looks of the planned ones."""
+    """Return the least p after these looks of the planned ones."""
     test = SequentialFlip(
         diffs_N=np.ones(taken[-1]),
         counts_K=list(taken),

@@ -20,9 +20,8 @@ from retrain.records.runs.metric import EVAL_PREFIX, HELD_OUT, Metric
 from retrain.records.runs.source import Candidate
 from retrain.verdicts.stats import benchmarks
 from retrain.verdicts.stats.paired import t_interval
-from retrain.verdicts.study.comparison import Comparison
+from retrain.verdicts.study.comparison import Comparison, Values
 from retrain.verdicts.study.judge import Pairing, with_values
-from retrain.verdicts.study.per_seed import Values
 
 OF_EVERY_SET = ("correct_rate", "mean_reward", "pass_at_")
 THRESHOLDS = 101  # of a profile
@@ -45,7 +44,7 @@ class SetScores:
     """A condition over its seeds that have a number on every set.
 
     `mean` is over sets and seeds (Student's t over seeds); `iqm` and `gap` are the interquartile mean and the
-    optimality gap of `stats.benchmarks` with bootstrap intervals, the gap of rates alone. `scores` has a row per seed,
+    optimality gap of `stats.benchmarks` with bootstrap intervals, the gap only of rates. `scores` has a row per seed,
     in the order of the sets, as has `set_means`; `profile` is the share of them above each threshold of the view.
     """
 
@@ -83,12 +82,11 @@ class SetsView:
 
     @property
     def num_comparisons(self) -> int:
-        """The size of the family."""
         return sum(1 + len(each.per_set) for each in self.comparisons)
 
 
 def set_metrics(candidates: Iterable[Candidate], requested: Metric | None) -> dict[str, Metric]:
-    """The metric on each set that the runs were configured with, the held-out examples first.
+    """Return the metric on each set that the runs were configured with, the held-out examples first.
 
     `requested` names the measure and summary, on whichever set: `eval_mean_reward:best`, `eval_hard_pass_at_4`.
     """
@@ -114,7 +112,7 @@ def sets_view(
     values_of: Callable[[str, Metric], Values],
     judged: Judged,
 ) -> SetsView:
-    """The view of those sets on which some run has a number; ConfigError when these are fewer than two.
+    """Return the view of those sets on which some run has a number; ConfigError when these are fewer than two.
 
     `values_of` gives a condition's metric by seed. `judged` judges a family; each pair keeps its deciding test.
     """

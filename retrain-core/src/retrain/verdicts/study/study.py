@@ -16,28 +16,27 @@ from retrain.records.reading import table_of
 from retrain.records.run import Control
 from retrain.records.runs.budget import COSTS, Align
 from retrain.records.runs.metric import CORRECT, Direction, Metric, parse_metric
-from retrain.records.runs.readable import (
+from retrain.records.runs.registered import Analysis, Plan, departures
+from retrain.records.runs.source import (
+    Candidate,
     ComparedRun,
     LeftOut,
+    Source,
     chosen_metric,
     common_budget,
     condition_metrics,
+    find_runs,
     readable_runs,
 )
-from retrain.records.runs.registered import Analysis, Plan, departures
-from retrain.records.runs.source import Candidate, Source, find_runs
 from retrain.records.runs.undeclared import other_examples, undeclared, without_inputs
 from retrain.verdicts.ledger.looks import Looks as RecordedLooks
-from retrain.verdicts.study.comparison import Comparison
-from retrain.verdicts.study.controls import controls_in, with_controls
-from retrain.verdicts.study.examples import two_runs, with_examples
+from retrain.verdicts.study.comparison import Collapse, Comparison, collapses
+from retrain.verdicts.study.examples import TwoPolicies, two_runs, with_examples
 from retrain.verdicts.study.judge import Pairing, judge, with_few_seeds, with_margin
 from retrain.verdicts.study.looks import Looks, chosen_looks
-from retrain.verdicts.study.lost import sides_of, with_lost, with_seeds
-from retrain.verdicts.study.per_seed import Collapse, collapses
+from retrain.verdicts.study.safeguards import controls_in, sides_of, with_controls, with_lost, with_seeds
 from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
 from retrain.verdicts.study.summaries import Condition, Summaries
-from retrain.verdicts.study.two_policies import TwoPolicies
 
 DEFAULT_ALPHA = 0.05
 MORE_DIFFERS = "the runs differ in more than their conditions say"
@@ -45,7 +44,7 @@ MORE_DIFFERS = "the runs differ in more than their conditions say"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of a comparison; None = as planned, else the default.
+    """Options of a comparison; None = as planned, otherwise the default.
 
     `at` is a budget in units of `align`, `last` the number of steps that `final` and `best` average over; with `sets`
     all evaluation sets are compared together, too.
@@ -73,7 +72,7 @@ def options_of(
     called: Callable[[str], str],
     **others: Any,
 ) -> Options:
-    """Options from what a user gave; ConfigError names the one that cannot be, as `called(name)` calls it."""
+    """Return options from a user's values; ConfigError names a bad one, as `called(name)` calls it."""
 
     def refused(name: str, what: str, fix: str) -> ConfigError:
         return ConfigError(Problem(where=called(name), what=what, fix=fix))
@@ -109,8 +108,8 @@ class Study:
     differences of the runs that their conditions do not name, `unknown` counts runs that recorded no code and data.
     `num_examples` held-out examples decide, None for metrics of training; `other_examples` names runs that had other
     ones than the first. `samplers` are listed if they differ and the metric is one of training, whose prompts they
-    chose. `notices` and `looks` are on record in the ledger, `is_unverified` says that it lacks a run or the plan as
-    they are on disk; `comparison_with_ledger` adds them.
+    chose. `comparison_with_ledger` adds `notices` and `looks` from the ledger, and `is_unverified` if it lacks a run or
+    the plan.
     """
 
     campaign: Path | None
@@ -150,13 +149,13 @@ class Study:
 def compare(paths: Sequence[Path], options: Options) -> Study:
     """Compare a campaign, or run folders; ConfigError if nothing can be compared or the options are invalid.
 
-    Nothing is recorded and no ledger is read: `comparison_with_ledger` is for verdicts that somebody sees.
+    Nothing is recorded and no ledger is read: use `comparison_with_ledger` for verdicts that are shown.
     """
     return study_of(find_runs(paths), options)
 
 
 def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -> Study:
-    """`compare` of runs that were found; `earlier` are the numbers of seeds of earlier looks at them."""
+    """Return `compare` of runs that were found; `earlier` are the numbers of seeds of earlier looks at them."""
     plan = source.plan
     requested = options.metric or (plan.metric if plan else None)
     costs = [COSTS[options.align]] if options.align in COSTS else []
@@ -228,7 +227,7 @@ class _Judging:
     controls: Mapping[str, tuple[str, Control]]
 
     def pairings(self, summaries: Summaries) -> list[Pairing]:
-        """The baseline with every condition, or all pairs; a control is only held against its own condition."""
+        """Pair the baseline with every condition, or all pairs; a control only with its condition."""
         labels = [label for label in self.source.conditions if label not in self.controls or label == self.baseline]
         pairs = combinations(labels, 2) if self.options.all_pairs else product([self.baseline], labels)
         return [self._pairing(summaries, first, second) for first, second in pairs if first != second]
@@ -236,7 +235,7 @@ class _Judging:
     def comparisons(
         self, pairings: Sequence[Pairing], summaries: Summaries, values: Mapping[str, Mapping[int, float]]
     ) -> tuple[Comparison, ...]:
-        """The verdicts, then what may weaken them: lost runs and controls; then what was looked at."""
+        """Return the verdicts, weakened by lost runs and controls, with the looks taken."""
         sides = sides_of(self.source.candidates, values, is_cut=self.options.at is not None)
         found = with_lost(self._judged(pairings), pairings, sides, direction=self.direction, judged=self._judged)
         of_pair = partial(self._pairing, summaries)
@@ -271,7 +270,7 @@ def _departures(study: Study, options: Options, source: Source) -> tuple[str, ..
 
 
 def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Candidate], metric: Metric) -> tuple[str, ...]:
-    """By the ids in `eval.jsonl` where all runs have them, and by the settings that draw the examples."""
+    """Return differences in examples by the ids in `eval.jsonl` where all runs have them, and by the settings."""
     views = [each.examples for each in comparisons if each.examples]
     are_alike = bool(views) and all(view.num_examples for view in views)
     found = other_examples(runs, metric, are_ids_alike=are_alike)
@@ -279,7 +278,7 @@ def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Candidate]
 
 
 def _samplers(runs: Sequence[Candidate], metric: Metric) -> tuple[str, ...]:
-    """The samplers of the runs where they differ and chose the prompts behind the metric."""
+    """Return the samplers of the runs where they differ and chose the prompts behind the metric."""
     if metric.is_eval:
         return ()
     data = (table_of(run.record, "config", "data") for run in runs)
@@ -288,7 +287,7 @@ def _samplers(runs: Sequence[Candidate], metric: Metric) -> tuple[str, ...]:
 
 
 def _baseline(options: Options, source: Source, runs: Sequence[ComparedRun]) -> str:
-    """The requested baseline, the planned one, or the first condition with a compared run."""
+    """Return the requested baseline, the planned one, or the first condition with a compared run."""
     present = {run.candidate.condition for run in runs}
     first = next(label for label in source.conditions if label in present)
     baseline = options.baseline or (source.plan.baseline if source.plan else "") or first

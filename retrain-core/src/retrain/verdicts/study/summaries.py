@@ -1,4 +1,4 @@
-"""Each condition's metrics over its seeds, and two conditions side by side."""
+"""Each condition's metrics over its seeds, and pairs of conditions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from retrain.records.reading import table_of
 from retrain.records.runs.budget import Spent, value_at
 from retrain.records.runs.metric import Direction, Metric
-from retrain.records.runs.readable import ComparedRun
+from retrain.records.runs.source import ComparedRun
 from retrain.verdicts.stats.binomial import held_out_limits, training_limits
 from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.judge import Pairing, with_values
@@ -56,7 +56,6 @@ class Summaries:
         self._values: dict[tuple[str, Metric], dict[int, float]] = {}
 
     def values(self, label: str, metric: Metric) -> Mapping[int, float]:
-        """Values by seed, without runs that have none."""
         if (label, metric) not in self._values:
             found = self._values[label, metric] = {}
             for seed, spent in self._runs.get(label, {}).items():
@@ -66,7 +65,6 @@ class Summaries:
         return self._values[label, metric]
 
     def condition(self, label: str, metrics: Sequence[Metric], *, num_runs: int) -> Condition:
-        """The condition with its metrics."""
         estimates = {str(metric): self._estimate(label, metric) for metric in metrics}
         return Condition(label=label, seeds=tuple(self._runs.get(label, ())), num_runs=num_runs, estimates=estimates)
 
@@ -86,13 +84,12 @@ class Summaries:
         return Estimate(values=values, mean=float(values_N.mean()), interval=interval)
 
     def pairing(self, baseline: str, condition: str, metric: Metric) -> Pairing:
-        """Two conditions over the seeds for which both have a number."""
         none_N = np.zeros(0)
         pair = Pairing(baseline=baseline, condition=condition, seeds=(), baseline_N=none_N, condition_N=none_N)
         return with_values(pair, self.values(baseline, metric), self.values(condition, metric))
 
     def num_examples(self, labels: Sequence[str], metric: Metric) -> int | None:
-        """The held-out examples behind a metric, if all runs have as many; None for others."""
+        """Return the number of held-out examples behind a metric, if it is the same in all runs; None otherwise."""
         if not metric.is_eval:
             return None
         counts = {count for label in labels for count in self.values(label, EXAMPLES).values()}
@@ -100,6 +97,6 @@ class Summaries:
 
 
 def _batch_size(record: Mapping[str, Any]) -> int:
-    """Prompts per step; 1 where the run did not record them."""
+    """Return the prompts per step; 1 where the run did not record them."""
     size = table_of(record, "config", "training").get("batch_size")
     return size if isinstance(size, int) and 1 <= size <= MOST_PROMPTS else 1

@@ -1,6 +1,7 @@
-"""What the spread of a metric over runs comes from: the order of the data, initialisation, sampling, evaluation, rest.
+"""Splits the spread of a metric over runs by source: the order of the data, initialisation, sampling, evaluation, rest.
 
-A source can be told apart only where `[training] seeds` moved it without another; what never moved alone is named.
+A source can be separated only where `[training] seeds` moved it without another; sources that never moved separately
+are named.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from retrain.records.runs.budget import Align, along, value_at
 from retrain.records.runs.curves import Curves
 from retrain.records.runs.example_rates import HELD_OUT_SET
 from retrain.records.runs.metric import CORRECT, HELD_OUT, Direction, Metric, shown_difference
-from retrain.records.runs.readable import chosen_metric
 from retrain.records.runs.run_status import DONE
-from retrain.records.runs.source import Candidate, find_runs
+from retrain.records.runs.source import Candidate, chosen_metric, find_runs
 from retrain.verdicts.stats.variance import REST, Components, components
 
 SOURCES: tuple[str, ...] = get_args(SeedSource)
@@ -33,7 +33,7 @@ LEAST_RUNS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledNoise:
-    """What a finite number of completions per held-out example adds to a run's rate, from the runs' own `eval.jsonl`.
+    """The spread that a finite number of completions per held-out example adds to a run's rate.
 
     It is a part of evaluation, or of the rest. `share` is of the total variance, at most 1.
     """
@@ -45,7 +45,7 @@ class SampledNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decomposition:
-    """The shares of variance of a metric at the end of runs that differ in their seeds alone within a condition."""
+    """The shares of variance of a metric at the end of runs that differ only in their seeds within a condition."""
 
     metric: Metric
     budget: float
@@ -56,7 +56,7 @@ class Decomposition:
 
 
 def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: float = 0.95) -> Decomposition:
-    """Estimate the shares over the finished runs of a campaign, or run folders; ConfigError where that cannot be done.
+    """Estimate the shares over the finished runs of a campaign, or run folders; ConfigError if they are too few.
 
     Runs whose settings are equal, seeds apart, form a group, and only spread within groups counts. The components of
     all groups are taken to be the same.
@@ -104,7 +104,7 @@ def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: flo
 
 
 def seed_levels(record: Mapping[str, Any]) -> dict[str, int]:
-    """The seed that each source of a run followed, by its `run.json`."""
+    """Return the seed that each source of a run followed, by its `run.json`."""
     given, evaluation = table_of(record, "config", "training", "seeds"), table_of(record, "config", "eval").get("seed")
     followed = dict.fromkeys(SOURCES, int(record["seed"]))
     followed["evaluation"] = evaluation if isinstance(evaluation, int) else 0
@@ -112,7 +112,7 @@ def seed_levels(record: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _noise(runs: Sequence[Path], total: float) -> SampledNoise | None:
-    """The mean over runs of the estimated sampling variance of their last held-out rate."""
+    """Return the mean over runs of the estimated sampling variance of their last held-out rate."""
     found = [noise for each in runs if (noise := _noise_of(each)) is not None]
     if not found:
         return None
@@ -121,7 +121,7 @@ def _noise(runs: Sequence[Path], total: float) -> SampledNoise | None:
 
 
 def _noise_of(run: Path) -> float | None:
-    """sum_e p_e (1 - p_e) / (S - 1) / E^2: unbiased for E examples of S completions drawn anew; None with S = 1."""
+    """Return sum_e p_e (1 - p_e) / (S - 1) / E^2, unbiased for E examples of S fresh completions; None with S = 1."""
     rows = list(Run(run).evaluations())
     last = max((int(row["step"]) for row in rows), default=None)
     right = [row["correct"] for row in rows if row["step"] == last and row["set"] == HELD_OUT_SET]
@@ -132,7 +132,6 @@ def _noise_of(run: Path) -> float | None:
 
 
 def variance_sentences(found: Decomposition) -> Iterator[str]:
-    """What was estimated and what could not be, in plain English."""
     parts = found.components
     spread = shown_difference(parts.total**0.5, found.metric, signed=False)
     conditions = f" of {found.conditions} conditions" if found.conditions > 1 else ""
@@ -164,7 +163,6 @@ def variance_sentences(found: Decomposition) -> Iterator[str]:
 
 
 def variance_data(found: Decomposition) -> dict[str, Any]:
-    """Plain data; `noise` is null where the runs recorded no single completions of held-out examples."""
     parts = {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(found.components).items()}
     return {
         "metric": str(found.metric),

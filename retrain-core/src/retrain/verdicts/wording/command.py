@@ -1,4 +1,4 @@
-"""`retrain compare CAMPAIGN | RUN...`: which condition is better, and whether the data can show it."""
+"""`retrain compare CAMPAIGN | RUN...`: which condition is better, and can the data show it?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retrain.records.runs.metric import Metric, parse_metric
 from retrain.text.command_options import json_option, runs_argument
 from retrain.text.tables import table_console
 from retrain.text.terminal_text import printable
-from retrain.verdicts.ledger.interim import InterimLooks
+from retrain.verdicts.ledger.looks import InterimLooks
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Study, options_of
 
@@ -119,9 +119,9 @@ def _print_variance(paths: Sequence[Path], metric: Metric | None, *, as_json: bo
 
 
 def _print_policies(files: Sequence[Path], metric: Metric | None, *, as_json: bool) -> None:
-    from retrain.verdicts.study.two_policies import two_evaluations
+    from retrain.verdicts.study.examples import two_evaluations
     from retrain.verdicts.wording.data import plain_data
-    from retrain.verdicts.wording.words import policies_sentence
+    from retrain.verdicts.wording.sentences import policies_sentence
 
     InterimLooks("compare of evaluations", partial(click.echo, err=True)).at(files)
     found = two_evaluations(files, metric)

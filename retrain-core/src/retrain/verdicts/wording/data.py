@@ -22,7 +22,7 @@ AS_THEY_ARE = (
 
 
 def study_data(study: Study) -> dict[str, Any]:
-    """Plain data: numbers that do not exist are null, never NaN."""
+    """Return the documented JSON: numbers that do not exist are null, never NaN."""
     looks = study.looks
     data: dict[str, Any] = {"answer": answer(study), "metric": str(study.metric)}
     data |= {name: plain_data(getattr(study, name)) for name in AS_THEY_ARE}
@@ -54,7 +54,7 @@ def study_data(study: Study) -> dict[str, Any]:
 
 
 def plain_data(value: Any) -> Any:
-    """Plain data of what a study holds: dataclasses by their fields; an infinite limit is null."""
+    """Return a study's values as plain data: dataclasses by their fields; an infinite limit is null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain_data(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, Enum):

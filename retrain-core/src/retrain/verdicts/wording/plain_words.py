@@ -1,4 +1,4 @@
-"""A study in plain language, for readers who know no statistics: what was found, for what, and how sure it is."""
+"""A study in plain language, for readers who know no statistics: the findings, their scope, and their certainty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from retrain.records.runs.metric import CORRECT, HELD_OUT, Metric, Summary
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.wording.words import limits, percent, too_few_seeds
+from retrain.verdicts.wording.sentences import limits, percent, too_few_seeds
 
 MOST_NAMED = 6
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -16,12 +16,11 @@ WHEN = {Summary.FINAL: "at the end of training", Summary.BEST: "at its best", Su
 
 
 def summary(study: Study) -> list[str]:
-    """Sentences: what was compared, what was found, what cannot be told, for what it holds, and how sure it is."""
     return [_compared(study), *_found(study), *_open(study), _holds_for(study), _sure(study), _typical(study)]
 
 
 def count(number: int) -> str:
-    """`five` and `12`, as prose has them."""
+    """Return a number as prose has it: `five`, `12`."""
     return NUMBERS[number] if number < len(NUMBERS) else f"{number:,}"
 
 
@@ -41,7 +40,6 @@ def _compared(study: Study) -> str:
 
 
 def _found(study: Study) -> list[str]:
-    """A sentence for each side, and one if neither has any."""
     told = []
     for verdict in (Verdict.BETTER, Verdict.WORSE):
         found = [each for each in study.comparisons if each.verdict is verdict]
@@ -84,7 +82,6 @@ def _open(study: Study) -> list[str]:
 
 
 def _named(found: Sequence[Comparison], metric: Metric) -> str:
-    """Each condition with its size and the limits of it."""
     named = []
     for each in found[:MOST_NAMED]:
         named.append(each.condition)

@@ -1,18 +1,21 @@
-"""Sentences about a comparison, the same for terminal, Markdown and JSON."""
+"""Sentences about a comparison, the same for terminal, Markdown and JSON, and the words for its numbers."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable
 
 from retrain.records.runs.budget import Align
-from retrain.records.runs.metric import Metric, shown_difference
+from retrain.records.runs.metric import Metric, shown, shown_difference
 from retrain.text.amounts import counted
 from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
-from retrain.verdicts.stats.e_process import fewest_equal
-from retrain.verdicts.stats.power import spread_range
+from retrain.verdicts.stats.paired import spread_range
+from retrain.verdicts.stats.sequential import fewest_equal
 from retrain.verdicts.study.comparison import Comparison, Design, Verdict, VerdictReason
-from retrain.verdicts.study.controls import controls_sentence
+from retrain.verdicts.study.examples import TwoPolicies
 from retrain.verdicts.study.reach import reach_of, reach_sentences
+from retrain.verdicts.study.safeguards import controls_sentence
 from retrain.verdicts.study.study import Study
 
 MOST_DIFFERING = 20
@@ -20,7 +23,7 @@ UNVERIFIED = "no ledger here has the plan and every run"
 
 
 def explanation(comparison: Comparison, study: Study) -> str:
-    """The reason for the verdict: the corrected p, and what these seeds could have shown."""
+    """Return the reason for the verdict: the corrected p, and the least that these seeds could show."""
     p = f"p = {probability(comparison.p_holm)}{_corrected(comparison)}"
     match comparison.cause:
         case VerdictReason.FOUND:
@@ -38,7 +41,7 @@ def explanation(comparison: Comparison, study: Study) -> str:
 
 
 def next_step(study: Study) -> str:
-    """What can be done where the runs cannot tell, without a test that looking and adding would make wrong."""
+    """Return a next step where the runs are undecided, without a test that looking and adding would make wrong."""
     fixed = [each for each in study.comparisons if _is_fixed(each) and each.verdict is Verdict.CANNOT_TELL]
     if not fixed:
         return ""
@@ -52,7 +55,7 @@ def next_step(study: Study) -> str:
 
 
 def beforehand(study: Study) -> str:
-    """A warning while runs are missing, if no result of all the requested ones could be a verdict."""
+    """Return a warning while runs are missing, if no result of all the requested ones could be a verdict."""
     requested = min((each.num_runs for each in study.conditions), default=0)
     few = (each for each in study.comparisons if len(each.seeds) < requested < each.least_seeds and _is_fixed(each))
     first = next(few, None)
@@ -68,14 +71,12 @@ def _is_fixed(comparison: Comparison) -> bool:
 
 
 def probability(p: float | None) -> str:
-    """A p value to two digits."""
     if p is None:
         return "—"
     return f"{p:.2g}" if p >= 1e-4 else f"{p:.0e}"
 
 
 def runs_sentence(study: Study) -> str:
-    """How many runs are compared, and why the others are left out."""
     compared = sum(len(each.seeds) for each in study.conditions)
     requested = sum(each.num_runs for each in study.conditions)
     others = Counter(each.reason for each in study.left_out)
@@ -84,7 +85,6 @@ def runs_sentence(study: Study) -> str:
 
 
 def budget_sentence(study: Study) -> str:
-    """Where the curves are cut."""
     cut = f"Cut at {study.budget:,.6g} {study.align}"
     if study.shortest:
         more = f" and {len(study.shortest) - 1} more" if len(study.shortest) > 1 else ""
@@ -93,13 +93,11 @@ def budget_sentence(study: Study) -> str:
 
 
 def metric_sentence(study: Study) -> str:
-    """The metric that decides."""
     planned = f", plan {study.plan.sha256[:12]}" if study.plan else ""
     return f"Decides: {study.metric}, {study.direction} is better, alpha {study.alpha:g}{planned}"
 
 
 def standing(study: Study) -> str:
-    """`as planned`, or `exploratory` and why."""
     looks = recorded_looks(study.looks)
     also = f"; {looks}" if looks else ""
     if not study.exploratory:
@@ -109,7 +107,6 @@ def standing(study: Study) -> str:
 
 
 def differing(study: Study) -> list[str]:
-    """In what the compared runs differ besides what their conditions say, and how many cannot be judged in that."""
     told = []
     if study.samplers:
         told.append(
@@ -126,14 +123,13 @@ def differing(study: Study) -> list[str]:
 
 
 def on_record(study: Study) -> list[str]:
-    """What the ledger knows about the compared runs and their plan, a line each."""
     told = [f"ledger: {line}" for line in study.notices[:MOST_DIFFERING]]
     more = len(study.notices) - MOST_DIFFERING
     return [*told, f"and {more} more from the ledger: --json has all of them"] if more > 0 else told
 
 
 def survivors(study: Study) -> list[str]:
-    """A warning for each condition that lost runs: the remaining ones may be the luckier ones."""
+    """Return a warning for each condition that lost runs: the remaining ones may be the luckier ones."""
     return [
         f"{each.label}: {len(each.seeds)} of {each.num_runs} runs are compared; those that ended early may be worse"
         for each in study.conditions
@@ -163,7 +159,7 @@ def _too_few(comparison: Comparison) -> str:
 
 
 def _detectable(comparison: Comparison, metric: Metric) -> str:
-    """What such a study finds, as a range: the spread of so few seeds is itself known only roughly."""
+    """Return the detectable difference as a range: the spread of so few seeds is itself known only roughly."""
     if comparison.detectable is None or (comparison.looks and comparison.looks.design is not Design.FIXED):
         return ""
     low, high = (comparison.detectable * factor for factor in spread_range(len(comparison.seeds)))
@@ -175,3 +171,117 @@ def _detectable(comparison: Comparison, metric: Metric) -> str:
         f"; studies of {len(comparison.seeds)} seeds find a true difference of {least} to {most}{unit} 4 times in 5 "
         "(a range, because so few seeds show their own spread only roughly)"
     )
+
+
+NO_LIMIT = "no limit"
+UNBOUNDED = "too few seeds to bound it"
+
+
+def percent(level: float) -> str:
+    return f"{100 * level:.4g} %"
+
+
+def level_words(comparisons: Iterable[Comparison]) -> str:
+    levels = sorted({each.level for each in comparisons})
+    return " to ".join(dict.fromkeys(percent(level) for level in (levels[0], levels[-1])))
+
+
+def limits(interval: tuple[float, float], metric: Metric) -> str:
+    """Return `6.1 to 17.2`; an infinite limit in words: `at least 6.1, no upper limit`."""
+    low, high = interval
+    if math.isinf(low) and math.isinf(high):
+        return UNBOUNDED
+    if math.isinf(high):
+        return f"at least {_bare(low, metric)}, no upper limit"
+    if math.isinf(low):
+        return f"at most {_bare(high, metric)}, no lower limit"
+    return f"{_bare(low, metric)} to {_bare(high, metric)}"
+
+
+def with_interval(value: float | None, interval: tuple[float, float] | None, metric: Metric) -> str:
+    """Return `41.2% [38.0, 44.5]` for the cell of a table."""
+    if interval is None:
+        return shown(value, metric)
+    low, high = (shown(end, metric).removesuffix("%") for end in interval)
+    return f"{shown(value, metric)} [{low}, {high}]"
+
+
+def bracketed(interval: tuple[float, float] | None, metric: Metric) -> str:
+    """Return `[+6.1, +17.2]` for the cell of a table, `[too few seeds]` where both ends are infinite."""
+    if interval is None:
+        return ""
+    if all(map(math.isinf, interval)):
+        return " [too few seeds]"
+    signed = (f"{'+' if end > 0 else ''}{_bare(end, metric)}" if math.isfinite(end) else NO_LIMIT for end in interval)
+    return f" [{', '.join(signed)}]"
+
+
+def sized(difference: float | None, interval: tuple[float, float] | None, level: float, metric: Metric) -> str:
+    """Return `+11.7 pp (95 % interval 6.1 to 17.2)`: a difference never appears without its uncertainty."""
+    size = shown_difference(difference, metric)
+    if interval is None:
+        return f"{size} (no interval)"
+    if all(map(math.isinf, interval)):
+        return f"{size} ({UNBOUNDED})"
+    colon = ":" if any(map(math.isinf, interval)) else ""
+    return f"{size} ({percent(level)} interval{colon} {limits(interval, metric)})"
+
+
+def too_few_seeds(comparison: Comparison, study: Study) -> str:
+    """`too few seeds for a verdict (3; 6 are the fewest). All 3 were better, +21.6 pp on average; likely between`..."""
+    num_seeds, looks = len(comparison.seeds), comparison.looks
+    least = f"{comparison.least_seeds} are the fewest"
+    if looks and looks.next_look:
+        least = f"the next look is at {looks.next_look}"
+    told = f"too few seeds for a verdict ({num_seeds}; {least})"
+    if comparison.difference is None or comparison.per_seed is None:
+        return told
+    wins, few = comparison.per_seed.wins, comparison.few_seeds
+    counted = f"{wins} of {num_seeds} {'was' if wins == 1 else 'were'}"
+    if wins == num_seeds > 1:
+        counted = "Both were" if num_seeds == 2 else f"All {num_seeds} were"
+    told = f"{told}. {counted} better, {shown_difference(comparison.difference, study.metric)} on average"
+    if few is None:
+        return f"{told}, {over_seeds(num_seeds)}, on {scope(study)}; {UNBOUNDED}"
+    low, high = (_bare(end, study.metric) for end in few.interval)
+    where = "examples like these" if few.is_of_examples else scope(study)
+    estimate = f"an estimate, {percent(few.level)} if seeds are roughly normal"
+    return f"{told}; likely between {low} and {high} ({estimate}), {over_seeds(num_seeds)}, on {where}"
+
+
+def policies_sentence(found: TwoPolicies) -> str:
+    clusters = f" of {found.num_clusters:,} sources" if found.num_clusters < found.num_examples else ""
+    size = sized(found.difference, found.interval, found.level, found.metric)
+    return (
+        f"{found.second} against {found.first}, these two policies: "
+        f"{size} for other examples like these {found.num_examples:,}{clusters}, paired by example; it says nothing "
+        "about how they were trained, which takes several seeds"
+    )
+
+
+def verdict_words(comparison: Comparison) -> str:
+    """Return the verdict, with a condition where the line with lost runs at their worst does not confirm it."""
+    lost, is_found = comparison.lost, comparison.verdict in (Verdict.BETTER, Verdict.WORSE)
+    if is_found and lost and lost.difference is not None and not lost.survives:
+        return f"{comparison.verdict}, unless lost runs were bad"
+    return str(comparison.verdict)
+
+
+def scope(study: Study) -> str:
+    if not study.metric.is_eval:
+        return "the prompts of training"
+    if study.other_examples:
+        return "different held-out examples"
+    return f"these {study.num_examples:,} examples" if study.num_examples else "these held-out examples"
+
+
+def over_seeds(count: int) -> str:
+    return f"over {counted(count, 'seed')}"
+
+
+def _bare(value: float, metric: Metric) -> str:
+    """Round percentage points to a tenth, but never to `0.0`: on which side of zero a limit lies decides."""
+    if not metric.is_rate:
+        return f"{value:.4g}"
+    points = 100 * value
+    return f"{points:.1f}" if abs(points) >= 0.05 or not points else f"{points:.1g}"

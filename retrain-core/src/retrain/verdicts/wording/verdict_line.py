@@ -12,11 +12,12 @@ from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
 from retrain.verdicts.stats.components import MOST, Advice, Foreseen, Needed, Way
 from retrain.verdicts.study.comparison import Comparison, ExamplesView, Verdict, VerdictReason
 from retrain.verdicts.study.comparison_with_ledger import UNKNOWN
-from retrain.verdicts.study.controls import controls_sentence
 from retrain.verdicts.study.looks import looks_sentence
+from retrain.verdicts.study.safeguards import controls_sentence
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.wording.sentences import UNVERIFIED, explanation
-from retrain.verdicts.wording.words import (
+from retrain.verdicts.wording.sentences import (
+    UNVERIFIED,
+    explanation,
     over_seeds,
     policies_sentence,
     scope,
@@ -45,7 +46,6 @@ def verdict_line(comparison: Comparison, study: Study) -> str:
 
 
 def short_standing(study: Study) -> str:
-    """`Planned`, or `Exploratory:` and the first reason, and the looks on record: `no plan was registered; 3 looks`."""
     looks = recorded_looks(study.looks)
     also = f"; {looks}" if looks else ""
     if not study.exploratory:
@@ -56,12 +56,11 @@ def short_standing(study: Study) -> str:
 
 
 def alarms(study: Study) -> list[str]:
-    """What the ledger names against these runs, without what it cannot know."""
+    """Return the ledger's contradictions about these runs, without the unknowns."""
     return [each for each in study.notices if not each.startswith(UNKNOWN)]
 
 
 def further_lines(comparison: Comparison, study: Study) -> list[str]:
-    """What else is to be said about this verdict, a sentence each: the reason first."""
     view = comparison.examples
     told = [
         explanation(comparison, study),
@@ -92,7 +91,7 @@ def _here(comparison: Comparison, study: Study) -> str:
 
 
 def _despite(comparison: Comparison, study: Study) -> str:
-    """Why a difference that leaves out zero is neither better nor worse; empty for all others."""
+    """Return why a difference that leaves out zero is neither better nor worse; empty for all others."""
     match comparison.cause:
         case VerdictReason.NOT_BEYOND_CONTROL:
             return f", but {controls_sentence(comparison, study.metric)}"
@@ -106,7 +105,7 @@ NOTHING = "Only one condition: there is nothing to compare it with."
 
 
 def answer(study: Study) -> str:
-    """Verdict, size, scope and standing of a single comparison; of several, the conditions by verdict."""
+    """Return verdict, size, scope and standing of a single comparison; of several, the conditions by verdict."""
     if study.two_runs:
         return f"{policies_sentence(study.two_runs)}."
     if not study.comparisons:
@@ -156,7 +155,7 @@ def _named(found: Sequence[Comparison], study: Study, *, in_pairs: bool) -> str:
 
 
 def seeds_sentence(comparison: Comparison) -> str:
-    """How many seeds agree, with exact limits for the chance of another seed; empty without a common seed."""
+    """Return how many seeds agree, with exact limits for the chance of another seed."""
     seeds = comparison.per_seed
     if seeds is None:
         return ""
@@ -167,7 +166,6 @@ def seeds_sentence(comparison: Comparison) -> str:
 
 
 def lost_sentence(comparison: Comparison, study: Study) -> str:
-    """The second line, with lost runs at the worst value seen; empty if no run was lost."""
     lost = comparison.lost
     if lost is None or lost.difference is None:
         return ""
@@ -181,7 +179,6 @@ def lost_sentence(comparison: Comparison, study: Study) -> str:
 
 
 def collapse_sentences(study: Study) -> list[str]:
-    """A warning for each condition with collapsed seeds."""
     told = []
     for each in study.collapses:
         named = first_few([*map(str, each.seeds)], MOST_SEEDS)
@@ -196,7 +193,7 @@ JUDGED = "seeds that no plan foresaw are judged by a stricter test"
 
 
 def scope_sentence(view: ExamplesView, metric: Metric) -> str:
-    """`on examples like these: +11.7 pp (95 % interval 1.9 to 21.5)`, or why that cannot be told."""
+    """Return `on examples like these: +11.7 pp (95 % interval 1.9 to 21.5)`, or why that is unknown."""
     head = "on examples like these"
     if view.interval is None or view.estimate is None or view.level is None:
         return f"{head}: cannot be told, since {view.reason}"
@@ -206,7 +203,6 @@ def scope_sentence(view: ExamplesView, metric: Metric) -> str:
 
 
 def advice_sentence(view: ExamplesView, metric: Metric) -> str:
-    """What doubling seeds or examples would do to the interval, and how many would tell; empty without advice."""
     advice = view.advice
     if advice is None:
         return ""
@@ -218,7 +214,7 @@ def advice_sentence(view: ExamplesView, metric: Metric) -> str:
 
 
 def _doubled(view: ExamplesView, advice: Advice, metric: Metric) -> str:
-    """What twice the seeds or examples would make of the interval; over few seeds it may have no limit yet."""
+    """Return the interval after doubling seeds or examples; over few seeds it may have no limit yet."""
     if math.isinf(advice.half_width):
         return f"{view.num_seeds} seeds are too few to bound it on examples like these, whatever the examples"
     today = shown_difference(advice.half_width, metric, signed=False)

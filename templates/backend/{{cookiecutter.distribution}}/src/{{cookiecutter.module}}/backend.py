@@ -206,7 +206,7 @@ def _actions(batch: TrainBatch) -> tuple[Tokens, Tokens, Floats, Floats]:
     """For each action token: the previous token, the token, its advantage and its behaviour log-probability."""
     indices = [np.flatnonzero(row.action_T) for row in batch.rows]
     if any(at.size and at[0] == 0 for at in indices):
-        raise BackendError("a row begins with a sampled token, which has no previous token")
+        raise BackendError("a row begins with a sampled token, but that needs a previous one")
     pairs = list(zip(batch.rows, indices, strict=True))
     return (
         np.concatenate([row.tokens_T[at - 1] for row, at in pairs]),

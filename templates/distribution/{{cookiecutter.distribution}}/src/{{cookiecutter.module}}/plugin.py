@@ -14,7 +14,7 @@ def {{ cookiecutter.hook }}(register: Callable[[PluginSpec], None]) -> None:
         PluginSpec(
             name="{{ cookiecutter.name }}",
             summary="{{ cookiecutter.description }}",
-            # A string is imported only when a configuration selects it, which keeps every other command fast.
+            # A string is imported only when a configuration selects it, so every other command stays fast.
             factory="{{ cookiecutter.module }}.{{ cookiecutter.file }}:{{ cookiecutter.factory }}",
 {% if cookiecutter.params %}
             params="{{ cookiecutter.module }}.{{ cookiecutter.file }}:{{ cookiecutter.params }}",

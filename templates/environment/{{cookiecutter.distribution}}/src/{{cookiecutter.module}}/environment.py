@@ -126,7 +126,7 @@ def create(context: PluginContext) -> GuessNumber:
 
 
 def _guess(text: str) -> int | None:
-    """The number in the last box; None when there is none."""
+    """Return the number in the last box; None without a box."""
     boxes = BOX.findall(text)
     content = boxes[-1].strip() if boxes else ""
     return int(content) if content.isascii() and content.isdigit() and len(content) <= MAX_DIGITS else None

@@ -42,7 +42,7 @@ class PoliteJob:
 
 
 class PoliteLauncher:
-    """Starts every job under `nice`, which Linux and macOS both provide."""
+    """Starts every job under `nice`, a program of Linux and macOS."""
 
     def __init__(self, nice: int) -> None:
         self.nice = nice

@@ -16,7 +16,7 @@ SIZE = "bytes_written"
 
 
 class LongCsv:
-    """Appends to the file, which is complete after each step; a resume truncates it to its size at the checkpoint."""
+    """Appends to a file and completes it at each step; a resume truncates it to its size at the checkpoint."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
@@ -27,7 +27,7 @@ class LongCsv:
         self._resumed_at = int(state[SIZE])
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
-        """Create the run's file, or truncate that of the resumed run to its checkpoint."""
+        """Create the run's file, or truncate the file of a resumed run to its checkpoint."""
         self._file = folder / FILE
         if self._resumed_at is not None and self._file.exists():
             os.truncate(self._file, min(self._resumed_at, self._file.stat().st_size))

@@ -25,7 +25,7 @@ class Params(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CloseNumber:
-    """1.0 when the last box holds a number within the relative `tolerance` of the reference, else 0.0.
+    """1.0 when the last box holds a number within the relative `tolerance` of the reference, otherwise 0.0.
 
     It is pickled and sent to the scoring processes, so it holds only plain data.
     """
@@ -47,7 +47,7 @@ class CloseNumber:
 
 
 def value(text: str) -> float | None:
-    """The value of `text`, which may be a fraction; None when it is not a finite number."""
+    """Return the value of `text`, a number or a fraction; None when it is not finite."""
     text = text.strip()
     if not NUMBER.fullmatch(text):
         return None

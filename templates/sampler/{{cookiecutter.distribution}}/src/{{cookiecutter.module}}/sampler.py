@@ -41,7 +41,7 @@ class Mistakes:
                 self._wrong[outcome.example_id] = 1.0 - outcome.correct / outcome.judged
 
     def state(self) -> Mapping[str, Any]:
-        """What it remembers; the run's checkpoints keep it."""
+        """Return the state that the run's checkpoints keep."""
         return {"wrong": self._wrong}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Mistakes:
 
 
 def create(context: PluginContext, examples: Sequence[Example]) -> Mistakes:
-    """The sampler of a run; `examples` is its training pool, without what is held out."""
+    """Build the sampler of a run; `examples` is its training pool, without held-out examples."""
     params = context.params if isinstance(context.params, Params) else Params()
     return Mistakes([example.id for example in examples], params, context.seeds)
 {% if cookiecutter.form == "file" %}

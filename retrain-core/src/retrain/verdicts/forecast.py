@@ -1,0 +1,332 @@
+"""`retrain status RUN --forecast`: the last held-out rate of a run, with an interval that finished runs calibrate.
+
+It learns from finished runs of the same model, data, evaluation and number of steps. Forecasts and outcomes are lines
+of `forecasts.jsonl` next to the ledger; the first forecast of each run counts. Forecasts of a level are withdrawn by a
+test that holds at all times together: if the promise is true, the chance of ever withdrawing them is at most 5 %.
+
+Nothing that trains or runs a campaign reads it, so no planned run is ever stopped by a forecast.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.types import Floats
+from retrain.records.files import JsonLines
+from retrain.records.reading import Record, damaged, read_records, table_of
+from retrain.records.record_names import METRICS
+from retrain.records.run import Run, SettingsKey, is_run, settings_key
+from retrain.records.runs.campaign_status import scan
+from retrain.records.runs.metric import HELD_OUT, shown, shown_difference
+from retrain.records.runs.run_status import DONE, status_of_run
+from retrain.text.terminal_text import printable
+from retrain.verdicts.ledger.chain import ledger_folder, name_in
+from retrain.verdicts.ledger.looks import InterimLooks
+from retrain.verdicts.stats.conformal import Forecast, forecast, left_out, needed_conditions
+
+SAME_TABLES = ("data", "environment", "reward", "eval")
+SAME_KEYS = (("model", "model"), ("training", "max_steps"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curve:
+    """The held-out rates of a run, by the number of finished steps; 0 is before training."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    state: str
+    steps: tuple[int, ...]
+    rates_K: Floats
+
+    @property
+    def max_steps(self) -> int:
+        return int(table_of(self.record, "config", "training").get("max_steps", 0))
+
+    @property
+    def is_done(self) -> bool:
+        """True if it has ended as planned, with an evaluation after its last step."""
+        return self.state == DONE and bool(self.steps) and self.steps[-1] == self.max_steps
+
+    @property
+    def condition(self) -> SettingsKey:
+        return settings_key(self.record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Past:
+    """N finished runs at the evaluations that the forecast run has had, and their last rates.
+
+    `others` counts the finished runs of another task, or evaluated after other steps.
+    """
+
+    curves_NK: Floats
+    finals_N: Floats
+    conditions: tuple[SettingsKey, ...]
+    others: int
+
+
+def read_curve(run: Path) -> Curve:
+    """Return the held-out rates of a run so far; ConfigError when the folder is no run, or damaged."""
+    if not is_run(run):
+        what = "is not a run (run.json)" if run.is_dir() else "no such folder"
+        raise ConfigError(Problem(where=str(run), what=what, fix="`retrain status` lists runs"))
+    record = Run(run).manifest
+    curves = Run(run).curves({HELD_OUT.field}) if Run(run).has(METRICS) else None
+    rates_R = curves.column(HELD_OUT.field) if curves else np.zeros(0)
+    is_rate_R = np.isfinite(rates_R)
+    steps = tuple(int(step) + 1 for step in curves.steps_R[is_rate_R]) if curves else ()
+    return Curve(folder=run, record=record, state=status_of_run(run).state, steps=steps, rates_K=rates_R[is_rate_R])
+
+
+def find_past(run: Curve, among: Path) -> Past:
+    """Return every usable finished run below `among` but the run itself; unreadable ones are skipped."""
+    overview = scan(among)
+    statuses = [*overview.runs, *(each.status for one in overview.campaigns for each in one.runs if each.status)]
+    done = dict.fromkeys(status.path for status in statuses if status.state == DONE)
+    folders = [folder for folder in done if folder.resolve() != run.folder.resolve()]
+    used: list[Curve] = []
+    for folder in folders:
+        with suppress(ConfigError):
+            each = read_curve(folder)
+            is_same = each.is_done and task_of(each.record) == task_of(run.record)
+            used += [each] if is_same and each.steps[: len(run.steps)] == run.steps else []
+    return Past(
+        curves_NK=np.array([each.rates_K[: len(run.steps)] for each in used]).reshape(len(used), len(run.steps)),
+        finals_N=np.array([float(each.rates_K[-1]) for each in used]),
+        conditions=tuple(each.condition for each in used),
+        others=len(folders) - len(used),
+    )
+
+
+def task_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the settings that two runs must share: model, data, reward, evaluation, number of steps."""
+    keys = tuple(table_of(record, "config", table).get(key) for table, key in SAME_KEYS)
+    return (*keys, *(table_of(record, "config", table) for table in SAME_TABLES))
+
+
+FILE = "forecasts.jsonl"
+SAID, CAME_TRUE = "forecast", "came_true"
+WRONGLY_WITHDRAWN = 0.05
+_ABOUT = (("run", str), ("started", str), ("step", int), ("level", float))
+NEEDED: Mapping[str, tuple[tuple[str, type], ...]] = {
+    SAID: (*_ABOUT, ("low", float), ("high", float)),
+    CAME_TRUE: (*_ABOUT, ("held", bool)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """The record of the forecasts of one level: the intervals that held, of those whose run has ended."""
+
+    level: float
+    held: int
+    ended: int
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """True if so few held that forecasts of this level are no longer given."""
+        return evidence_against(self.held, self.ended, self.level) >= 1.0 / WRONGLY_WITHDRAWN
+
+
+def evidence_against(held: int, ended: int, level: float) -> float:
+    """Return the likelihood of `held` of `ended` under chances spread evenly below `level`, over that at `level`.
+
+    A nonnegative martingale if each holds with chance `level`: the chance that it ever reaches 20 is at most 1 / 20
+    (Ville). A one-sided binomial test after every run would withdraw true forecasts twice as often as it says.
+    """
+    from scipy.special import betainc, betaln
+
+    missed = ended - held
+    spread = betaln(held + 1, missed + 1) + math.log(float(betainc(held + 1, missed + 1, level)) / level)
+    return math.exp(min(700.0, spread - held * math.log(level) - missed * math.log1p(-level)))
+
+
+def settle(home: Path) -> None:
+    """Append the outcome of every forecast run that has ended since; a run that is gone stays open."""
+    records = _read(home)
+    known = {_key(record) for record in records if record.get("event") == CAME_TRUE}
+    new = []
+    for said in records:
+        if said.get("event") != SAID or _key(said) in known:
+            continue
+        final = _final(home / str(said["run"]), str(said["started"]))
+        if final is not None:
+            held = said["low"] <= final <= said["high"]
+            kept = {name: said[name] for name in ("run", "started", "step", "level")}
+            new.append({"event": CAME_TRUE, "time": _now(), **kept, "rate": final, "held": held})
+            known.add(_key(said))
+    _append(home, new)
+
+
+def track(home: Path, level: float) -> Track:
+    """Return the record of the forecasts of this level: of each run the first one counts."""
+    firsts: dict[tuple[str, str], bool] = {}
+    ended = [r for r in _read(home) if r.get("event") == CAME_TRUE and r.get("level") == level]
+    for record in sorted(ended, key=lambda record: int(record["step"])):
+        firsts.setdefault((str(record["run"]), str(record["started"])), bool(record["held"]))
+    return Track(level=level, held=sum(firsts.values()), ended=len(firsts))
+
+
+def note(home: Path, run: Curve, said: Forecast, *, conditions: int, runs: int) -> None:
+    record = {
+        "event": SAID,
+        "time": _now(),
+        "run": name_in(home, run.folder),
+        "started": str(run.record.get("started")),
+        "step": run.steps[-1],
+        **asdict(said),
+        "conditions": conditions,
+        "runs": runs,
+    }
+    if not any(each.get("event") == SAID and _key(each) == _key(record) for each in _read(home)):
+        _append(home, [record])
+
+
+def _final(run: Path, started: str) -> float | None:
+    with suppress(ConfigError):
+        curve = read_curve(run)
+        if curve.is_done and str(curve.record.get("started")) == started:
+            return float(curve.rates_K[-1])
+    return None
+
+
+def _key(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(record.get(name) for name in ("run", "started", "step", "level"))
+
+
+def _read(home: Path) -> list[Record]:
+    file = home / FILE
+    found = []
+    for number, record in read_records(file) if file.is_file() else ():
+        needed = NEEDED.get(str(record.get("event")), ())
+        if not all(isinstance(record.get(name), kind) for name, kind in needed):
+            raise damaged(f"{file}:{number}", "the line is no forecast, nor what came true")
+        found.append(record)
+    return found
+
+
+def _append(home: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    if records:
+        with closing(JsonLines(home / FILE)) as lines:
+            lines.write(list(records))
+            lines.sync()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Forecasts of the past runs themselves, each from the runs of all other conditions."""
+
+    held: int
+    runs: int
+    mean_width: float
+
+
+def print_forecast(run: Path, among: Path | None, level: float, *, as_json: bool) -> None:
+    """Forecast the last held-out rate of `run` from finished runs of the same model, data and number of steps."""
+    curve, home = read_curve(run), ledger_folder(run)
+    InterimLooks("status --forecast", partial(click.echo, err=True)).at([run])
+    settle(home)
+    so_far = track(home, level)
+    if not curve.steps:
+        fix = "wait for its first evaluation; [eval] examples and every say when that is"
+        raise ConfigError(Problem(where=str(run), what="the run has no evaluation yet", fix=fix))
+    data = {"run": str(run), "step": curve.steps[-1], "max_steps": curve.max_steps, "level": level}
+    data["track"] = {"held": so_far.held, "ended": so_far.ended}
+    if curve.is_done:
+        rate = float(curve.rates_K[-1])
+        sentences = [f"The run has ended: its held-out rate is {shown(rate, HELD_OUT)}.", *_fared(so_far)]
+        _print(data | {"rate": rate}, sentences, as_json=as_json)
+        return
+    if so_far.is_withdrawn:
+        raise _withdrawn(so_far, home)
+    past = find_past(curve, among or home)
+    _refuse_few(past, level, among or home)
+    said = within_range(forecast(past.curves_NK, past.finals_N, past.conditions, curve.rates_K, level=level))
+    note(home, curve, said, conditions=len(set(past.conditions)), runs=len(past.finals_N))
+    check = checked(past, level)
+    counts = {"runs": len(past.finals_N), "conditions": len(set(past.conditions))}
+    counts["same_condition"] = past.conditions.count(curve.condition)
+    found = {"point": said.point, "interval": [said.low, said.high], "check": asdict(check) if check else None}
+    sentences = forecast_sentences(curve, past, said, check, so_far)
+    _print({**data, **found, **counts, "rate": None}, sentences, as_json=as_json)
+
+
+def _print(data: dict[str, Any], sentences: list[str], *, as_json: bool) -> None:
+    for line in [json.dumps(data, indent=2, allow_nan=False)] if as_json else map(printable, sentences):
+        click.echo(line)
+
+
+def within_range(said: Forecast) -> Forecast:
+    """Cut the forecast of a rate to [0, 1]; that costs no coverage."""
+    point, low, high = (min(1.0, max(0.0, value)) for value in (said.point, said.low, said.high))
+    return replace(said, point=point, low=low, high=high)
+
+
+def checked(past: Past, level: float) -> Check | None:
+    """Forecast every past run from the other conditions; None when those are too few for a finite interval."""
+    if len(set(past.conditions)) <= needed_conditions(level):
+        return None
+    found = [within_range(each) for each in left_out(past.curves_NK, past.finals_N, past.conditions, level=level)]
+    held = sum(bool(each.low <= final <= each.high) for each, final in zip(found, past.finals_N, strict=True))
+    return Check(held=held, runs=len(found), mean_width=float(np.mean([each.high - each.low for each in found])))
+
+
+def forecast_sentences(run: Curve, past: Past, said: Forecast, check: Check | None, so_far: Track) -> list[str]:
+    percent = f"{100 * said.level:g} %"
+    lines = [
+        f"Held-out rate after {run.max_steps} steps, forecast after {run.steps[-1]}: {shown(said.point, HELD_OUT)} "
+        f"({percent} interval {shown(said.low, HELD_OUT)} to {shown(said.high, HELD_OUT)})",
+        f"From {len(past.finals_N)} finished runs of {len(set(past.conditions))} conditions with the same model, data, "
+        "evaluation and number of steps; the interval holds for a condition that is like those.",
+    ]
+    if same := past.conditions.count(run.condition):
+        lines.append(f"{same} of them have this run's settings: for another seed of those the interval is too wide.")
+    if check:
+        width = shown_difference(check.mean_width, HELD_OUT, signed=False)
+        lines.append(
+            f"Had each of those runs been forecast from the other conditions, {check.held} of {check.runs} intervals "
+            f"would have held, at a mean width of {width}."
+        )
+    lines += _fared(so_far)
+    lines.append("It stops nothing: a planned run goes on to its end, since a verdict needs every run.")
+    return lines
+
+
+def _fared(so_far: Track) -> list[str]:
+    told = f"Of {so_far.ended} runs forecast here that have ended, the interval held for {so_far.held}."
+    return [told] if so_far.ended else []
+
+
+def _refuse_few(past: Past, level: float, among: Path) -> None:
+    needed, there = needed_conditions(level), len(set(past.conditions))
+    if there >= max(2, needed):
+        return
+    more = f"; {past.others} finished runs are of another task, or were evaluated after other steps"
+    what = f"{there} conditions have finished runs of this model, data, evaluation and number of steps"
+    what += more if past.others else ""
+    why = f"a {100 * level:g} % interval needs {needed}: with fewer it would be everything"
+    fix = f"finish runs of {needed - there} more conditions, lower --level, or look elsewhere: --among FOLDER"
+    raise ConfigError(Problem(where=str(among), what=what, why=why, fix=fix))
+
+
+def _withdrawn(so_far: Track, home: Path) -> ConfigError:
+    what = f"forecasts of {100 * so_far.level:g} % are withdrawn: {so_far.held} of {so_far.ended} intervals held"
+    why = f"if the promise were kept, the chance of ever seeing so few would be {100 * WRONGLY_WITHDRAWN:g} % at most"
+    fix = "these runs are not like those before them; forecast from other runs, in a folder of their own"
+    return ConfigError(Problem(where=str(home / "forecasts.jsonl"), what=what, why=why, fix=fix))

@@ -1,1 +1,0 @@
-"""Planning detectors: which tokens of a completion plan rather than execute."""
