@@ -1,4 +1,4 @@
-"""Reports what a resume would restore, what it would not, and why; reads files only and loads no model."""
+"""Reports the parts of a run that a resume would restore, and the others; reads files only and loads no model."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from retrain.run.configure import load_checked
 from retrain.run.restore import restore_obstacles
 from retrain.run.resume_plan import ResumePlan, plan_resume
 from retrain.run.tables import registered_tables
+from retrain.text.amounts import first_few
 
 MOST_NAMES = 5
 
@@ -84,8 +85,7 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     lost += [Item(part="records", detail=notice) for notice in plan.records.notices]
     if plan.checkpoint:
         if names := without_checksum(plan.checkpoint.path):
-            shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-            detail = f"{len(names)} without a checksum, which are not part of the checkpoint: {shown}"
+            detail = f"{len(names)} without a checksum, not part of the checkpoint: {first_few(names, MOST_NAMES)}"
             lost.append(Item(part="files", detail=detail))
         wanted = wanted_names(config, registered_tables(plugins)).values()
         recorders = {name for kind, name in wanted if kind is Kind.RECORDER}

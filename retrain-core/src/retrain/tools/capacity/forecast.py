@@ -47,7 +47,6 @@ class Forecast:
 
     @property
     def advice(self) -> str:
-        """Return the change to make if it does not fit, or ""."""
         limit = self.limit_bytes
         if not limit or self.estimate.needed_bytes <= int(limit * SAFETY[self.work.device]):
             return ""
@@ -282,7 +281,6 @@ class RunTime:
 
 
 def run_time(config: Config, past: Past, *, steps_done: int = 0) -> RunTime:
-    """Count the steps and evaluations after the first `steps_done` steps, and estimate the time of both."""
     schedule, completions = schedule_of(config), eval_completions_of(config)
     steps = max(schedule.max_steps - steps_done, 0)
     number = evaluations(schedule.max_steps, config.eval.every, steps_done) if completions else 0
