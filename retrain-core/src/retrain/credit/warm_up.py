@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from retrain.credit.configured_loss import applicable_losses
 from retrain.kernel.config.plugin_tables import REFERENCE, SftTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import DataTable
@@ -30,6 +29,7 @@ from retrain.text.chat import prompt_text
 from retrain.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
+LIKELIHOOD = "likelihood"  # the loss
 
 
 class SupervisedSteps:
@@ -203,26 +203,3 @@ def _configured_stops(config: Config, plugins: Plugins) -> set[int]:
         return set()
     ids = configured if isinstance(configured, list) else [configured]
     return {token for token in ids if type(token) is int}
-
-
-# Configurations of `[sft]` that are refused before anything loads.
-
-
-LIKELIHOOD = "likelihood"
-
-
-def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
-    table, backend = config.sft, config.backend.backend
-    problems = []
-    if plugins.find(Kind.BACKEND, backend) and LIKELIHOOD not in applicable_losses(plugins, backend):
-        what = f"backend {backend!r} cannot train on given answers"
-        why = f"it does not apply the loss {LIKELIHOOD!r}"
-        backends = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
-        able = [name for name in backends if LIKELIHOOD in applicable_losses(plugins, name)]
-        fix = "set steps = 0, or use [backend] backend = " + " or ".join(f'"{name}"' for name in able)
-        problems.append(Problem(where=config.place("sft.steps"), what=what, why=why, fix=fix))
-    for name in ("path", "options"):
-        if getattr(table, name) and not table.source:
-            what, fix = "says where another source is read, but source is empty", "set [sft] source, or remove it"
-            problems.append(Problem(where=config.place(f"sft.{name}"), what=what, fix=fix))
-    return problems

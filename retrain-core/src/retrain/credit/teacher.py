@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from retrain.credit.kl.shaper import difference, given_logprobs, means, with_token_rewards
+from retrain.credit.kl import difference, given_logprobs, means, with_token_rewards
 from retrain.kernel.config.plugin_tables import HERE
 from retrain.kernel.contracts.backend import Teacher
 from retrain.kernel.contracts.context import PluginContext

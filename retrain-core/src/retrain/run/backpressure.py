@@ -1,4 +1,4 @@
-"""The pacer `usl`: sets the number of prompts of the next step from the throughput of earlier steps."""
+"""Back pressure, the pacer `usl`: sets the prompts of the next step from the throughput of earlier steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retrain.kernel.config.plugin_tables import BackpressureTable
+from retrain.kernel.declared import MetricSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
@@ -333,3 +334,22 @@ class Window:
     @classmethod
     def of_state(cls, state: Sequence[Sequence[float]]) -> Window:
         return cls([Sample(p=int(p), throughput=x, mean_tokens=length) for p, x, length in state])
+
+
+OFF = "without [backpressure] enabled"
+NO_FIT = "before the first fit"
+UNSEEN = "while throughput has not been seen to fall"
+METRICS = tuple(
+    MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent)
+    for name, meaning, unit, absent in (
+        ("bp_warmup", "The sweep of batch sizes is under way.", "flag", OFF),
+        ("bp_action", "hold, throttle or increase: how the batch size changes.", "text", OFF),
+        ("bp_regime", "Limit of the step: warmup, optimal, retrograde, compute_bound or memory_bound.", "text", OFF),
+        ("bp_throughput", "Moving average of generated tokens per second.", "tokens/s", f"{OFF}, before a measurement"),
+        ("bp_sigma", "Contention of the fitted universal scalability law.", "", NO_FIT),
+        ("bp_kappa", "Coherency cost of that law.", "", NO_FIT),
+        ("bp_p_star", "Concurrent completions of highest throughput.", "completions", f"{NO_FIT}; {UNSEEN}"),
+        ("bp_utilization", "Completions of the step over `bp_p_star`.", "", f"{NO_FIT}; {UNSEEN}"),
+        ("bp_ceiling", "Largest batch size since memory ran out.", "prompts", "unless memory ran out"),
+    )
+)
