@@ -19,8 +19,8 @@ from retrain.kernel.types import Outcome
 from retrain.records.record_names import CONFIG_FILE
 from retrain.run.configure import load_checked, refuse_defaults
 from retrain.run.seed_sources import run_seeds
-from retrain.tasks.audit.report import AuditReport, where_found
-from retrain.tasks.audit.verifier_audit import SHADOW, audit_tasks, shadow_of
+from retrain.tasks.audit.findings import report_data, where_found
+from retrain.tasks.audit.verifier_audit import SHADOW, AuditReport, audit_tasks, shadow_of
 from retrain.tasks.scoring.build import build_rewards, data_reward, load_data
 from retrain.tasks.scoring.failures import FailureRecord, read_failures
 from retrain.tasks.scoring.service import NamedReward, ScoringService
@@ -123,8 +123,8 @@ def command(
         return
     audited = audit_config(config, ctx.obj, examples)
     if as_json:
-        data = {"rewards": list(audited.rewards), "notes": list(audited.notes), **audited.report.as_data()}
-        data |= {"shadow": {"rewards": [*audited.shadows], **audited.shadow.as_data()}} if audited.shadow else {}
+        data = {"rewards": list(audited.rewards), "notes": list(audited.notes), **report_data(audited.report)}
+        data |= {"shadow": {"rewards": [*audited.shadows], **report_data(audited.shadow)}} if audited.shadow else {}
         click.echo(json.dumps(data, indent=2))
     else:
         _show(audited)

@@ -26,7 +26,7 @@ from retrain.records.identity.inputs import CODE, declared_sorts
 from retrain.run.steps.staleness import staleness_problems
 from retrain.run.steps.updates import Course
 from retrain.run.tables import about_recipe
-from retrain.tasks.child.process_copy import in_copy
+from retrain.tasks.child.process import in_copy
 from retrain.tasks.scoring.build import PARAMS as REWARD_PARAMS
 from retrain.tasks.scoring.build import brings_tasks, reward_params
 

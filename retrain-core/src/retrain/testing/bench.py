@@ -48,6 +48,7 @@ OPTIONS_OF_KIND = {
     Kind.TRANSFORM: "algorithm.transform_params",
     Kind.LOSS: "algorithm.loss_params",
     Kind.DATA_SOURCE: "data.options",
+    Kind.ENVIRONMENT: "environment.args",
     Kind.BACKEND: "backend.options",
     Kind.LAUNCHER: "campaign.launcher_options",
     Kind.SAMPLER: "data.sampler_params",

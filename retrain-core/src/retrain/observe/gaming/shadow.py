@@ -16,15 +16,8 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Group, Outcome, Score
-from retrain.tasks.scoring.build import (
-    NO_REWARD,
-    SHADOW,
-    SHADOW_PARAMS,
-    brings_tasks,
-    has_verifier,
-    shadow_config,
-    shadow_keys,
-)
+from retrain.tasks.scoring.build import NO_REWARD, brings_tasks, has_verifier, shadow_keys
+from retrain.tasks.scoring.shadow import SHADOW, SHADOW_PARAMS, shadow_config
 
 
 def step_fields(groups: Sequence[Group]) -> dict[str, float]:

@@ -21,14 +21,14 @@ from retrain.tasks.child.system import descendants, has_children, kill_descendan
 MAX_TEXT = 2000  # characters of an exception's text
 MAX_FRAMES = 8  # of a traceback: user code may have recursed
 MAX_TRACEBACK = 4000
-SETS_UP = "load"  # of an environment: what this call starts, such as tool servers, serves the later ones
+SETS_UP = "load"  # of an environment: processes that this call starts, such as tool servers, serve the later ones
 
 
 def serve(descriptor: int) -> NoReturn:
     """Unpickle the object, prepare it, and answer calls until the run is gone.
 
-    Unpickling is safe here: the bytes come from the process that started this one, which controls it anyway. Nothing is
-    pickled the other way.
+    Unpickling is safe: the bytes come from the process that started this one and controls it anyway. Nothing is pickled
+    the other way.
     """
     own = os.getpid()
     connection = socket.socket(fileno=descriptor)
@@ -66,7 +66,6 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data of limited size, even if its own methods raise."""
     try:
         text = str(error)[:MAX_TEXT]
     except BaseException:  # user code again
@@ -87,7 +86,6 @@ def failure(error: BaseException) -> dict[str, Any]:
 
 
 def _call(target: Any, method: str, arguments: list[Any]) -> bytes:
-    """The frame to answer with; user code may raise anything, even SystemExit."""
     started = time.perf_counter()
     try:
         value = getattr(target, method)(*arguments)
@@ -98,7 +96,6 @@ def _call(target: Any, method: str, arguments: list[Any]) -> bytes:
 
 
 def _stay_alone(own: int) -> None:
-    """End a copy of this process that user code forked and that returned here: it must not answer for us."""
     if os.getpid() != own:
         os._exit(0)
 

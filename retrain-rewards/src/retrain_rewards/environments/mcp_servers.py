@@ -1,6 +1,6 @@
 """Opens MCP servers, one set for each episode or for all, and calls their tools: results as text for the policy.
 
-An error is the policy's where the call is at fault, else the run's.
+An error is returned to the policy where the call is at fault, and otherwise ends the episode.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import anyio
 import httpx
@@ -21,12 +21,13 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CONNECTION_CLOSED, CallToolResult
 
-from retrain_rewards.environments.mcp_tools.settings import McpSettings, ServerTable
+if TYPE_CHECKING:
+    from retrain_rewards.environments.mcp_tools import McpSettings, ServerTable
 
 PING_TIMEOUT_S = 5.0  # a server that takes longer to answer a ping does not answer at all
 MAX_PAGES = 100  # of a list of tools
 GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError)
-LOG_TAIL = 3  # lines of what a server wrote to stderr, in the message of its failure
+LOG_TAIL = 3  # last lines of a server's stderr, in the message of its failure
 
 
 class ServerDiedError(RuntimeError):
@@ -50,7 +51,6 @@ class Toolbox:
         self._servers: dict[str, _Server] = {}  # by tool
 
     async def add(self, server: _Server, wanted: Sequence[str]) -> None:
-        """Ask a server for its tools; ServerDiedError when a wanted one is missing or another server has its name."""
         found = {tool.name: tool for tool in await _tools_of(server.session)}
         names = list(wanted or found)
         if missing := [name for name in names if name not in found]:
@@ -67,10 +67,7 @@ class Toolbox:
         self.names[server.name] = names
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result as text, or `error: ...` when the tool is not there, fails, or takes too long.
-
-        ServerDiedError when its server has ended, or does not answer a ping after a call that took too long.
-        """
+        """Return the result or `error: ...` as text; ServerDiedError when its server has ended or answers no ping."""
         server = self._servers.get(name)
         if server is None:
             return f"error: there is no tool {name!r}; there are: {', '.join(self._servers)}"
@@ -110,15 +107,15 @@ async def open_toolbox(settings: McpSettings) -> AsyncIterator[Toolbox]:
                 log: Any = stack.enter_context(written)
                 try:
                     session = await _connected(table, log, stack)
-                    with anyio.fail_after(settings.limits.timeout_s):
+                    with anyio.fail_after(settings.timeout_s):
                         await session.initialize()
                         await toolbox.add(_Server(name=name, session=session, log=log), table.tools)
                 except TimeoutError as error:
-                    raise _died(name, log, f"has not started within {settings.limits.timeout_s:g} s") from error
+                    raise _died(name, log, f"has not started within {settings.timeout_s:g} s") from error
                 except (OSError, mcp.McpError, httpx.HTTPError) as error:
                     raise _died(name, log, f"cannot be used: {error}") from error
             yield toolbox
-    except BaseExceptionGroup as group:  # the tasks that read and write wrap what went wrong
+    except BaseExceptionGroup as group:  # the tasks that read and write wrap their errors
         first: BaseException = group
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
@@ -160,16 +157,14 @@ async def _tools_of(session: mcp.ClientSession) -> list[mcp.Tool]:
 
 
 def _died(name: str, log: TextIO, what: str = "has ended") -> ServerDiedError:
-    """The failure of a server, with the last lines that it wrote to stderr."""
     tail = ""
-    if not log.closed:  # as it is once another of its users has found out
+    if not log.closed:  # closed once another of its users has found out
         log.seek(0)
         tail = " | ".join(line.strip() for line in log.read()[-4000:].splitlines()[-LOG_TAIL:] if line.strip())
     return ServerDiedError(f"server {name!r} {what}" + (f"; it said: {tail}" if tail else ""))
 
 
 def text_of_result(result: CallToolResult) -> str:
-    """The texts of a result, one per line; what is no text is named with its kind and size, and not shown."""
     texts = []
     for block in result.content:
         shown: Any = getattr(block, "resource", block)
@@ -186,7 +181,7 @@ def text_of_result(result: CallToolResult) -> str:
 
 
 class SharedServers:
-    """One set of servers for all episodes of an event loop, kept open by a task of its own."""
+    """One set of servers for all episodes of an event loop, kept open by a dedicated task."""
 
     def __init__(self, settings: McpSettings) -> None:
         self._settings = settings
@@ -196,7 +191,7 @@ class SharedServers:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Toolbox]:
-        """The toolbox of all; when a server dies under its user, the next one who enters gets new servers."""
+        """Yield the shared toolbox; when a server dies under its user, the next one who enters gets new servers."""
         if self._holder is None or self._holder.done() or self._given_up.is_set():
             self._given_up = asyncio.Event()
             self._ready = asyncio.get_running_loop().create_future()

@@ -1,16 +1,17 @@
-"""A call of the judge, below its rate limits: a request, and a verdict or the reason why there is none."""
+"""Calls the judge within its rate limits, and reads the verdict, or the reason for a missing one."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from retrain.api import Score
-from retrain_rewards.verifiers.judge.settings import JudgeSettings
+
+if TYPE_CHECKING:
+    from retrain_rewards.verifiers.judge_reward import JudgeSettings
 
 BYTES_PER_TOKEN = 4  # a first estimate of a request's tokens, corrected by the server's count
 # Exceptions of the library when a body is not JSON, or does not have the form of a completion.
@@ -18,24 +19,11 @@ NOT_A_COMPLETION = (ValueError, TypeError, AttributeError, LookupError, Recursio
 
 
 class JudgeError(Exception):
-    """The judge did not answer; the text says why and what to do, without the key."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """The judge's text, whether its token limit cut it off, and the tokens that the server counted, 0 if it did not."""
-
-    text: str
-    was_cut: bool
-    tokens_in: int
-    tokens_out: int
+    """The judge did not answer; the text says why and how to repair it, without the key."""
 
 
 class JudgeClient:
-    """The `openai` client of one event loop, with the rate limiter before every request, retries included.
-
-    `on_request` is called for each request that is sent.
-    """
+    """The rate-limited `openai` client of one event loop; `on_request` is called for each request, retries too."""
 
     def __init__(self, settings: JudgeSettings, on_request: Callable[[], None]) -> None:
         import openai
@@ -58,8 +46,8 @@ class JudgeClient:
             http_client=http,
         )
 
-    async def ask(self, prompt: str) -> Reply:
-        """The judge's reply; JudgeError when there is none after all tries."""
+    async def ask(self, prompt: str) -> tuple[Score, int, int]:
+        """Return the verdict, and the tokens in and out that the server counted, 0 if it did not."""
         import openai
 
         table = self._table
@@ -76,11 +64,10 @@ class JudgeClient:
         except NOT_A_COMPLETION as error:
             what = f"the judge at {self._host} gave no chat completion: {type(error).__name__}: {head(str(error))}"
             raise JudgeError(self._without_key(what)) from None
-        reply = self._read(raw)
-        counted = reply.tokens_in + reply.tokens_out
-        if counted:
+        score, tokens_in, tokens_out = self._read(raw)
+        if counted := tokens_in + tokens_out:
             self._limiter.settle(counted - self._expected(len(prompt.encode())))
-        return reply
+        return score, tokens_in, tokens_out
 
     async def close(self) -> None:
         await self._openai.close()
@@ -99,8 +86,7 @@ class JudgeClient:
         await self._limiter.wait(self._expected(len(request.content)))
         self._on_request()
 
-    def _read(self, raw: Any) -> Reply:
-        """The reply in a response; no field is taken for granted, since some servers are not what they claim."""
+    def _read(self, raw: Any) -> tuple[Score, int, int]:
         choices: Any = getattr(raw, "choices", None)
         message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
         if message is None:
@@ -109,12 +95,11 @@ class JudgeClient:
             raise JudgeError(self._without_key(f"{what}: {shown!r}; judge_base_url is its API, usually up to /v1"))
         content = getattr(message, "content", None)
         usage = getattr(raw, "usage", None)
-        return Reply(
-            text=self._without_key(content) if isinstance(content, str) else "",
-            was_cut=getattr(choices[0], "finish_reason", None) == "length",
-            tokens_in=_count(getattr(usage, "prompt_tokens", None)),
-            tokens_out=_count(getattr(usage, "completion_tokens", None)),
-        )
+        text = self._without_key(content) if isinstance(content, str) else ""
+        score = read_verdict(text, was_cut=getattr(choices[0], "finish_reason", None) == "length")
+        counts = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+        tokens_in, tokens_out = (count if type(count) is int and count > 0 else 0 for count in counts)
+        return score, tokens_in, tokens_out
 
     def _reason(self, error: Any) -> str:
         table, status = self._table, getattr(error, "status_code", None)
@@ -133,18 +118,11 @@ class JudgeClient:
         return f"{who} cannot be reached: {type(cause).__name__}: {head(str(cause))}"
 
 
-def _count(tokens: object) -> int:
-    return tokens if type(tokens) is int and tokens > 0 else 0
-
-
 MINUTE_S = 60.0
 
 
 class Limiter:
-    """Lets callers through one by one, in the order in which they came, spaced evenly; 0 = unlimited.
-
-    A caller that is cancelled while it waits delays nobody. One limiter serves all callers of an event loop.
-    """
+    """Lets callers through in order, spaced evenly; 0 = unlimited. One that is cancelled delays no other."""
 
     def __init__(
         self,
@@ -175,7 +153,6 @@ class Limiter:
             self._paid_at = max(self._paid_at, now) + tokens * self._token_s
 
     def settle(self, tokens: int) -> None:
-        """Correct an estimate by `tokens` more than announced (fewer when negative)."""
         self._paid_at += tokens * self._token_s
 
     def _now(self) -> float:
@@ -194,11 +171,10 @@ _WORDS = {"yes": 1.0, "no": 0.0}
 
 
 def read_verdict(reply: str, *, was_cut: bool = False) -> Score:
-    """`VERDICT: yes` is 1, `no` 0, a number in [0, 1] itself.
+    """Read the verdict: `VERDICT: yes` is 1, `no` 0, a number in [0, 1] itself.
 
-    The verdict is the last line alone. With another last line, a quoted one, or a second line that begins with a
-    verdict, even the same, there is no verdict. `was_cut` says that the reply reached its token limit, which is then
-    named as the reason.
+    Only the last line counts. With another last line, a quoted one, or a second line that begins with a verdict, even
+    the same, there is no verdict. `was_cut`: the reply reached its token limit, named as the reason then.
     """
     lines = [line for line in _NEWLINE.split(reply) if line.strip()]
     last = _value(lines[-1]) if lines else None
@@ -212,7 +188,6 @@ def read_verdict(reply: str, *, was_cut: bool = False) -> Score:
 
 
 def head(text: str) -> str:
-    """The beginning of a text, on one line."""
     line = " ".join(text[: 4 * HEAD].split())
     return line if len(line) <= HEAD else line[:HEAD] + "..."
 

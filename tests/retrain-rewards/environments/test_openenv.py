@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from retrain.api import Action, ConfigError, EpisodeResult, Example, Outcome, Score, StopReason
-from retrain_rewards.environments.arguments import Limits
-from retrain_rewards.environments.messages import Cleaner
-from retrain_rewards.environments.openenv_client.environment import (
+from retrain_rewards.environments.episode import Cleaner
+from retrain_rewards.environments.openenv import (
     ActionMapping,
     NoActionError,
     OpenEnvEnvironment,
@@ -31,7 +30,7 @@ pytest.importorskip("websockets", reason="needs the extra openenv of retrain-rew
 from tests.openenv_server import BOOM, QUESTION, Game, secret_of, serving
 
 pytestmark = pytest.mark.timeout(120)
-GAME = Path(__file__).parents[3] / "openenv_game.py"
+GAME = Path(__file__).parents[2] / "openenv_game.py"
 CAPACITY = 2
 Says = Callable[[int, int], str]  # episode, turn -> text
 
@@ -69,7 +68,8 @@ def environment(url: str, *, max_turns: int = 4, **table: Any) -> OpenEnvEnviron
         table=OpenEnvTable(**{"url": url, "tasks": 3, "max_sessions": CAPACITY, "call_timeout_s": 5.0, **table}),
         clean=Cleaner(special=("<|im_end|>",), max_chars=100),
         place="[environment] args",
-        limits=Limits(max_turns=max_turns, timeout_s=20.0),
+        max_turns=max_turns,
+        timeout_s=20.0,
     )
     made: OpenEnvEnvironment = pickle.loads(pickle.dumps(OpenEnvEnvironment(settings)))
     return made

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import field_validator
 
 from retrain.api import ConfigError, EpisodeResult, Example, LoadedData, PluginContext, Problem, Score, Table, key
-from retrain_rewards.environments.arguments import Settings, require_library
 from retrain_rewards.environments.episode import Episode, TurnLimitError
-from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment
+from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment, Settings, require_library
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
 
 
 class OpenEnvTable(Table):
     """`[environment] args` of the provider `openenv`."""
 
     url: str = key("", "The server, for example http://127.0.0.1:8000.", validate_default=True)
-    prompt: str = key("", "What the policy is told before the first observation.")
+    prompt: str = key("", "Text for the policy before the first observation.")
     action: str = key("", "Field of the action that takes the policy's text; empty = as the server's schema suggests.")
     observation: str = key("", "Field of the observation that the policy sees; empty = its text, or all as JSON.")
     tasks: int = key(100, "Tasks: resets with the seeds from 0.", ge=1, le=1_000_000)
@@ -44,36 +50,40 @@ OpenEnvSettings = Settings[OpenEnvTable]
 
 
 class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
-    """Episodes of an OpenEnv server: each is a session of its own with its example's seed, and its rewards add up.
+    """Episodes of an OpenEnv server: each is a separate session with its example's seed, and its rewards add up.
 
-    A text that holds no action that the server takes is answered with what is wrong, and earns 0.
+    A text without an action that the server takes is answered with the reason, and earns 0.
     """
 
     _mapping: ActionMapping  # as the server's schema suggests, from `load` on
 
     def load(self) -> LoadedData:
-        """One task per seed; ConfigError when the server does not answer or its actions cannot be written as text."""
+        """Return one task per seed; ConfigError without an answering server, or if text cannot express its actions."""
         table = self.settings.table
-        schema = self._action_schema()
+        try:
+            answer = httpx.get(f"{table.url}/schema", timeout=table.call_timeout_s).raise_for_status().json()
+            schema: dict[str, Any] = answer["action"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            what = f"no OpenEnv server answers at {_shown(table.url)}: {type(error).__name__}: {error}"
+            fix = "start the server, or correct args.url"
+            raise ConfigError(Problem(where=self.settings.place, what=what, fix=fix)) from error
         try:
             self._mapping = ActionMapping.of(schema, table.action)
         except ValueError as error:
             fix = "name another field in args.action, or leave it out"
             raise ConfigError(Problem(where=self.settings.place, what=str(error), fix=fix)) from error
-        limits = self.settings.limits
-        self._loop = EpisodeLoop(limits.timeout_s, max_turns=limits.max_turns, at_once=table.max_sessions)
+        settings = self.settings
+        self._loop = EpisodeLoop(settings.timeout_s, max_turns=settings.max_turns, at_once=table.max_sessions)
         how = f"its {self._mapping.field!r}" if self._mapping.field else "a JSON object"
         note = f"OpenEnv server {_shown(table.url)}: an action is {how}"
         return LoadedData(examples=tuple(map(self._example, range(table.tasks))), notes=(note,))
 
     async def _play(self, episode: Episode) -> None:
-        from retrain_rewards.environments.openenv_client.session import RefusedActionError, open_session
-
         table = self.settings.table
         rewards: list[float] = []
         episode.result = rewards
-        async with open_session(table.url, table.call_timeout_s) as session:
-            turn = await session.reset({"seed": int(episode.example.reference), **table.reset})
+        async with open_session(table.url, table.call_timeout_s) as ask:
+            turn = await ask("reset", {"seed": int(episode.example.reference), **table.reset})
             rewards += turn.rewards
             seen = self.settings.clean(observation_text(turn.observation, table.observation))
             messages = [{"role": "user", "content": "\n\n".join(part for part in (table.prompt, seen) if part)}]
@@ -83,33 +93,21 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
                 except TurnLimitError:
                     return
                 try:
-                    turn = await session.step(self._mapping.action(said))
+                    turn = await ask("step", self._mapping.action(said))
                     rewards += turn.rewards
                     seen = observation_text(turn.observation, table.observation)
-                except (NoActionError, RefusedActionError) as error:
+                except NoActionError as error:
                     rewards.append(0.0)
                     seen = str(error)
                 messages.append({"role": "assistant", "content": said})
                 messages.append({"role": "user", "content": self.settings.clean(seen)})
 
     def _example(self, seed: int) -> Example:
-        """The prompt in the records; what the policy sees first is the server's own observation."""
         table = self.settings.table
         arguments = json.dumps([table.url, table.reset, seed], sort_keys=True)
         prompt = {"role": "user", "content": table.prompt or f"(seed {seed})"}
         name = hashlib.blake2b(arguments.encode(), digest_size=8).hexdigest()
         return Example(id=f"openenv-{seed}-{name}", prompt=(prompt,), reference=str(seed), task="openenv")
-
-    def _action_schema(self) -> dict[str, Any]:
-        url, limit_s = self.settings.table.url, self.settings.table.call_timeout_s
-        try:
-            answer = httpx.get(f"{url}/schema", timeout=limit_s).raise_for_status().json()
-            schema: dict[str, Any] = answer["action"]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            what = f"no OpenEnv server answers at {_shown(url)}: {type(error).__name__}: {error}"
-            fix = "start the server, or correct args.url"
-            raise ConfigError(Problem(where=self.settings.place, what=what, fix=fix)) from error
-        return schema
 
     def _result(self, episode: Episode) -> EpisodeResult:
         if episode.failure or not episode.result:
@@ -118,9 +116,8 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
 
 
 def make_openenv(context: PluginContext) -> OpenEnvEnvironment:
-    """The environment that `[environment] args` describes; ConfigError on faults found without asking the server."""
     require_library(context, "websockets", "openenv")
-    return OpenEnvEnvironment(OpenEnvSettings.of(context, OpenEnvTable, most_chars="max_observation_chars"))
+    return OpenEnvEnvironment(OpenEnvSettings.of(context, most_chars="max_observation_chars"))
 
 
 def _shown(url: str) -> str:
@@ -134,22 +131,19 @@ _CASTS = {"string": str, "integer": int, "number": float}
 
 
 class NoActionError(ValueError):
-    """The policy's text holds no action of this kind; the message is for the policy."""
+    """The policy's text holds no action, or one that the server refuses; the message is for the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionMapping:
-    """How a text becomes an action: into one `field` of a `kind` (string, integer, number), or as a JSON object."""
+    """Turns a text into an action: one `field` of a `kind` (string, integer, number), or a JSON object."""
 
     field: str = ""
     kind: str = ""
 
     @classmethod
     def of(cls, schema: Mapping[str, Any], field: str = "") -> ActionMapping:
-        """For the field that is named, else for the only one that must be given, or the only one; else JSON.
-
-        ValueError when the schema has no field of that name, or one that text cannot fill.
-        """
+        """Map to the named, the only required or the only field, otherwise to JSON; ValueError for no such field."""
         fields = {name: spec for name, spec in schema.get("properties", {}).items() if name != OF_EVERY_ACTION}
         if field and field not in fields:
             raise ValueError(f"the actions have no field {field!r}, only: {', '.join(fields) or 'none'}")
@@ -162,10 +156,7 @@ class ActionMapping:
         return cls(field=name, kind=kind) if kind in _CASTS else cls()
 
     def action(self, text: str) -> dict[str, Any]:
-        """The action; a number is the last one in the text, an object goes from its first brace to its last.
-
-        NoActionError when there is none.
-        """
+        """Return the last number of a text, or its JSON object; NoActionError without one."""
         if self.kind == "string":
             return {self.field: text}
         if self.field:
@@ -183,9 +174,88 @@ class ActionMapping:
 
 
 def observation_text(observation: Mapping[str, Any], field: str = "") -> str:
-    """The field that is named, else the only text in the observation, else all of it as JSON."""
     if field:
         value = observation.get(field, "")
         return value if isinstance(value, str) else json.dumps(value)
     texts = [value for value in observation.values() if isinstance(value, str) and value]
     return texts[0] if len(texts) == 1 else json.dumps(dict(observation))
+
+
+MAX_MESSAGE_BYTES = 2**24
+CLOSE_TIMEOUT_S = 2.0
+ON_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class ServerError(RuntimeError):
+    """The server cannot be reached, does not answer in time, or says that it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    observation: Mapping[str, Any]
+    rewards: tuple[float, ...]
+    done: bool
+
+
+async def _ask(socket: ClientConnection, timeout_s: float, kind: str, data: Mapping[str, Any]) -> Turn:
+    from websockets.exceptions import ConnectionClosed, WebSocketException
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            with suppress(ConnectionClosed):  # it may have said why before it closed
+                await socket.send(json.dumps({"type": kind, "data": dict(data)}))
+            answer = json.loads(await socket.recv())
+    except TimeoutError as error:
+        raise ServerError(f"the server took longer than {timeout_s:g} s for a {kind}") from error
+    except WebSocketException as error:
+        raise ServerError(f"the server ended the session: {error}") from error
+    except ValueError as error:
+        raise ServerError("the server sent something other than JSON") from error
+    return _turn(answer)
+
+
+@asynccontextmanager
+async def open_session(
+    url: str, timeout_s: float
+) -> AsyncIterator[Callable[[str, Mapping[str, Any]], Awaitable[Turn]]]:
+    """Open a session and yield a function that sends `reset` or `step` with data; ServerError for every failure."""
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import WebSocketException
+
+    parts = urlsplit(url)
+    target = parts._replace(scheme="wss" if parts.scheme == "https" else "ws", path=f"{parts.path}/ws").geturl()
+    proxy: Literal[True] | None = None if parts.hostname in ON_THIS_MACHINE else True
+    try:
+        socket = await connect(target, open_timeout=timeout_s, max_size=MAX_MESSAGE_BYTES, proxy=proxy)
+    except (OSError, WebSocketException, TimeoutError) as error:
+        raise ServerError(f"no session with {parts.hostname}:{parts.port or parts.scheme}: {error}") from error
+    try:
+        yield partial(_ask, socket, timeout_s)
+    finally:
+        with suppress(WebSocketException, TimeoutError):
+            await socket.send(json.dumps({"type": "close"}))  # the server then closes its side by itself
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await socket.wait_closed()
+        await socket.close()
+
+
+def _turn(answer: Any) -> Turn:
+    data = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(data, dict):
+        raise ServerError(f"the server sent no message of OpenEnv: {str(answer)[:100]}")
+    if answer.get("type") == "error":
+        said, code = str(data.get("message", ""))[:500], data.get("code", "")
+        if code == "VALIDATION_ERROR":
+            faults = [fault for fault in data.get("errors") or () if isinstance(fault, dict)]
+            named = "; ".join(f"{'.'.join(map(str, f.get('loc', ())))}: {f.get('msg', '')}" for f in faults)[:500]
+            raise NoActionError(f"error: {named or said}")
+        if code == "CAPACITY_REACHED":
+            said += " Set args.max_sessions to its limit, or raise its max_concurrent_envs."
+        raise ServerError(f"the server says: {said} ({code})")
+    reward, observation = data.get("reward"), data.get("observation")
+    if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
+        raise ServerError(f"the reward is {str(reward)[:100]}, not a finite number")
+    if not isinstance(observation, dict):
+        raise ServerError(f"the observation is {str(observation)[:100]}, not an object")
+    rewards = () if reward is None else (float(reward),)
+    return Turn(observation=observation, rewards=rewards, done=bool(data.get("done")))

@@ -1,9 +1,17 @@
-r"""Inequalities of one letter as sets: `1<x\le 2` is `(1,2]`, `x<-1 \text{ or } x>2` a union, `x \ne 3` the rest."""
+r"""Statements around a value, such as inequalities of one letter, names, conditions and other spellings.
+
+Inequalities become sets: `1<x\le 2` is `(1,2]`, `x<-1 \text{ or } x>2` a union, `x \ne 3` the rest. A value may come
+with its decimals, its name or a range: `2\sqrt{3} \approx 3.46`, `P(A \cap B) = \frac{1}{2}`, `k\pi, k \in \mathbb{Z}`.
+"""
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from functools import lru_cache
+from typing import Any
+
+from retrain_rewards.answers.rewrites import END, members
 
 _BUILDER = re.compile(
     r"^(?:\\left\s*)?(?:\\\{)?\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|\\vert|\||:)(.+?)(?:\\right\s*)?(?:\\\})?$"
@@ -27,7 +35,7 @@ _UNBOUNDED_BELOW, _UNBOUNDED_ABOVE = ("(", r"-\infty"), (")", r"\infty")
 
 @lru_cache(maxsize=4096)
 def as_set(statement: str) -> tuple[str, str]:
-    r"""The letter of a statement and its set in TeX, `("x", "(1,2]")`; twice empty for anything but inequalities."""
+    """Return the letter of a statement and its set in TeX, `("x", "(1,2]")`; twice "" if it is no inequality."""
     letter = ""
     if match := _BUILDER.match(statement):
         letter, statement = match[1], match[2]
@@ -51,7 +59,7 @@ def as_set(statement: str) -> tuple[str, str]:
 
 
 def _clause(clause: str) -> Side:
-    """One letter between its bounds; several inequalities with `and` narrow it down."""
+    """Put one letter between its bounds; several inequalities with `and` narrow it down."""
     letter, low, high = "", _UNBOUNDED_BELOW, _UNBOUNDED_ABOVE
     left_out: list[str] = []
     for part in _AND.split(clause):
@@ -73,7 +81,7 @@ def _clause(clause: str) -> Side:
 
 
 def _bounds(part: str) -> tuple[str, list[Side], list[str]] | None:
-    r"""Letter, bounds and left-out values of `1 < x \le 2`, `3 \ge x`, `|x| < 2`, `x \ne 3`; None for others."""
+    r"""Return letter, bounds and excluded values of `1 < x \le 2`, `3 \ge x`, `|x| < 2`, `x \ne 3`; None for others."""
     found = _RELATION.split(part)
     terms = [term.strip() for term in found[::3]]
     signs = [
@@ -102,7 +110,6 @@ def _bounds(part: str) -> tuple[str, list[Side], list[str]] | None:
 
 
 def _is_number(term: str) -> bool:
-    """True for an end without letters or relations."""
     rest = _KNOWN.sub("", term)
     return bool(term) and not re.search(r"[A-Za-z=\\]", rest) and ("," not in term or _RELATION.search(term) is None)
 
@@ -111,7 +118,7 @@ _SET_LIKE = re.compile(r"^(?:[A-Za-z]\s*\\in(?![A-Za-z])\s*)?(?:\\left\s*)?(?:[(
 
 
 def both_as_sets(reference: str, answer: str) -> tuple[str, str]:
-    """Both sides, with inequalities replaced by their sets where they meet a set or inequalities of the same letter."""
+    """Replace inequalities by their sets where they meet a set or inequalities of the same letter."""
     (letter, wanted), (other, found) = as_set(reference), as_set(answer)
     if wanted and found:
         return (wanted, found) if letter == other else (reference, answer)
@@ -120,3 +127,63 @@ def both_as_sets(reference: str, answer: str) -> tuple[str, str]:
     if found and _SET_LIKE.match(reference):
         return reference, found
     return reference, answer
+
+
+_OR_EQUALLY = re.compile(
+    r"\s*,?\s*\\text\{[\s,;(]*(?:or(?: equivalently)?|equivalently|i\.e\.|that is|which is|which equals)[\s,]*\}\s*"
+    r"|\s*\(?(?<![A-Za-z\\])or(?![A-Za-z])\s*"
+)
+_APPROX = re.compile(rf"^(.+?)\s*\\(?:approx|simeq|doteq){END}\s*((-?\d+(?:\.(\d+))?)\s*(\\?%|\\text\{{[^{{}}]*\}})?)$")
+_NO_LETTER = re.compile(r"\\text\s*\{[^{}]*\}|\\[A-Za-z]+|(?<![A-Za-z])e(?![A-Za-z])")
+_NAME = re.compile(r"^\s*(?:[A-Za-z]|\\[A-Za-z]+)\s*(?:_\s*(?:\w|\{\w+\}))?\s*(?:\([^()]*\))?\s*=(?!=)")
+_FOR = r"\\text\{[\s,;(]*(?:where|with|for)?\s*(?:all|any|every|each|some)?\s*(?:real|integers?)?\s*\}"
+_CONDITION = re.compile(
+    rf"(?:[\s,;(]|{_FOR})+(?P<letter>[A-Za-z])\s*(?P<range>\\in\s*\\mathbb\s*\{{?\s*[ZNR]\s*\}}?|\\ge\s*[01]"
+    rf"|\\text\{{\s*(?:is\s+)?an(?:y)?\s+integer\s*\}})\s*\)?$"
+    r"|\s*,?\s*(?:\\text\{\s*)?for\s+(?:all|any|every)(?:\s+real|\s+integers?)?[\s}]+(?P<any>[A-Za-z])$"
+)
+_LIST = re.compile(r"[,;]|\\text|(?<![A-Za-z])(?:or|and)(?![A-Za-z])")
+MAX_SPELLINGS = 3
+
+
+def spellings(answer: str) -> list[str]:
+    parts = [part.strip() for part in _OR_EQUALLY.split(answer)]
+    if len(parts) > 1 and parts[-1].endswith(")") and parts[-1].count("(") < parts[-1].count(")"):
+        parts[-1] = parts[-1][:-1].rstrip()  # `\text{ (or } 0.5)`
+    return parts if 1 < len(set(parts)) == len(parts) <= MAX_SPELLINGS and all(parts) else []
+
+
+def decimals(answer: str) -> tuple[str, str, str] | None:
+    r"""Return both sides of `2\sqrt{3} \approx 3.46\text{ cm}` with the unit, and the decimals; None with a letter."""
+    match = _APPROX.match(answer)
+    exact = match[1].rpartition("=")[2].strip() if match else ""
+    if not match or not exact or re.search("[A-Za-z]", _NO_LETTER.sub("", exact)):
+        return None
+    if (unit := match[5] or "").endswith("%"):
+        return exact, match[2], str(Decimal(match[3]).scaleb(-2))
+    return exact if r"\text" in exact else f"{exact}{unit}", match[2], match[3]
+
+
+def rounds_to(value: Any, digits: str) -> bool:
+    last = 10.0 ** -len(digits.partition(".")[2])
+    over = abs(value) - abs(float(digits))
+    has_sign = value.imag == 0 and value.real * float(digits) >= 0
+    return bool(has_sign and -0.5 * last <= over * (1 - 1e-12) < last)
+
+
+def without_names(reference: str, answer: str) -> tuple[str, str]:
+    """Remove a name that only one of them has, and conditions on a letter, unless these differ."""
+    sides = [reference, answer]
+    found = [_CONDITION.search(side) for side in sides]
+    if len({(match["letter"], "".join(match["range"].split())) for match in found if match and match["range"]}) < 2:
+        for place, match in enumerate(found):
+            rest = sides[place][: match.start()].rstrip() if match else ""
+            letter = rf"(?<![A-Za-z\\]){match['letter'] or match['any']}" if match else ""
+            if match and not re.search(rf"[<>]|\\(?:le|ge|ne|text){END}", rest) and re.search(letter, rest):
+                sides[place] = rest
+    for place, other in ((0, sides[1]), (1, sides[0])):
+        side = sides[place]
+        if "=" not in other and len(members(side)) == 1 and (name := _NAME.match(side)):
+            value = side[name.end() :].strip()
+            sides[place] = side if _LIST.search(value) or "=" in value else value
+    return sides[0], sides[1]

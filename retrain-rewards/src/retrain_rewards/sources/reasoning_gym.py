@@ -1,4 +1,4 @@
-"""Scores answers with a data set's own verifier, and keeps model output away from verifiers that would execute it.
+"""The `reasoning_gym` source: any data set of that library by name, scored by its own verifier.
 
 Some verifiers of reasoning-gym pass the answer to Python's `eval`, to sympy's parser (which calls `eval`), or to number
 classes that write out an exponent ("1e999999999" fills the memory). Model output is untrusted, so those verifiers get
@@ -16,18 +16,61 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from retrain.api import Example, Score
+from retrain.api import Example, LoadedData, PluginContext, Score, Table, key
 from retrain_rewards.boxed import boxed, last_boxed
-from retrain_rewards.sources.reasoning_gym.library import from_plain, make_data_set
+from retrain_rewards.sources.collector import Collector, refuse_foreign_keys
+from retrain_rewards.sources.reasoning_gym_library import (
+    LEVEL,
+    check,
+    from_plain,
+    make_data_set,
+    make_entries,
+)
+
+
+class GymOptions(Table):
+    """`[data.options]` of `reasoning_gym`."""
+
+    name: str = key(..., "Data set of reasoning-gym, for example chain_sum.", min_length=1)
+    size: int = key(1000, "Entries to make.", ge=1)
+    seed: int = key(0, "Seed of the data set, independent of the run's.", ge=0)
+    level: int = key(-1, "Difficulty by the data set's own curriculum, 0 the easiest; -1 = its defaults.", ge=-1)
+    config: dict[str, Any] = key({}, "The data set's own options, for example {min_terms = 2}; they win over level.")
+
+
+class ReasoningGym:
+    """The entries of one data set, each in its example's `info`, and the data set's verifier.
+
+    A data set without a single right answer leaves the reference empty, and its verifier uses the entry. An entry whose
+    own answer must not reach the verifier (`GUARDS`; an unsolved integral) is left out, for no answer could be right.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        refuse_foreign_keys(context, "reasoning_gym", ("path", "prompt_key", "answer_key"))
+        self.options: Any = context.params
+        self.where = context.config.place("data.options")
+
+    def load(self) -> LoadedData:
+        options = self.options
+        check(options.name, options.config, options.level, where=self.where)
+        config = {**options.config, "seed": options.seed, "size": options.size}
+        if options.level >= 0:
+            config |= {LEVEL: options.level}
+        collector = Collector(source="reasoning_gym", has_verifier=True)
+        for index, entry in enumerate(make_entries(options.name, config, where=self.where)):
+            place = f"{options.name} entry {index}"
+            question, answer = entry["question"], entry["answer"]
+            if answer is not None and not harmless(data_set_of(from_plain(entry), options.name), answer):
+                collector.skip("no answer that may be verified", place=place)
+            else:
+                collector.add(question, answer, place=place, task=options.name, info={"entry": entry})
+        read_from = f"{options.name}, seed {options.seed}"
+        return collector.finish(where=self.where, read_from=read_from, reward=GymReward.of(options.name, config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GymReward:
-    """The data set's own `score_answer` of the last box, usually in [0, 1]; 0.0 without a box.
-
-    It holds plain data only, and the scoring process builds the data set on first use. Answers that a verifier would
-    evaluate as code count as empty, and so do hedges and negations, which many verifiers read over (see `guards`).
-    """
+    """The data set's own `score_answer` of the last box; hedges, and answers it would run as code, count as empty."""
 
     name: str
     config: str  # JSON text of the data set's configuration, seed and size included
@@ -37,7 +80,6 @@ class GymReward:
         return cls(name=name, config=json.dumps(dict(config), sort_keys=True))
 
     def score(self, example: Example, text: str) -> Score:
-        """Score one completion; an exception of the library is a failed score, not a verdict."""
         answer = last_boxed(text)
         if answer is None:
             return Score.of(0.0)
@@ -50,7 +92,7 @@ class GymReward:
     answer_in = staticmethod(last_boxed)
 
     def gold(self, example: Example) -> str | None:
-        """The entry's own answer in a box; None when it has none, or one that a box cannot hold (a lone brace)."""
+        """Return the entry's own answer in a box; None without one, or if a box cannot hold it (a lone brace)."""
         answer = from_plain(example.info["entry"])["answer"]
         if not isinstance(answer, str) or not answer.strip():
             return None
@@ -58,7 +100,6 @@ class GymReward:
 
 
 def data_set_of(entry: Mapping[str, Any], name: str) -> str:
-    """The data set of an entry: its own where `composite` mixes several."""
     return str(entry["metadata"].get("source_dataset", name))
 
 
@@ -75,7 +116,7 @@ TRIGONOMETRIC = frozenset({"sin", "cos", "tan", "sec", "csc", "cot", "asin", "ac
 HYPERBOLIC = frozenset({"sinh", "cosh", "tanh", "asinh", "acosh", "atanh"})
 FUNCTIONS = TRIGONOMETRIC | HYPERBOLIC | {"exp", "log", "ln", "sqrt", "Abs"}
 CONSTANTS = frozenset({"pi"})
-# What turns an answer into several, into its opposite, or into a multiple, which many verifiers read over.
+# Words that turn an answer into several, its opposite or a multiple: many verifiers read over them.
 _TURNING = r"or|not|but|maybe|perhaps|hundred|thousand|million|billion"
 _AS_LATEX = re.compile(
     rf"\\(?:neq?|neg|not|lor|vee)(?![A-Za-z])|\\text\s*\{{\s*(?:,|(?:{_TURNING})\b)|^not\b", re.IGNORECASE
@@ -85,7 +126,7 @@ _LETTERS = re.compile(r"[A-Za-z]{2,}")
 
 
 def is_literal(answer: str) -> bool:
-    """Whether `eval` gives a literal or fails: a constant, list, tuple, dictionary, bare name, or no expression."""
+    """True if `eval` gives a literal or fails: a constant, list, tuple, dictionary, bare name, or no expression."""
     try:
         body = ast.parse(answer.strip(), mode="eval").body
     except (SyntaxError, ValueError):
@@ -99,10 +140,7 @@ def is_literal(answer: str) -> bool:
 
 
 def is_formula(answer: str, *, symbols: bool) -> bool:
-    """Whether it is a short formula of numbers and `+ - * / **`, with `symbols` also one-letter names and functions.
-
-    Powers must not exceed `MAX_EXPONENT` in total, so that no evaluation can run away.
-    """
+    """True for a short formula of numbers and `+ - * / **`, with `symbols` also letters; its powers are bounded."""
     if len(answer) > MAX_LENGTH:
         return False
     try:
@@ -134,16 +172,12 @@ GUARDS: dict[str, Callable[[str], object]] = {
 
 
 def harmless(data_set: str, answer: str) -> bool:
-    """Whether the verifier of this data set may get this answer."""
     guard = GUARDS.get(data_set)
     return guard is None or bool(guard(answer))
 
 
 def affirms_one(answer: str, right: str) -> bool:
-    """Whether the answer neither hedges, denies nor scales what it says, unless the right answer does so too.
-
-    In LaTeX and as a first "not" this is told anywhere, as a word only where the right answer is no text.
-    """
+    """True if the answer does not hedge, deny or scale its value, unless the right answer does so too."""
     if _AS_LATEX.search(answer) and not _AS_LATEX.search(right):
         return False
     is_text = len(_LETTERS.findall(right)) > 1
@@ -151,7 +185,6 @@ def affirms_one(answer: str, right: str) -> bool:
 
 
 def _power(node: ast.expr, symbols: bool) -> float:
-    """The highest power in the formula, towers multiplied; ValueError when it is not a formula."""
     match node:
         case ast.Constant(value=bool() | complex() | str() | bytes()):
             raise ValueError("not a number")
@@ -173,7 +206,6 @@ def _power(node: ast.expr, symbols: bool) -> float:
 
 
 def _exponent(node: ast.expr, symbols: bool) -> float:
-    """Size of an exponent: a number, a quotient of numbers, or a formula with a symbol, which stays symbolic."""
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return abs(float(number))

@@ -1,8 +1,18 @@
-"""The reasoning-gym library: its data sets by name, their options, and its values as JSON and back without loss."""
+"""The reasoning-gym library: its data sets by name, their options, and its entries as JSON and back without loss.
+
+Some data sets iterate over sets of text, whose order depends on Python's hash seed: entries would differ between runs,
+and a resumed run would see other tasks. So entries are made in a process that runs this module with a fixed hash seed;
+it reads one JSON object and writes one JSON line per entry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from fractions import Fraction
@@ -15,12 +25,11 @@ RESERVED = ("seed", "size", LEVEL)  # options of the source itself
 
 
 def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
-    """Name -> (data set class, configuration dataclass); ConfigError when the library is not installed."""
     try:
         import reasoning_gym  # noqa: F401  (fills the registry)
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        what = "source 'reasoning_gym' needs the library reasoning-gym, which cannot be imported"
+        what = "source 'reasoning_gym' needs the library reasoning-gym, but it cannot be imported"
         fix = install_line("retrain-rewards", "reasoning-gym")
         raise ConfigError(Problem(where=where, what=what, why=str(error), fix=fix)) from error
     return dict(DATASETS)
@@ -62,16 +71,12 @@ def check(name: str, config: Mapping[str, Any], level: int = -1, *, where: str) 
 
 
 def make_data_set(name: str, config: Mapping[str, Any]) -> Any:
-    """The library's data set; `config` includes `seed` and `size`."""
     data_set, configuration = data_sets(where="[data.options]")[name]
     return data_set(config=_configuration(name, configuration, config))
 
 
 def _configuration(name: str, configuration: type, config: Mapping[str, Any]) -> Any:
-    """The dataclass; lists become tuples where the default is one, and tables of `composite` its own class.
-
-    With a level the options that are not given are those of the curriculum.
-    """
+    """Make the dataclass, with tuples where lists came from JSON, and with a level on the curriculum's options."""
     values = dict(config)
     level = values.pop(LEVEL, -1)
     for field in fields(configuration):
@@ -96,7 +101,7 @@ _MARKS = (TUPLE, SET, PAIRS, FRACTION)
 
 
 def to_plain(value: Any) -> Any:
-    """JSON data that `from_plain` turns back into an equal value; TypeError when the value is not plain data.
+    """Return JSON data that `from_plain` turns back into an equal value; TypeError when the value is not plain data.
 
     A tuple, set or fraction becomes an object with one marked key, and so does a dictionary whose keys are not all
     text. Texts and numbers of other libraries' classes become Python's own.
@@ -124,7 +129,6 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The value that `to_plain` was given."""
     if isinstance(value, list):
         return [from_plain(item) for item in value]
     if not isinstance(value, dict):
@@ -140,3 +144,36 @@ def from_plain(value: Any) -> Any:
         if mark == PAIRS:
             return {from_plain(name): from_plain(item) for name, item in content}
     return {name: from_plain(item) for name, item in value.items()}
+
+
+HASH_SEED = "0"
+
+
+def make_entries(name: str, config: Mapping[str, Any], *, where: str) -> Iterator[dict[str, Any]]:
+    command = [sys.executable, "-P", "-m", "retrain_rewards.sources.reasoning_gym_library"]
+    environ = {**os.environ, "PYTHONHASHSEED": HASH_SEED, "PYTHONIOENCODING": "utf-8"}
+    request = json.dumps({"name": name, "config": dict(config)})
+    done = subprocess.run(command, input=request, capture_output=True, encoding="utf-8", env=environ, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        why = lines[-1] if lines else f"the process ended with code {done.returncode}"
+        what, fix = f"reasoning-gym cannot make data set {name!r}: {why}", "change its options or choose another"
+        raise ConfigError(Problem(where=where, what=what, fix=fix))
+    for line in done.stdout.split("\n"):
+        if line:
+            yield json.loads(line)
+
+
+def main() -> None:
+
+    request = json.load(sys.stdin)
+    out = sys.stdout
+    with redirect_stdout(sys.stderr):  # some data sets print while they work
+        data_set = make_data_set(request["name"], request["config"])
+        for index in range(len(data_set)):
+            entry = data_set[index]
+            out.write(json.dumps(to_plain({k: entry[k] for k in ("question", "answer", "metadata")})) + "\n")
+
+
+if __name__ == "__main__":
+    main()

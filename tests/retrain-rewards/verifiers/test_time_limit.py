@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from retrain_rewards.deadline import TimeUp, time_limit
+from retrain_rewards.verifiers.math_reward import TimeUp, time_limit
 
 
 class Slow:
