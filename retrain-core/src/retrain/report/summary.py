@@ -170,9 +170,8 @@ def _distinct(material: Material, table: str, shown: Callable[[Mapping[str, Any]
 
 
 def _commit(git: Mapping[str, Any]) -> str:
-    return (
-        f"{str(git['commit'])[:12]}{', uncommitted changes' if git.get('dirty') else ''}" if git.get("commit") else ""
-    )
+    commit = str(git.get("commit") or "")[:12]
+    return f"{commit}, uncommitted changes" if commit and git.get("dirty") else commit
 
 
 def _hardware(hardware: Mapping[str, Any]) -> str:
@@ -283,7 +282,7 @@ def health_section(material: Material) -> Section:
         for run, each in found[:MOST_EPISODES]
     ]
     runs = len({id(run) for run, _ in found})
-    meaning = "docs/pages/health.md explains each state and what to change."
+    meaning = "docs/pages/health.md explains each state and the keys to change."
     heads = ("state", "run", "steps", "how many")
     parts = (
         note(f"{counted(len(found), 'episode')} in {counted(runs, 'run')}; {meaning}"),
@@ -310,7 +309,7 @@ def files_section(material: Material, links: Links, made: str) -> Section:
 
 def _files_row(run: ReportRun, links: Links) -> tuple[Piece, ...]:
     folder = run.candidate.folder or Path()
-    rate = next((float(v) for v in run.lines.column("correct_rate")[::-1] if v == v), None)
+    rate = next((float(v) for v in run.lines.column("correct_rate")[::-1] if not np.isnan(v)), None)
     names = (RUN_FILE, METRICS, GENERATIONS) if run.candidate.folder else ()
     files = Words([links.to(folder / name, name.rpartition("/")[2]) for name in names])
     seed = "—" if run.candidate.seed is None else str(run.candidate.seed)

@@ -97,6 +97,7 @@ def reports_finite_metrics(bench: Bench) -> None:
 
 def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
     """Return scores from a run's scoring service: in another process, or in an event loop for a coroutine."""
+    # A retry would hide a reward that fails at times, and the cache a score that changes.
     settings: ScoringTable = bench.config.scoring.model_copy(update={"workers": 1, "retries": 0, "cache": False})
     service = ScoringService([NamedReward(name=bench.name, reward=reward)], settings)
     try:
