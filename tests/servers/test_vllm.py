@@ -27,7 +27,7 @@ from retrain.api import (
 )
 from retrain.credit.logprob_gap import measure_gap
 from retrain.engines.given_tokens import open_server
-from retrain.engines.handshake import PROBE_TOKENS, probe_prompts
+from retrain.engines.policy_check import PROBE_TOKENS, probe_prompts
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable

@@ -33,14 +33,7 @@ Exit codes: 0 done; 2 usage or configuration error.
 @click.option("--force", is_flag=True, help="Replace files that differ.")
 @click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def command(
-    plugins: Plugins,
-    /,
-    out: Path,
-    force: bool,
-    arguments: tuple[str, ...],
-    **machines: Any,
-) -> None:
+def command(plugins: Plugins, /, out: Path, force: bool, arguments: tuple[str, ...], **machines: Any) -> None:
     """Write PRIME-RL's own files for CONFIG, and the commands that start trainer, server and run.
 
     trainer.toml and inference.toml hold what CONFIG says in PRIME-RL's words, so that both sides agree; what `retrain

@@ -1,6 +1,6 @@
 """The trainer's adapter as engines and PEFT read it: the same tensors, under vLLM's names or PEFT's.
 
-PRIME-RL writes `model.layers.0.self_attn.q_proj.lora_A.weight`, which vLLM reads. PEFT expects its prefix before that,
+PRIME-RL writes `model.layers.0.self_attn.q_proj.lora_A.weight`, as vLLM reads it. PEFT expects its prefix before that,
 and otherwise loads the base model with a warning.
 """
 
@@ -17,6 +17,13 @@ from typing import Any
 
 from retrain.api import ActionRow, BackendError, Floats, Problem
 from retrain_prime_rl.trainer_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Broadcast, safetensors_header
+
+PREFIX = "base_model.model."
+FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+# From its layer on, a module has the same name in a checkpoint and in memory; the part before may be renamed.
+LAYER = re.compile(r".*?\b(?=(?:layers|blocks|h)\.\d+\.)")
+ALIGNMENT = 8  # of the tensors in a safetensors file
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,7 +59,6 @@ class RemotePolicy:
 
 
 def stop_ids(path: str, tokenizer: Any) -> frozenset[int]:
-    """Return every end-of-sequence id of the model's generation config, if it has one, and the tokenizer's."""
     from transformers import GenerationConfig  # slow to import
 
     try:
@@ -61,14 +67,6 @@ def stop_ids(path: str, tokenizer: Any) -> frozenset[int]:
         configured = None
     ids = configured if isinstance(configured, list | tuple) else [configured]
     return frozenset(int(id_) for id_ in [*ids, tokenizer.eos_token_id] if id_ is not None)
-
-
-PREFIX = "base_model.model."
-FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-# From its layer on, a module is called the same in a checkpoint and in memory; what stands before may be renamed.
-LAYER = re.compile(r".*?\b(?=(?:layers|blocks|h)\.\d+\.)")
-ALIGNMENT = 8  # of the tensors in a safetensors file
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def copy_adapter(source: Path, target: Path, model_path: str) -> None:
@@ -104,7 +102,7 @@ def _refuse_without_effect(file: Path, header: Mapping[str, Any], start: int, mo
                 break
         else:
             if factors:
-                return  # as it was created: it changes nothing anyway
+                return  # a new adapter changes nothing anyway
     what = "the adapter would change nothing in PEFT: none of its tensors belongs to a module of the base model"
     why = f"it holds {next(iter(header), 'no tensor')}; the base model is {model_path}"
     fix = "train the model of [model] model, with [model.lora] target_modules that PEFT knows"

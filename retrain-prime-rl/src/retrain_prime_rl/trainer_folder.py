@@ -1,7 +1,7 @@
 """The trainer's weight broadcasts: `<output_dir>/broadcasts/step_<N>/`, complete once it is marked so.
 
-Step N is the policy after the trainer's first N optimizer steps. The trainer writes step 0, or that of the checkpoint
-it resumes from, when it starts, and removes step N - 2 after step N. Up to v0.8 it marks complete weights by `STABLE`.
+Step N is the policy after the trainer's first N optimizer steps. The trainer writes step 0, or the step it resumes
+from, when it starts, and removes step N - 2 after step N. Up to v0.8 it marks complete weights by `STABLE`.
 Since its pull request 3357 (August 2026) it offers a step by `.sender_ready`, writes nothing until that is answered by
 `.receiver_ready`, and then marks the beginning by `.started` and the end by `.finished`.
 """
@@ -24,7 +24,13 @@ ROLLOUTS, BATCHES = "rollouts", "batches"  # the folder of batches up to v0.8, a
 COMPLETE = (".finished", "STABLE")  # the marks of newer and older trainers
 OFFERED, ANSWERED = ".sender_ready", ".receiver_ready"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MAX_HEADER_BYTES = 2**27
+MAX_HEADER_BYTES = 2**27  # a larger size was not written as a header
+LEDGER = "retrain_steps.json"
+SENT = "steps_sent"
+WHERE = "[backend.options] output_dir"
+# Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
+CHECKPOINTS = "checkpoints"
+OLD_RUNS = "run_*/control/orch.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +44,11 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastStatus:
-    """The newest complete broadcast, and the faults of newer ones."""
-
     newest: Broadcast | None
     faults: tuple[str, ...]
 
 
 def numbered(folder: Path) -> dict[int, Path]:
-    """Return the folders `step_<N>` in a folder, by number, in ascending order."""
     folders = {path.name.removeprefix("step_"): path for path in folder.glob("step_*") if path.is_dir()}
     return dict(sorted((int(n), path) for n, path in folders.items() if n.isascii() and n.isdecimal()))
 
@@ -106,7 +109,6 @@ def put_back(output_dir: Path) -> int | None:
 
 
 def put_back_fix(step: int) -> str:
-    """Return the fix after the trainer restarted from its checkpoint of `step`, with files of later steps present."""
     return (
         "remove the files of later steps from rollouts/ and broadcasts/, and resume the run with "
         f"first_step = {step + 1}; or restart the trainer from its latest checkpoint"
@@ -140,14 +142,6 @@ def safetensors_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
     return header, 8 + size
 
 
-LEDGER = "retrain_steps.json"
-SENT = "steps_sent"
-WHERE = "[backend.options] output_dir"
-# Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
-CHECKPOINTS = "checkpoints"
-OLD_RUNS = "run_*/control/orch.toml"
-
-
 def find_sent(
     output_dir: Path, names: Sequence[str], *, first: int, first_step: int = -1, resumes: bool = False
 ) -> int:
@@ -179,8 +173,8 @@ def find_sent(
     for step in range(max(waits_for, min(files, default=0)), max(files, default=-1) + 1):
         folder = output_dir / ROLLOUTS / f"step_{step}"
         if missing := [name for name in names if not (folder / name).is_file()]:
-            what = f"lacks {', '.join(missing)}, which the trainer is waiting for"
-            fix = "remove this folder and those of later steps, or restore the earlier data_world_size and wire"
+            what = f"lacks {', '.join(missing)}, and the trainer is waiting for it"
+            fix = "remove this folder and all later ones, or restore the earlier data_world_size and wire"
             raise ConfigError(Problem(where=str(folder), what=what, fix=fix))
     found = max([0, _ledger(output_dir), version, *(step + 1 - first for step in files)])
     if found and not resumes:
@@ -192,7 +186,6 @@ def find_sent(
 
 
 def record(output_dir: Path, sent: int) -> None:
-    """Record the number of steps sent, so that a run over a socket can be resumed."""
     draft = output_dir / f".{LEDGER}.tmp"
     draft.write_text(json.dumps({SENT: sent}), encoding="utf-8")
     os.replace(draft, output_dir / LEDGER)

@@ -74,7 +74,7 @@ def test_the_local_backend_takes_everything(answers: dict[tuple[str, str], str])
         (
             "[model] lora_rank = 0",
             "prime_rl",
-            "lora_rank = 0 would have no effect: the trainer is configured elsewhere",
+            "lora_rank = 0 would have no effect: the trainer has its own configuration",
         ),
         ("[sft] steps = 20", "prime_rl", "cannot train on given answers"),
         ('[kl] where = "loss", coef = 0.1', "tinker", "needs the term 'kl_loss' of the loss"),
