@@ -74,7 +74,7 @@ def test_every_problem_at_once_with_its_place(load_text: Load) -> None:
         load_text('seeds = [1, 1]\nlauncher = "subproces"\nretrys = 1', conditions, "[traning]\nlr = 1.0\n")
     told = str(caught.value)
     for wanted in (
-        *("seed 1 is listed more than once", "'subproces'", "retrys: unknown key", "[traning]: unknown table"),
+        *("1 is listed more than once", "'subproces'", "retrys: unknown key", "[traning]: unknown table"),
         *("c.toml:14 condition 2 lrr: unknown key", "c.toml:15 condition 2 [training] batch_size", "'mtch'"),
         "c.toml:13 condition 2 [algorithm] transform_params",
     ):

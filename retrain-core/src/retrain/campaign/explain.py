@@ -42,7 +42,7 @@ def verdict_warnings(campaign: Campaign) -> list[str]:
     """A plan, or a number of seeds, with which no result could be a verdict; empty for a single condition."""
     from retrain.records.runs.registered import Spend
     from retrain.verdicts.study.comparison import Design
-    from retrain.verdicts.study.reach import reach_of, reach_sentences
+    from retrain.verdicts.study.looks import reach_of, reach_sentences
 
     table, plan = campaign.table, campaign.table.plan
     comparisons = sum(each.condition.control is None for each in campaign.conditions) - 1

@@ -149,7 +149,7 @@ class StudyJudge:
 
         "Better" has to be found against the baseline and each control: its chance is at most the least of these.
         """
-        from retrain.records.runs.metric import Direction
+        from retrain.records.runs.curves import Direction
 
         if seeds >= self.looks[-1]:
             return None

@@ -18,13 +18,15 @@ import click
 from pydantic import BaseModel
 
 from retrain.credit.configured_loss import capability_fields
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugins.first_party import promised_names, provider
 from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.plugins.requirements import required_packages
+from retrain.kernel.plugins.resolve import module_of
 from retrain.kernel.registry import Plugins, Registered
-from retrain.records.identity.imports import module_file, part_file
-from retrain.run.check import selected_parts
+from retrain.records.identity.code import module_file, part_file
+from retrain.run.check import DOTTED, Selected, selected_parts
 from retrain.run.configure import DEFAULT_FILE, load_with_problems
 from retrain.run.tables import registered_tables
 from retrain.text.command_options import config_argument, json_option
@@ -94,7 +96,12 @@ def inventory(plugins: Plugins, kinds: Sequence[Kind] = tuple(Kind)) -> dict[str
 def _of_configuration(arguments: Sequence[str], plugins: Plugins, only: Kind | None) -> dict[str, Any]:
     config, _, problems = load_with_problems(arguments, plugins)
     selected = [
-        asdict(part) | {"kind": part.kind.value, "problem": str(part.problem) if part.problem else None}
+        {
+            **asdict(part),
+            "kind": part.kind.value,
+            "problem": str(part.problem) if part.problem else None,
+            "file": _file_of(part, config, plugins),
+        }
         for part in selected_parts(config, plugins, registered_tables(plugins))
         if only in (None, part.kind)
     ]
@@ -106,6 +113,13 @@ def _of_configuration(arguments: Sequence[str], plugins: Plugins, only: Kind | N
         "selected": selected,
         "problems": [str(problem) for problem in problems],
     }
+
+
+def _file_of(part: Selected, config: Config, plugins: Plugins) -> str:
+    if part.source == DOTTED:
+        return module_file(module_of(part.name, config.plugins.search_paths))
+    entries = plugins.find(part.kind, part.name)
+    return part_file(entries[0].spec) if entries else ""
 
 
 def _lines(content: dict[str, Any]) -> Iterator[str]:

@@ -11,8 +11,7 @@ from typing import Any
 
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Study, options_of
-from retrain.verdicts.wording.data import study_data
-from retrain.verdicts.wording.show import picture
+from retrain.verdicts.wording.show import picture, study_data
 
 WIDTH = 120  # columns, whatever the window of the notebook
 PRE = '<pre style="line-height: 1.25; overflow-x: auto">{code}</pre>'

@@ -9,7 +9,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD, eval_sets
+from retrain.records.run import eval_sets
+from retrain.records.runs.curves import HELD_OUT, HELD_OUT_REWARD
 from retrain.tasks.scoring.verdict import part_fields
 from retrain.text.amounts import ABSENT, percent
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD
+from retrain.records.runs.curves import HELD_OUT, HELD_OUT_REWARD
 from retrain.report.chart_specs import (
     CHARTS,
     HIGH,

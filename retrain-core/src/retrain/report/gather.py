@@ -19,8 +19,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.records.reading import Record, number, parse_record, parsed_lines, read_object, time_of
 from retrain.records.record_names import CAMPAIGN_FILE, METRICS
 from retrain.records.run import Run
-from retrain.records.runs.curves import LARGEST, Curves
-from retrain.records.runs.metric import HELD_OUT
+from retrain.records.runs.curves import HELD_OUT, LARGEST, Curves
 from retrain.records.runs.run_status import DONE, LIVE
 from retrain.records.runs.source import Candidate, Source, find_runs
 from retrain.report.chart_specs import FIELDS, named_fields

@@ -7,7 +7,7 @@ from typing import Any
 
 from retrain.kernel.contracts.report import ReportPlot
 from retrain.records.reading import number
-from retrain.records.runs.metric import Metric, shown
+from retrain.records.runs.curves import Metric, shown
 from retrain.report.gather import Material
 from retrain.report.parts import (
     Box,

@@ -21,7 +21,6 @@ from retrain.kernel.plugins.first_party import promised_default, promised_option
 from retrain.kernel.plugins.resolve import ambiguity, declared_capabilities, module_of, problem_with, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.collect import Identity, collect_identity
-from retrain.records.identity.imports import module_file, part_file
 from retrain.records.identity.inputs import CODE, declared_sorts
 from retrain.run.steps.staleness import staleness_problems
 from retrain.run.steps.updates import Course
@@ -310,7 +309,6 @@ class Selected:
     name: str
     source: str
     distribution: str
-    file: str
     problem: Problem | None
 
 
@@ -341,12 +339,10 @@ def identity_of(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
 
 def _selected(config: Config, plugins: Plugins, path: str, kind: Kind, name: str) -> Selected:
     problem = name_problem(config, plugins, path, kind, name)
-    source = distribution = file = ""
+    source = distribution = ""
     if entries := plugins.find(kind, name):
         owner = entries[0].owner
-        source, distribution, file = str(owner), owner.distribution, part_file(entries[0].spec)
+        source, distribution = str(owner), owner.distribution
     elif problem is None:
-        source, file = DOTTED, module_file(module_of(name, config.plugins.search_paths))
-    return Selected(
-        key=path, kind=kind, name=name, source=source, distribution=distribution, file=file, problem=problem
-    )
+        source = DOTTED
+    return Selected(key=path, kind=kind, name=name, source=source, distribution=distribution, problem=problem)

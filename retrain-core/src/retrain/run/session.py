@@ -26,7 +26,7 @@ from retrain.records.identity.copies import write_inputs
 from retrain.records.identity.hashing import DIGEST_BYTES
 from retrain.records.identity.inputs import places_entry
 from retrain.records.manifest import build_manifest, config_toml
-from retrain.records.places import ENTRY as PATHS
+from retrain.records.record_names import PATHS
 from retrain.records.run import Run as RunReader
 from retrain.run.assemble import assemble
 from retrain.run.backend import RunDevices, choose_devices

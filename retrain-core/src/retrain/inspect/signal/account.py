@@ -26,9 +26,9 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
 from retrain.records.reading import Record, number
 from retrain.records.record_names import GENERATIONS
-from retrain.records.run import Control, Run, control_of_record
+from retrain.records.run import Control, Run, control_of_record, eval_sets
+from retrain.records.runs.curves import HELD_OUT
 from retrain.records.runs.example_rates import NoExamplesError, aligned, per_example, read_rates
-from retrain.records.runs.metric import HELD_OUT, eval_sets
 from retrain.records.runs.source import Candidate
 from retrain.text.amounts import counted
 from retrain.verdicts.stats.paired import t_interval

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from retrain.records.runs.metric import eval_sets
+from retrain.records.run import eval_sets
 from retrain.tasks.scoring.verdict import part_fields
 from retrain.text.amounts import percent
 from retrain.text.progress import warm_up_left

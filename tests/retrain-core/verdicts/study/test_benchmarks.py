@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
-from retrain.verdicts.stats.benchmarks import (
+from retrain.verdicts.study.sets import (
     bootstrap,
     improvement_over_benchmarks,
     interquartile_mean,
