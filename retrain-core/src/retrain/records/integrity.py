@@ -19,10 +19,9 @@ MOST_NAMED = 5  # damaged token files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordCheck:
-    """The records of a run compared with its checkpoint.
+    """The records of a run compared with its checkpoint: a resume continues from `digests`.
 
-    `digests` are the checksums of the record files up to the checkpoint, from which a resume continues. `damaged` names
-    files that have changed; `notices` refuse no resume.
+    `damaged` names files that have changed; `notices` refuse no resume.
     """
 
     digests: Mapping[str, blake2b] = field(default_factory=dict)

@@ -113,8 +113,8 @@ class Run:
         try:
             int(self.manifest["seed"]), str(self.manifest["started"])
         except (ConfigError, ValueError, KeyError, TypeError) as error:
-            reason = error.problems[0].what if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-            what = f"cannot be read: {reason.removeprefix('cannot be read: ')}"
+            reason = f"cannot be read: {type(error).__name__}: {error}"
+            what = error.problems[0].what if isinstance(error, ConfigError) else reason
             fix = "give the log_dir of a run that had started"
             raise ResumeError(Problem(where=str(self.folder / RUN_FILE), what=what, fix=fix)) from error
         return self.manifest

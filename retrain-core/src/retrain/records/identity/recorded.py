@@ -44,7 +44,6 @@ from retrain.records.identity.inputs import (
     DATA,
     PATH,
     Keys,
-    NamedInput,
     local_place,
     named_inputs,
     value_at,
@@ -166,7 +165,9 @@ class _Follower:
         problems = []
         for each in named_inputs(self._result(""), self._tables, self._plugins):
             before, place = self._recorded_value(each.keys), local_place(each, self._plugins)
-            place = place or _module_here(each)
+            file = os.path.abspath(f"{each.value.replace('.', os.sep)}.py")
+            if not place and each.sort == CODE and os.path.isfile(file):  # a module that is named by dots
+                place = file
             if not isinstance(before, str) or before in ("", each.written) or not place or not is_there(place):
                 continue
             if each.sort == PATH:
@@ -320,12 +321,6 @@ def _head(path: str) -> str:
     """Return the prefix of the names of files below a folder, or of those that a pattern matches."""
     fixed = fixed_part(path).rstrip("/")
     return f"{fixed}/" if fixed or path.startswith("/") else ""
-
-
-def _module_here(named: NamedInput) -> str:
-    """Return the file of a module that is named by dots, if it lies in the current folder; empty otherwise."""
-    file = os.path.abspath(f"{named.value.replace('.', os.sep)}.py")
-    return file if named.sort == CODE and not named.value.endswith(".py") and os.path.isfile(file) else ""
 
 
 def _set(values: Any, keys: Keys, text: str) -> None:

@@ -45,8 +45,7 @@ NOT_LEARNED = frozenset({"eval", "gaming", "scoring", "watchdog"})  # tables tha
 def append(folder: Path, kind: str, **fields: Any) -> str:
     """Append an event to the ledger in `folder`; return why that failed, or nothing.
 
-    `fields` are plain data. Only the end of the file is read. A last line that a kill tore is removed first, and the
-    event records it (`healed`: bytes): it was never on record.
+    `fields` are plain data. A last line that a kill tore is removed first, and the event records it (`healed`: bytes).
     """
     content = as_recorded(hide(fields))
     try:

@@ -91,11 +91,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlResult:
-    """A condition against one of its controls, over their common seeds.
+    """A condition against one of its controls, over their common seeds, by the deciding test without correction.
 
-    `difference` is condition minus control with its `interval`, `p` is from the deciding test, before any correction;
-    None without data, as with a control that has no finished run. `is_beaten`: the condition is on the better side,
-    with p at most alpha.
+    Numbers are None without data, as with a control that has no finished run. `is_beaten`: the condition is on the
+    better side, with p at most alpha.
     """
 
     control: str
@@ -196,9 +195,8 @@ Values = Mapping[int, float]  # of one condition, by seed
 class PerSeed:
     """The values behind a comparison, in the order of its `seeds`.
 
-    The worst value of each side is over all its compared seeds, also those that the other side lacks. `wins` and `ties`
-    count common seeds; `in_pairs` is their share with exact binomial limits, `of_all_pairs` the chance that any run of
-    the condition is better than any run of the baseline (the "probability of improvement" of arXiv:2108.13264).
+    The worst values are over all compared seeds of a side. `wins` and `ties` count common seeds; `in_pairs` is their
+    share with exact binomial limits, `of_all_pairs` the "probability of improvement" of arXiv:2108.13264.
     """
 
     baseline: tuple[float, ...]
