@@ -67,7 +67,7 @@ def test_a_restored_book_continues_exactly(seen: list[tuple[str, int, bool]], cu
             part, old = RateBook(), part
             part.restore(json.loads(json.dumps(old.state())))
         for book in (whole, part):
-            book.chances([example], step, GROUP)[0]
+            book.chances([example], step, GROUP)
             book.observe(example, step, correct if is_judged else 0, GROUP if is_judged else 0)
     every = [*"abcd", "unseen"]
     expected_N = whole.chances(every, len(seen), GROUP)
@@ -79,12 +79,12 @@ def test_a_forecast_knows_nothing_of_its_own_step_and_leaves_no_trace() -> None:
     """Steps may be asked for before those in between are counted, as they are when sampling runs ahead."""
     asked, silent = RateBook(), RateBook()
     for step in range(6):
-        before = asked.chance("a", step, GROUP)
+        before = asked.chances(["a"], step, GROUP)[0]
         for book in (asked, silent):
             book.observe("a", step, GROUP // 2, GROUP)
-        assert asked.chance("a", step, GROUP) == before
-        asked.chance("a", step + 3, GROUP)
-    assert asked.chance("a", 6, GROUP) == silent.chance("a", 6, GROUP)
+        assert asked.chances(["a"], step, GROUP)[0] == before
+        asked.chances(["a"], step + 3, GROUP)
+    assert asked.chances(["a"], 6, GROUP)[0] == silent.chances(["a"], 6, GROUP)[0]
 
 
 def test_the_drift_of_the_log_odds_is_followed() -> None:
