@@ -34,7 +34,6 @@ from retrain.api import (
 from retrain_prime_rl.options import ENGINE, PrimeRlOptions, output_folder
 from retrain_prime_rl.packing import Layout, encode, pack, scalar_batch
 from retrain_prime_rl.plugin import CAPABILITIES
-from retrain_prime_rl.policy import RemotePolicy, stop_ids
 from retrain_prime_rl.trainer_folder import (
     BROADCASTS,
     COMPLETE,
@@ -42,6 +41,7 @@ from retrain_prime_rl.trainer_folder import (
     SENT,
     Broadcast,
     BroadcastStatus,
+    RemotePolicy,
     answer_offers,
     find_sent,
     last_needless,
@@ -49,6 +49,7 @@ from retrain_prime_rl.trainer_folder import (
     put_back_fix,
     record,
     refuse_other_trainer,
+    stop_ids,
     wait_for,
 )
 from retrain_prime_rl.transport import SCALAR_FILE, FileTransport, Publisher, Pusher, Transport, rank_files
