@@ -90,13 +90,22 @@ def watch(worker: int, life_line: int, output: int, *, parent: int) -> NoReturn:
                 os.read(woken, CHUNK_BYTES)
             status = _ended(worker)
     if status is not None:
-        _report(life_line, status, _drain(output, tail))
+        os.set_blocking(output, False)
+        with suppress(BlockingIOError):
+            for _ in range(MAX_LAST_CHUNKS):
+                if not (chunk := os.read(output, CHUNK_BYTES)):
+                    break
+                tail = (tail + chunk)[-TAIL_BYTES:]
+        message = json.dumps({"status": status, "output": tail.decode("utf-8", "replace")})
+        with suppress(OSError):
+            os.write(life_line, message.encode("ascii"))
     kill_descendants()
     os.killpg(0, signal.SIGKILL)  # ourselves, and orphans of the group where the system lets us adopt none
     os._exit(0)
 
 
 def _ended(worker: int) -> int | None:
+    """Return the worker's exit code, negative for a signal, None while it runs; reaps adopted orphans as well."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -106,20 +115,3 @@ def _ended(worker: int) -> int | None:
             return None
         if pid == worker:
             return os.waitstatus_to_exitcode(status)
-
-
-def _drain(output: int, tail: bytes) -> bytes:
-    os.set_blocking(output, False)
-    with suppress(BlockingIOError):
-        for _ in range(MAX_LAST_CHUNKS):
-            chunk = os.read(output, CHUNK_BYTES)
-            if not chunk:
-                break
-            tail = (tail + chunk)[-TAIL_BYTES:]
-    return tail
-
-
-def _report(life_line: int, status: int, tail: bytes) -> None:
-    message = json.dumps({"status": status, "output": tail.decode("utf-8", "replace")})
-    with suppress(OSError):
-        os.write(life_line, message.encode("ascii"))

@@ -53,7 +53,12 @@ def serve(descriptor: int) -> NoReturn:
             os._exit(0)
         call = wire.loads(frame)
         _answer(connection, b'"started"')
-        answer = _call(target, call["method"], call["arguments"])
+        started = time.perf_counter()
+        try:
+            value = getattr(target, call["method"])(*call["arguments"])
+            answer = wire.dumps({"value": value, "seconds": time.perf_counter() - started})
+        except BaseException as error:  # user code may raise anything, even SystemExit
+            answer = wire.dumps(failure(error) | {"seconds": time.perf_counter() - started})
         _stay_alone(own)
         with suppress(OSError):
             signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm set by this call must not end the next
@@ -83,16 +88,6 @@ def failure(error: BaseException) -> dict[str, Any]:
         report["kind"] = next(own_kinds)
         report["problems"] = [asdict(problem) for problem in error.problems]
     return report
-
-
-def _call(target: Any, method: str, arguments: list[Any]) -> bytes:
-    started = time.perf_counter()
-    try:
-        value = getattr(target, method)(*arguments)
-        seconds = time.perf_counter() - started
-        return wire.dumps({"value": value, "seconds": seconds})
-    except BaseException as error:
-        return wire.dumps(failure(error) | {"seconds": time.perf_counter() - started})
 
 
 def _stay_alone(own: int) -> None:
