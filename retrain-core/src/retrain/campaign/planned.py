@@ -20,7 +20,7 @@ import tomli_w
 
 from retrain.campaign.load import Campaign, CheckedCondition, devices_of_a_run
 from retrain.kernel.config.keys import Key
-from retrain.kernel.config.overrides import ENV_PREFIX
+from retrain.kernel.config.load import ENV_PREFIX
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, ResumeError

@@ -97,8 +97,10 @@ def _configurations() -> list[Item]:
 
 
 def _keys(plugins: Plugins) -> dict[str, Key]:
-    from retrain.kernel.config.load import all_keys  # imports pydantic, which only keys need
-    from retrain.kernel.config.overrides import FLAG_ALIASES
+    from retrain.kernel.config.load import (
+        FLAG_ALIASES,
+        all_keys,  # imports pydantic, which only keys need
+    )
     from retrain.run.tables import registered_tables
 
     keys = all_keys(registered_tables(plugins))
@@ -159,7 +161,7 @@ def _flags(options: Sequence[click.Option], keys: Mapping[str, Key]) -> list[Ite
     own = {max(option.opts, key=len): option.help or "" for option in options if not option.hidden}
     own["--help"] = "Show help."
     if keys:
-        from retrain.kernel.config.overrides import PARAM_FLAGS
+        from retrain.kernel.config.load import PARAM_FLAGS
 
         own["--set"] = "Set TABLE.KEY=VALUE."
         own |= {flag: f"NAME=VALUE for {path}." for flag, path in PARAM_FLAGS.items()}

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.missing import install_line
 
 # Constant throughout a run, so they go into the configuration there.
 CONSTANTS = frozenset({"algorithm_mode", "advantage_mode", "transform_mode", "condition"})
@@ -88,6 +87,8 @@ def require(library: str, *, where: str, needs: Sequence[str] = ()) -> None:
         spec = find_spec(package)
         if spec is None or spec.origin is None:  # no origin: only a folder of that name, such as wandb creates
             what = f"recorder {library!r} needs the package {package!r}, which is not installed"
+            from retrain.kernel.plugins.missing import install_line  # only the message needs it
+
             raise ConfigError(Problem(where=where, what=what, fix=install_line("retrain-core", library)))
 
 
