@@ -249,7 +249,6 @@ class SemanticPlanningDetector:
         ]
 
     def _planning(self, texts: set[str]) -> set[str]:
-        """Return the texts that are planning."""
         if not texts:
             return set()
         distinct = sorted(texts)

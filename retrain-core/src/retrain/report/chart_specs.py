@@ -151,7 +151,6 @@ def part_charts(fields: Iterable[str]) -> list[ChartSpec]:
 
 
 def set_charts(fields: Iterable[str]) -> list[ChartSpec]:
-    """Return a chart for each further evaluation set among `fields`."""
     found, note = eval_sets(sorted(fields)), "correct rate on a further evaluation set"
     return [_held_out_share(name, note, field) for name, field in found.items()]
 
@@ -163,7 +162,6 @@ def named_fields(record: Mapping[str, Any]) -> list[str]:
 
 
 def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:
-    """Return a chart's value as text."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if unit is Unit.SHARE:

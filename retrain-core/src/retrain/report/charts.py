@@ -184,7 +184,6 @@ def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]
 
 
 def _eval_steps(runs: Sequence[ReportRun], most: int) -> Floats:
-    """Return every step after which a run was evaluated, or an even selection."""
     steps = sorted({step for run in runs for step in evaluated_steps(run)})
     if len(steps) > most:
         steps = [steps[round(index * (len(steps) - 1) / (most - 1))] for index in range(most)]
@@ -257,7 +256,6 @@ def _curve(curve: ConditionCurve) -> dict[str, Any]:
 
 
 def _numbers(chart: Chart) -> Table:
-    """Return first, last, lowest and highest mean of each condition."""
     unit = chart.spec.unit
     rows = []
     for label, curve in chart.curves.items():

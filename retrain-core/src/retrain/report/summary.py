@@ -75,7 +75,6 @@ def summary_section(material: Material, links: Links, findings: Part | None) -> 
 
 
 def title_of(material: Material) -> str:
-    """Return the campaign's name, the run's, or the number of runs."""
     if material.source.campaign:
         return material.source.campaign.resolve().name
     names = [run.candidate.name for run in material.runs]
@@ -193,7 +192,6 @@ def budget_section(material: Material) -> Section | None:
 
 
 def time_section(material: Material) -> Section | None:
-    """Return the seconds per step, by phase."""
     times = _by_condition(material, _phases)
     if not times:
         return None
@@ -267,7 +265,6 @@ def _bars(values: Mapping[str, Sequence[float]], names: Sequence[str], unit: str
 
 
 def health_section(material: Material) -> Section:
-    """Return every episode of every run, the longest first."""
     found = [(run, each) for run in material.runs for each in run.lines.episodes]
     if not found:
         return Section("health", "Health", [note("No health finding in any run.")])
@@ -293,7 +290,6 @@ def health_section(material: Material) -> Section:
 
 
 def files_section(material: Material, links: Links, made: str) -> Section:
-    """Return every run with its state and records, by relative path."""
     rows = [_files_row(run, links) for run in material.runs[:MOST_RUNS]]
     heads = ("run", "condition", "seed", "state", "files", "steps", "correct", "time")
     listed = Table("Runs", heads, rows, num_names=5, is_caption_shown=False)

@@ -53,7 +53,6 @@ def findings(material: Material) -> Box | None:
 
 
 def verdict_section(material: Material) -> Section:
-    """Return the verdicts with their reasons and figures, or the reason why nothing is compared."""
     study = material.study
     if study is None:
         return Section("verdict", "Verdict", [note(f"Nothing can be compared: {material.no_study}.")])
@@ -196,7 +195,6 @@ def _sets(study: Study) -> list[Part]:
 
 
 def _estimated_for(title: str) -> str:
-    """Return the scope of the intervals in a condition's table."""
     metric = Metric(title)
     is_held_out_rate = (metric.is_eval and metric.is_rate) or title.startswith("held-out pass")
     return ", for other seeds and other examples like these" if is_held_out_rate else " over seeds"
@@ -211,6 +209,5 @@ def _estimates(study: Study) -> list[Part]:
 
 
 def _sides(comparison: Comparison) -> list[tuple[int, float, float]]:
-    """Return seed, value of the baseline, value of the condition."""
     found = comparison.per_seed
     return list(zip(comparison.seeds, found.baseline, found.condition, strict=True)) if found else []

@@ -273,7 +273,6 @@ def _choice(subject: Subject, asked: list[SampleRequest]) -> tuple[SamplingParam
 
 
 def _log_probability(samples: list[list[Sample]], token: int) -> float | None:
-    """Return the log-probability that the sampler reported; None if the token was not sampled."""
     return next((float(s.logprobs_T[0]) for s in samples[0] if s.tokens_T[0] == token), None)
 
 

@@ -167,7 +167,6 @@ def _job(bench: Bench, program: str, *, name: str = "job") -> Job:
 
 
 def _ended(running: Any) -> Any:
-    """Return the exit code, once there is one."""
     try:
         code = _wait_for(running.poll, "poll() to return the exit code")
     except BaseException:

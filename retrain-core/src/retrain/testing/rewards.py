@@ -110,7 +110,6 @@ def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
 
 
 def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] = ()) -> None:
-    """Expect none of these scores to be a failure."""
     for place, score in enumerate(scores_of(bench, reward, pairs)):
         shown = names[place] if names else repr(pairs[place][1])
         expect(
@@ -122,7 +121,6 @@ def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] =
 
 
 def expect_gold(bench: Bench, reward: Any, examples: Sequence[Example]) -> None:
-    """Expect the text of `gold` to score 1."""
     gold = getattr(reward, "gold", None)
     if gold is None:
         return
