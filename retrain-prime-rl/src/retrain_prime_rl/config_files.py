@@ -1,4 +1,4 @@
-"""`retrain prime-rl-config`: writes `trainer.toml`, `inference.toml`, and `start.md` with the commands to start them."""
+"""`retrain prime-rl-config` writes `trainer.toml`, `inference.toml`, and `start.md` with the commands to start them."""
 
 from __future__ import annotations
 
