@@ -41,7 +41,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
 class PlannedRun:
     """One run. `name` is `{condition}_s{seed}` in characters that every file system accepts.
 
-    `devices` are those of its configuration file; None leaves the key out, and the run takes the available ones.
+    `devices` is the key of its configuration file; None leaves the key out, and the run takes the available ones.
     """
 
     number: int  # from 1, in starting order

@@ -36,10 +36,19 @@ from retrain.text.terminal_text import harmless_lines, printable
 
 OK = "ok"
 KINDS = {kind.value.replace(" ", "-"): kind for kind in Kind}
+RANGE = {  # keywords of JSON Schema, and how they are shown
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+    "minLength": "length at least",
+    "maxLength": "length at most",
+    "minItems": "entries at least",
+}
 EPILOG = """\b
 Examples:
   retrain plugins                          list everything registered
-  retrain plugins my.toml                  and what that file selects
+  retrain plugins my.toml                  and the parts that the file selects
   retrain plugins --kind transform --json
   retrain plugins --kind backend           each with its capabilities, options and missing dependencies
 
@@ -56,8 +65,8 @@ Exit codes: 0 done; 2 usage or configuration error.
 def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[str, ...]) -> None:
     """List every registered name with its distribution, version and file, and every plugin that failed to load.
 
-    With CONFIG, or a retrain.toml in this folder, also show the modules in its search paths, which are imported for
-    this, and the parts that it selects. With --kind backend show what each declares, takes and lacks.
+    With CONFIG, or a retrain.toml in this folder, also show the modules in its search paths, imported for this,
+    and the parts that it selects. With --kind backend show the capabilities, options and missing packages of each.
     """
     content = inventory(plugins, kinds=[KINDS[kind]] if kind else list(Kind))
     if kind == Kind.BACKEND:
@@ -205,20 +214,6 @@ def searched_modules(search_paths: Sequence[str]) -> list[dict[str, str]]:
     return found
 
 
-# `--kind backend`: capabilities, options and installation state of each backend.
-
-
-RANGE = {  # keywords of JSON Schema, and how they are shown
-    "minimum": "at least",
-    "exclusiveMinimum": "above",
-    "maximum": "at most",
-    "exclusiveMaximum": "below",
-    "minLength": "length at least",
-    "maxLength": "length at most",
-    "minItems": "entries at least",
-}
-
-
 def backends(plugins: Plugins) -> list[dict[str, Any]]:
     return [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
 
@@ -281,7 +276,7 @@ def option_schema(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
 
 
 def _forms(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The alternative schemas of a value: one, or those of a union."""
+    """The alternative schemas of a value: one, or the members of a union."""
     forms: list[dict[str, Any]] = found.get("anyOf", [found])
     return forms
 

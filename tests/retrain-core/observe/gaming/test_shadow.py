@@ -127,7 +127,7 @@ def test_a_shadow_that_breaks_ends_nothing_and_is_asked_less_until_it_answers(
         ('[reward]\nshadow = "math"\nshadow_params = {strict = "no"}', "should be a valid boolean"),
         ('[reward]\nshadow = "math"\nshadow_params = {type = "match"}', "not a key of a shadow"),
         ('[reward]\nshadow = "math"\nshadow_params = {judge_model = "m"}', "read only by reward 'judge'"),
-        ("[reward]\nshadow_params = {strict = true}", "not configured"),
+        ("[reward]\nshadow_params = {strict = true}", "is configured"),
         ('[reward]\nshadow = "toy"\n[environment]\nprovider = "toy_turns"', "scores its own episodes"),
         ('[reward]\nshadow = "toy"\ntype = "none"\n[eval]\nexamples = 0', "trained on no score"),
     ],
