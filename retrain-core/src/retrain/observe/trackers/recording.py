@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Kind
 from retrain.observe.trackers.contract import Recorder, TrackerKeys
