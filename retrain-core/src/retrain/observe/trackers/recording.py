@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Kind
 from retrain.observe.trackers.contract import Recorder, TrackerKeys
@@ -162,6 +161,8 @@ def require(library: str, *, where: str, needs: Sequence[str] = ()) -> None:
     for package in (library, *needs):
         spec = find_spec(package)
         if spec is None or spec.origin is None:  # no origin: only a folder of that name, such as wandb creates
+            from retrain.kernel.plugins.missing import install_line  # only the message needs it
+
             what = f"recorder {library!r} needs the package {package!r}, but it is not installed"
             raise ConfigError(Problem(where=where, what=what, fix=install_line("retrain-core", library)))
 
