@@ -23,6 +23,7 @@ def value_at(values: Mapping[str, Any], key: str) -> Any:
 
 
 def column_names(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the names of all columns, and of the fields below them as `a.b`."""
     for name, value in values.items():
         yield f"{above}{name}"
         if isinstance(value, Mapping):
