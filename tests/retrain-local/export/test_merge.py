@@ -21,8 +21,8 @@ from transformers.pytorch_utils import Conv1D
 from retrain.api import BackendError, ConfigError, ExportedModel, ModelExport, Plugins, load_plugins
 from retrain.run.configure import load_checked
 from retrain_local.export import write
-from retrain_local.export.adapter_file import Delta
-from retrain_local.export.check import Gap
+from retrain_local.export.merged import Delta
+from retrain_local.export.write import Gap
 from retrain_local.model.adapter import PREFIX, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.hf_models import SERVED, hf_model

@@ -11,9 +11,9 @@ from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Scores, Shape
 from retrain_local.sampling import prefill
+from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.decode import Batch
 from retrain_local.sampling.gathered_decoding import GatheredAttention
-from retrain_local.sampling.pool import Pool
 from retrain_local.sampling.prefill import ContinuedAttention, FreshAttention, slots_of
 from retrain_local.sampling.rows import Row, new_rows
 

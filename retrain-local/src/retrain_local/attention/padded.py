@@ -16,14 +16,14 @@ from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Scores
 
 SHORTEST_SHARE = 0.6  # of the longest segment of a bucket: bounds the cost of padding
-MASK_ELEMENTS = 2**24  # queries x keys of a bucket; a segment larger than that has a bucket of its own
+MASK_ELEMENTS = 2**24  # queries x keys of a bucket; a larger segment has its own bucket
 
 
 class PaddedAttend:
     """`Attend` over the segments of one packed row; differentiable.
 
-    The linear layers of a model see no padding. Here alone segments are put side by side, longest first, in buckets
-    whose members differ little in length; tokens are moved there and back by index, each exactly once.
+    The linear layers of a model see no padding. Only here segments are put side by side, longest first, in buckets
+    whose members differ little in length. Tokens are moved there and back by index, each exactly once.
     """
 
     def __init__(self, spans: Spans, device: torch.device) -> None:
@@ -39,21 +39,22 @@ class PaddedAttend:
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         sizes = [bucket.index_ST.size for bucket in self._buckets]
-        inputs, index = (queries_NHD, keys_NKD, values_NKD), (self._index_P, self._places_N)
-        padded = [_Padded.apply(x, *index).split(sizes) for x in inputs]
+        inputs, places = (queries_NHD, keys_NKD, values_NKD), (self._index_P, self._places_N)
+        padded = [_Padded.apply(x, *places).split(sizes) for x in inputs]
         parts = []
         for number, bucket in enumerate(self._buckets):
             queries, keys, values = (x[number].unflatten(0, bucket.index_ST.shape) for x in padded)
-            if bucket.prefix_SP is not None:
-                keys = torch.cat([_picked(keys_NKD, bucket.prefix_SP), keys], dim=1)
-                values = torch.cat([_picked(values_NKD, bucket.prefix_SP), values], dim=1)
+            if (index := bucket.prefix_SP) is not None:
+                keys, values = (
+                    torch.cat([x.index_select(0, index.flatten()).unflatten(0, index.shape), own], dim=1)
+                    for x, own in ((keys_NKD, keys), (values_NKD, values))
+                )
             q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
             parts.append(self._attended(number, q, k, v, scores).transpose(1, 2).flatten(0, 1))
         out: Tensor = _Packed.apply(torch.cat(parts), self._places_N, self._index_P, self._pads_Q)
         return out
 
     def _attended(self, number: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        """Attention of one bucket, [segments, heads, length, size]."""
         is_plain = scores.softcap is None and scores.sinks_H is None
         given: dict[str, Any] = {"scale": scores.scale, "enable_gqa": True}
         if is_plain and self._buckets[number].prefix_SP is None and scores.window is None:
@@ -64,7 +65,7 @@ class PaddedAttend:
         return dense_attention(q, k, v, mask, scores)
 
     def _mask(self, number: int, dtype: torch.dtype, window: int | None) -> Tensor:
-        """0 where a key is seen and -inf elsewhere, [segments or 1, 1, queries, prefix + keys]; once for all layers."""
+        """Return 0 for a visible key and -inf for others, [segments or 1, 1, queries, prefix + keys]."""
         key = number, dtype, window
         if key not in self._masks:
             seen = self._buckets[number].seen(window)
@@ -100,7 +101,7 @@ class _Bucket:
         )
 
     def seen(self, window: int | None) -> Tensor:
-        """Which keys a query sees, bool [segments or 1, queries, prefix + keys]."""
+        """Return True for the keys that a query sees, [segments or 1, queries, prefix + keys]."""
         at = torch.arange(self.index_ST.shape[1], device=self.device)
         distance = (at[:, None] - at[None, :])[None]
         seen = distance >= 0
@@ -115,7 +116,7 @@ class _Bucket:
 
 
 def _members(spans: Spans) -> Iterator[list[int]]:
-    """Segments by bucket: all with a prefix or all without, longest first, none much shorter than the first."""
+    """Yield the segments of each bucket: all with a prefix or all without, longest first, of similar length."""
     for continues in (False, True):
         chosen = [s for s, prefix in enumerate(spans.prefixes) if (prefix >= 0) == continues and spans.lengths[s]]
         chosen.sort(key=lambda s: -spans.lengths[s])
@@ -134,15 +135,14 @@ def _members(spans: Spans) -> Iterator[list[int]]:
 
 
 def _side_by_side(starts_S: np.ndarray, lengths_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the tokens of each segment, [S, longest], and which of them are not padding."""
+    """Return indices of the tokens of each segment, [S, longest], and a mask that is False for padding."""
     columns_T = np.arange(int(lengths_S.max()))
     index_ST = starts_S[:, None] + np.minimum(columns_T[None, :], lengths_S[:, None] - 1)
     return index_ST, columns_T[None, :] < lengths_S[:, None]
 
 
 class _Padded(torch.autograd.Function):  # type: ignore[misc]
-    """x[index_P]. Nothing depends on padding, so its gradient is zero and the backward pass is a plain gather; the
-    scatter-add that autograd would use costs several times as much."""
+    """x[index_P]; its backward pass is a plain gather, since padding has no gradient (a scatter-add is slow)."""
 
     @staticmethod
     def forward(ctx: Any, x_N: Tensor, index_P: Tensor, places_N: Tensor) -> Tensor:
@@ -169,16 +169,11 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc]
         return gradients[0].index_select(0, index_P).index_fill_(0, pads_Q, 0.0), None, None, None
 
 
-def _picked(x_N: Tensor, index_SP: Tensor) -> Tensor:
-    """Prefix tokens, repeated for each segment that continues them; their gradients are summed."""
-    return x_N.index_select(0, index_SP.flatten()).unflatten(0, index_SP.shape)
-
-
 def dense_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
     """softmax(softcap(scale q k^T) + mask) v, with a sink in the denominator where `scores` has one.
 
     `queries` [rows, heads, length, size], `keys` and `values` [rows, kv_heads, keys, size]; `mask` is added to the
-    scores and broadcasts to [rows, 1, length, keys]. Weights are made in fp32, as transformers makes them.
+    scores and broadcasts to [rows, 1, length, keys]. Weights are computed in fp32, as in transformers.
     """
     rows, heads, length, size = queries.shape
     kv_heads = keys.shape[1]

@@ -10,7 +10,6 @@ import numpy as np
 from retrain.api import (
     BackendError,
     ConfigError,
-    Floats,
     Problem,
     Sample,
     SampleRequest,
@@ -23,12 +22,12 @@ from retrain.api import (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Row:
-    """One completion: its prompt, its own stream of uniforms, and the tokens sampled so far.
+    """One completion: its prompt, its stream of uniforms, and the tokens sampled so far.
 
     `request` and `place` are the indices of its request and of its seed. `prompt_key` is equal for equal prompts.
     `room` is the number of tokens it may still get. Each token consumes one number of the stream, in order, so a
-    preempted row continues exactly where it stopped. `blocks` are its blocks of the key-value pool while it is being
-    decoded; they hold every token except the last, which the next step reads.
+    preempted row continues exactly where it stopped. `blocks` of the pool hold every token of a running row except the
+    last, the next one to read.
     """
 
     request: int
@@ -55,7 +54,6 @@ class Row:
 
     @property
     def prefix_T(self) -> Tokens:
-        """All tokens so far, the prompt first."""
         return np.concatenate([self.prompt_T, np.asarray(self.tokens, dtype=np.int64)])
 
     @property
@@ -65,18 +63,16 @@ class Row:
 
     @property
     def parity(self) -> int:
-        """Which half of the rows this one belongs to, 0 or 1: every other one of a group and of the requests."""
+        """The half of the rows that it belongs to, 0 or 1: every other one of a group and of the requests."""
         return (self.request + self.place) % 2
 
     @property
     def last(self) -> int:
-        """The token that the next step reads."""
         return self.tokens[-1] if self.tokens else int(self.prompt_T[-1])
 
     def take(
         self, tokens: Sequence[int], logprobs: Sequence[float], entropies: Sequence[float], *, stop: Collection[int]
     ) -> None:
-        """Append sampled tokens, up to the first end-of-sequence token or the length limit."""
         used = min(len(tokens), self.room)
         end = next((i for i in range(used) if tokens[i] in stop), None)
         if end is not None:
@@ -87,7 +83,6 @@ class Row:
         self.room = 0 if end is not None else self.room - used
 
     def sample(self, version: int, *, entropy: bool, since: int = 0) -> Sample:
-        """The finished completion, or its tokens from number `since` on."""
         return Sample(
             tokens_T=np.asarray(self.tokens[since:], dtype=np.int64),
             logprobs_T=np.asarray(self.logprobs[since:], dtype=np.float64),
@@ -97,18 +92,10 @@ class Row:
         )
 
 
-def uniforms(rows: Sequence[Row], count: int) -> Floats:
-    """The next `count` numbers of each row's stream, [rows, count] in [0, 1)."""
-    return np.stack([row.stream.random(count) for row in rows])
-
-
 def new_rows(
     requests: Sequence[SampleRequest], params: SamplingParams, limit: int | None, vocabulary: int, *, first: int = 0
 ) -> list[Row]:
-    """One row per seed of each request; an error on a prompt that the model cannot read or continue.
-
-    Requests are numbered from `first`.
-    """
+    """Create a row per seed of each request, numbered from `first`; an error if the model cannot read a prompt."""
     rows = []
     for index, request in enumerate(requests, start=first):
         prompt_T = np.asarray(request.prompt_T, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Continuous batching: which rows are decoded next, and which blocks they own."""
+"""Continuous batching: the rows to decode next, and the blocks that they own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from retrain.api import Tokens
-from retrain_local.sampling.cache import Prefix, PrefixCache
-from retrain_local.sampling.pool import Blocks
+from retrain_local.sampling.cache import Blocks, Prefix, PrefixCache
 from retrain_local.sampling.rows import Row
 
 HEADROOM = 64  # tokens that every running row must have room for before another one is admitted
@@ -20,10 +19,7 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefill:
-    """Tokens whose keys and values must be computed; those of the `past` tokens before them are in `blocks` already.
-
-    `copied` is a pair of blocks, source and target, to copy first.
-    """
+    """Tokens to compute, after `past` ones in `blocks`; `copied`: a block to copy first, and its target."""
 
     tokens_T: Tokens
     past: int
@@ -33,7 +29,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefills:
-    """What must be computed before a segment: shared `prompts` first, then the `rest` of each row."""
+    """Work before a segment: shared `prompts` first, then the `rest` of each row."""
 
     prompts: list[Prefill] = field(default_factory=list)
     rest: list[Prefill] = field(default_factory=list)
@@ -42,10 +38,9 @@ class Prefills:
 class Schedule:
     """Runs the oldest rows, as many as there are blocks for.
 
-    Every running row is older than every waiting one. When blocks run out, what can be recomputed is evicted first:
-    cached rows of earlier turns, then prompts without a running row, then the youngest row, which is preempted: it
-    keeps its tokens and waits. All decisions depend only on the rows and the sizes. `batch_tokens` bounds the number of
-    rows times the longest.
+    Every running row is older than every waiting one. When blocks run out, cached rows of earlier turns are evicted
+    first, then prompts without a running row. Then the youngest row is preempted: it keeps its tokens and waits. All
+    decisions depend only on the rows and the sizes. `batch_tokens` bounds the number of rows times the longest.
     """
 
     def __init__(
@@ -93,7 +88,6 @@ class Schedule:
         return fills
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Let more rows wait, behind those that do."""
         for row in rows:
             self.waiting.append(row)
             if self._share:
@@ -135,8 +129,8 @@ class Schedule:
 
     def _admit(self, row: Row, steps: int, reserved: int, fills: Prefills) -> bool:
         """Allocate the blocks of a row, leaving `reserved` for the running ones; False when it does not fit."""
-        alone = not self.running
-        count = self._count(row.cached + min(steps if alone else HEADROOM, row.room))
+        is_only = not self.running
+        count = self._count(row.cached + min(steps if is_only else HEADROOM, row.room))
         before_last = len(row.prompt_T) - 1
         is_shared = self._unfinished[row.prompt_key] > 1
         while True:
@@ -144,16 +138,16 @@ class Schedule:
             base = prompt or (self._cache.longest(row.prompt_T) if self._cache is not None else None)
             missing = count - (base.cached // self._size if base else 0)
             if is_shared and prompt is None:
-                # the prompt gets blocks of its own; the row shares all of them except the last, partial one
+                # the prompt gets its own blocks; the row shares all of them except the last, partial one
                 missing += self._count(before_last) - before_last // self._size
             if missing + reserved <= self._blocks.free:
                 break
             if not self._evict_one():
-                if not alone:
+                if not is_only:
                     return False
                 if not is_shared:
                     raise NoRoomError
-                is_shared = False  # on its own, without a copy of the partial block
+                is_shared = False  # without a copy of the partial block
         if is_shared and prompt is None:
             base = self._begin_prompt(row, base, fills)
         self._begin(row, base, count, fills)
@@ -178,7 +172,7 @@ class Schedule:
         row.rewind()
 
     def _fork(self, base: Prefix | None, count: int) -> tuple[list[int], tuple[int, int] | None]:
-        """`count` blocks with the prefix `base`: its full blocks are shared, its partial last one is to be copied."""
+        """Take `count` blocks with the prefix `base`: its full blocks are shared, its partial last one is copied."""
         if base is None:
             return self._blocks.take(count), None
         whole = base.cached // self._size
@@ -209,7 +203,6 @@ class Schedule:
             self._blocks.release(prompt.blocks)
 
     def _reserved(self, row: Row) -> int:
-        """Blocks that the row still needs for its next tokens."""
         return max(0, self._count(row.cached + min(HEADROOM, row.room)) - len(row.blocks))
 
     def _width(self, rows: Iterable[Row]) -> int:
