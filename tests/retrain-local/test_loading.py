@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from retrain.api import ConfigError, PluginContext
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.backend import create_backend
 from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import KEY, find_source

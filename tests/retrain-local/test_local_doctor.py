@@ -13,7 +13,7 @@ import torch
 
 from retrain.api import Diagnosis, PluginContext
 from retrain.kernel.config import schema
-from retrain_local.checks import diagnose
+from retrain_local.doctor import diagnose
 
 Make = Callable[..., PluginContext]
 

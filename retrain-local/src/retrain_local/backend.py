@@ -75,11 +75,7 @@ LIMITS_FILE = "sampler_limits.json"
 
 
 class LocalBackend:
-    """The model, its sampler and its trainer in one process; a `retrain.api.KeepsVersions` on split devices.
-
-    `capabilities` declare whether the engine gives bit-identical tokens and adapters for a seed on one machine.
-    `ahead` is `[training] max_staleness`.
-    """
+    """The model, its sampler and its trainer in one process; a `retrain.api.KeepsVersions` on split devices."""
 
     delivers_early = True  # if its engine does
 
@@ -98,7 +94,7 @@ class LocalBackend:
     ) -> None:
         self.capabilities = capabilities
         self.overlaps_training = ahead > 0
-        self._ahead = ahead
+        self._ahead = ahead  # [training] max_staleness
         self._pair: Pair | None = pair
         self._trainer: Trainer | None = trainer
         self._policies = tuple(policies)
@@ -131,7 +127,8 @@ class LocalBackend:
         """Take one optimizer step; BackendError, with weights and optimizer unchanged, on a non-finite number."""
         pair, trainer = self._open()
         free_cache = getattr(self._engine, "free_cache", None)  # the next `sample` allocates one of the same size
-        if free_cache is not None and self._is_short(pair):
+        sizes, limits = (pair.trained.shape, pair.trained.dtype), self._policies[0].limits
+        if free_cache is not None and not self.overlaps_training and is_short(*sizes, self._device, limits):
             free_cache()
         with self._training():
             report = trainer.step(batch)
@@ -171,11 +168,8 @@ class LocalBackend:
         limits.tighten(self._group.gathered(lambda: limits))
 
     def publish(self) -> int:
-        """Let `sample` use the trained adapter; return the number of optimizer steps in it.
-
-        If sampling is more than one step ahead, only keep a copy of it for `use_version`. Servers get it at once:
-        they finish earlier requests with the version of their start.
-        """
+        """Let `sample` use the trained adapter, or keep it for `use_version`; return its number of optimizer steps."""
+        # servers get it at once: they finish earlier requests with the version of their start
         pair, _ = self._open()
         if self._history:
             self._history.record(pair, self._version)
@@ -246,10 +240,6 @@ class LocalBackend:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _is_short(self, pair: Pair) -> bool:
-        trained, limits = pair.trained, self._policies[0].limits
-        return not self.overlaps_training and is_short(trained.shape, trained.dtype, self._device, limits)
 
     def _hand_over(self, adapter: Mapping[str, torch.Tensor] | None, version: int) -> None:
         pair, _ = self._open()

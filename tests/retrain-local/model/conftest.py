@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from retrain.api import PluginContext
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Decoder
 from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import KEY, find_source

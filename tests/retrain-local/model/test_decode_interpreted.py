@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.memory import sizes
 from retrain_local.model.load import create_pair

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams, StopReason, generator
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.decoder import Decoder
 from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import KEY, find_source

@@ -15,17 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import SampleRequest, SamplingParams
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.decoder import Shape
 from retrain_local.memory.limits import MemoryLimits
 from retrain_local.memory.sizes import BLOCK_SIZE, FULL_SPEED_TOKENS
 from retrain_local.sampling import decode as graphs
-from retrain_local.sampling.cache import Blocks, bytes_per_token, enough_tokens
+from retrain_local.sampling.cache import Blocks, bytes_per_token
 from retrain_local.sampling.decode import Graphs
 from retrain_local.sampling.engine import PytorchEngine
-from retrain_local.sampling.rows import Row, new_rows
-from retrain_local.sampling.schedule import Schedule
+from retrain_local.sampling.schedule import Row, Schedule, enough_tokens, new_rows
 from retrain_local.training import budget
 
 GPU = torch.device("cuda", 0)

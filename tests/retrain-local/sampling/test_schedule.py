@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from retrain.api import SampleRequest, SamplingParams
 from retrain_local.sampling.cache import Blocks, PrefixCache
-from retrain_local.sampling.rows import Row, new_rows
-from retrain_local.sampling.schedule import NoRoomError, Prefill, Schedule
+from retrain_local.sampling.schedule import NoRoomError, Prefill, Row, Schedule, new_rows
 
 SIZE, STEPS, VOCABULARY = 4, 3, 3
 PROMPTS = st.lists(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from retrain_local.attention.padded import dense_attention
+from retrain_local.attention.packed import dense_attention
 from retrain_local.decoder import Scores
 
 STORED = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}  # `kv_cache_dtype`; auto: the model's
@@ -72,9 +72,8 @@ class PagedKernels:
 def key_stretches(programs: int, heads: int, max_keys: int) -> int:
     """Return the number of stretches, a power of two, for the keys of each of `heads` (rows x key heads).
 
-    Two stretches cost a second launch per layer to join them, so the ratio is rounded to the nearest power rather
-    than up: an H100 takes 8 x 132 = 1,056 `programs`, and 128 rows of 8 key heads fill 1,024 of them uncut. A stretch
-    has at least 128 keys.
+    Two stretches cost a second launch per layer to join them, so the ratio is rounded to the nearest power, not up: an
+    H100 takes 8 x 132 = 1,056 `programs`, and 128 rows of 8 key heads fill 1,024 of them uncut.
     """
     wanted = 1 << round(math.log2(max(1.0, programs / heads)))
     return max(1, min(wanted, MAX_STRETCHES, (1 << max(0, max_keys - 1).bit_length()) // SHORTEST_STRETCH))

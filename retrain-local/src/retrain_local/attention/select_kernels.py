@@ -15,16 +15,14 @@ from torch import Tensor
 
 from retrain.api import Config, ConfigError, Problem
 from retrain_local.attention import varlen
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import MakeAttend, PaddedAttend, Spans
 from retrain_local.attention.pages import STORED, PagedKernels, Pages, zeros
-from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, Scores, Shape
 from retrain_local.devices.kernel_trials import difference, first_fault
 
 log = logging.getLogger("retrain")
 T = TypeVar("T")
 KEY = "inference.attention_kernel"
-MakeAttend = Callable[[Spans, torch.device], Attend]
 LARGEST_GROUP = 64  # query heads per key head that one Triton program can hold
 FA4 = "flash_attn.cute.interface"  # what PyTorch itself looks for
 
@@ -44,11 +42,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A device and the numbers that attention computes with there; `stored` is the dtype of the pool.
-
-    `exact`: the same bits every time. This takes PyTorch's process-wide deterministic mode for the length of a call,
-    so it has to be False where another thread uses PyTorch.
-    """
+    """A device and the numbers that attention computes with there; `stored`: dtype of the pool, `exact`: same bits."""
 
     device: torch.device
     dtype: torch.dtype
@@ -60,11 +54,7 @@ class Site:
 def kernels_for(
     config: Config, device: torch.device, dtype: torch.dtype, shape: Shape, *, exact: bool = True
 ) -> Kernels:
-    """Return the kernels that `attention_kernel` names.
-
-    `default` takes the best available kernel, or plain PyTorch, with a warning if a kernel has a fault. Any other name
-    is honoured, or refused with a ConfigError that gives the reason.
-    """
+    """Return the kernels that `attention_kernel` names, or for `default` the best ones; ConfigError if unavailable."""
     name = config.value(KEY, "default")
     stored = STORED.get(config.inference.kv_cache_dtype, dtype)
     site = Site(device=device, dtype=dtype, shape=shape, stored=stored, exact=exact)

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Picks, Spans
+from retrain_local.attention.packed import PaddedAttend, Picks, Spans
 from retrain_local.decoder import Scores
 from retrain_local.devices.torch_devices import deterministic
 
@@ -39,9 +38,8 @@ class Rows:
 class VarlenAttend:
     """`Attend` over the segments of one packed row; differentiable, and the same bits every time if `exact`.
 
-    Keys and values of a prefix are repeated for each segment that continues it. Layers that flash attention cannot
-    compute (fp32, soft-capped scores, sinks) go through `PaddedAttend`. `exact` turns on PyTorch's deterministic mode
-    for the length of a backward call, in the whole process: it has to be off while another thread uses PyTorch.
+    Layers that flash attention cannot compute (fp32, soft-capped scores, sinks) go through `PaddedAttend`. `exact`
+    turns on PyTorch's process-wide deterministic mode in a backward call, so no other thread may use PyTorch.
     """
 
     def __init__(self, spans: Spans, device: torch.device, *, exact: bool = True) -> None:

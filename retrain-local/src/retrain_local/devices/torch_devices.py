@@ -21,8 +21,7 @@ def threads_for(parameters: int, device: torch.device) -> int:
 
     The operations of a small model take microseconds, and each would end in a barrier of all threads. On an idle
     machine several threads gain little. Next to a busy process every barrier waits for a descheduled thread, and a step
-    was measured to take a hundred times as long. One thread also makes a run's numbers independent of the number of
-    cores.
+    was measured to take a hundred times as long. With one thread the numbers do not depend on the number of cores.
     """
     return 1 if _is_small(parameters, device) else torch.get_num_threads()
 
@@ -108,10 +107,9 @@ def steps_ahead(config: Config, devices: Devices) -> int:
 
 
 def choose_devices(config: Config) -> Devices:
-    """Return the devices of `cpu`, `gpu:N` or a comma-separated list of one of them.
+    """Return the devices of `cpu`, `gpu:N` or a list of one of them; ConfigError for others.
 
-    Without CUDA every `gpu:N` of the default becomes the CPU, with one warning; a split run stays split. ConfigError
-    for a configured GPU that does not exist, for other text, and for a list that mixes CPU and GPU.
+    Without CUDA every `gpu:N` of the default becomes the CPU, with one warning; a split run stays split.
     """
     devices, fallback = examine_devices(config)
     if fallback:

@@ -20,9 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from retrain.api import BackendError, Config, ConfigError, ExportedModel, ModelExport, Problem
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
+from retrain.api import BackendError, ConfigError, ExportedModel, ModelExport, Problem
+from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.export import gguf_file
 from retrain_local.export.merged import (
     AdapterFile,
@@ -54,12 +53,15 @@ def export_model(export: ModelExport) -> ExportedModel:
     folder = open_folder(export.config, source, export.base)
     adapter = None if export.adapter is None else read_adapter_file(export.adapter)
     quantize = "none" if export.adapter is None else export.config.table("model", ModelKeys).quantize
-    dtype, is_gguf = _run_dtype(export.config), export.form == "gguf"
+    dtype = export.config.table("model", ModelKeys).dtype
+    if dtype == "auto":
+        dtype = AUTO_DTYPE["cuda" if "gpu" in export.config.backend.devices else "cpu"]
+    is_gguf = export.form == "gguf"
     with ExitStack() as stack:
         weights = None
         with folder.refusals(CPU):
             if can_stream(folder, adapter):
-                options = {"quantize": quantize, "dtype": dtype, "progress": export.progress}
+                options = {"quantize": quantize, "dtype": DTYPES[dtype], "progress": export.progress}
                 weights = stack.enter_context(open_merged(folder, adapter, **options))
         kind = _chosen_dtype(export, folder, adapter, weights)
         width = gguf_file.WIDTHS[kind] if is_gguf else DTYPES[kind]
@@ -88,11 +90,6 @@ def export_model(export: ModelExport) -> ExportedModel:
         is_unchanged=adapter is not None and adapter.is_zero,
         notes=notes,
     )
-
-
-def _run_dtype(config: Config) -> torch.dtype:
-    name = config.table("model", ModelKeys).dtype
-    return DTYPES[AUTO_DTYPE["cuda" if "gpu" in config.backend.devices else "cpu"] if name == "auto" else name]
 
 
 def _chosen_dtype(

@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from retrain.api import Config, ConfigError, MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
 from retrain_local.memory import sizes
 from retrain_local.memory.shape import ModelShape, read_shape
 
 HERE = "pytorch"  # the engine of a teacher in this process
-NONE: Mapping[str, ModelShape] = MappingProxyType({})
 
 
 def estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel:
@@ -65,12 +63,11 @@ def estimate(
     *,
     runtime_bytes: int | None = None,
     device_bytes: int | None = None,
-    others: Mapping[str, ModelShape] = NONE,
+    others: Mapping[str, ModelShape] | None = None,
 ) -> MemoryEstimate:
     """Estimate the peak if every completion reaches `max_tokens`, with the weights of `others` next to the model.
 
-    A measured `runtime_bytes` replaces the known need of an empty process. `device_bytes` is the memory of the GPU;
-    activations and the key-value cache take shares of it. On a GPU the estimate is of device memory only.
+    A measured `runtime_bytes` replaces the need of an empty process. `device_bytes` is the memory of the GPU, if any.
     """
     runtime = runtime_bytes
     if runtime is None:
@@ -78,7 +75,7 @@ def estimate(
     apart = bool(work.samplers)
     trainer = {"runtime": runtime} | _trained(shape, work)
     element = sizes.weight_bytes(work.device, work.model_dtype)
-    trainer |= {name: _frozen(other, work, element) for name, other in others.items()}
+    trainer |= {name: _frozen(other, work, element) for name, other in (others or {}).items()}
     sampler = {"runtime": runtime} | _sampled(shape, work, is_apart=apart)
     if not (apart and work.device == "cuda"):
         trainer = sampler = trainer | sampler
@@ -87,7 +84,13 @@ def estimate(
     pool = cache_budget(work, _free(device_bytes, sampler))
     sampling = sampling_phase(shape, work, pool, resident=sampler)
     if work.device == "cpu":
-        phases = (training,) if work.is_served else _in_one_process(work, sampling, training)
+        # both phases share a heap and retain some memory of each other; in split mode both run at once
+        is_on_heap = sizes.is_on_heap(training.block_bytes, work.device)
+        kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_on_heap else 0
+        phases: tuple[MemoryPhase, ...] = (sampling.with_part("heap_kept", kept), training)
+        if work.samplers:
+            phases = (training.together_with(sampling, name="both at once"),)
+        phases = (training,) if work.is_served else phases
         needed = max(phase.peak_bytes for phase in phases)
     else:
         phases = (training,) if work.is_served else (sampling, training)
@@ -150,15 +153,6 @@ def _prepacked(shape: ModelShape, device: str) -> int:
     head = shape.vocabulary * shape.hidden
     is_copied = device == "cpu" and shape.is_native and head >= sizes.PREPACK_FROM
     return head if is_copied and shape.adapted_elements <= sizes.MERGE_LIMIT else 0
-
-
-def _in_one_process(work: Workload, sampling: MemoryPhase, training: MemoryPhase) -> tuple[MemoryPhase, ...]:
-    # on a CPU both phases share a heap and retain some memory of each other; in split mode both run at once
-    if work.samplers:
-        return (training.together_with(sampling, name="both at once"),)
-    is_on_heap = sizes.is_on_heap(training.block_bytes, work.device)
-    kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_on_heap else 0
-    return sampling.with_part("heap_kept", kept), training
 
 
 STORED_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}

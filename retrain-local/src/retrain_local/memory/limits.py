@@ -23,8 +23,7 @@ class MemoryLimits:
     They are part of a checkpoint, so that a resumed run splits its work exactly as before and rounds the same way.
     `cache_tokens` bounds the key-value pool; `pool_tokens`, where it is allocated at once, is the need of the largest
     call so far. `pack_tokens` is the budget that training chose at its first step, `train_tokens` the budget left after
-    running out of memory, `kept_tokens` the largest pack whose activations are not recomputed. The number of packs is a
-    multiple of `packs_at_a_time`.
+    running out of memory, `kept_tokens` the largest pack with activations kept. `packs_at_a_time` divides the packs.
     """
 
     train_tokens: int = 0

@@ -58,17 +58,14 @@ class Adapter:
 def create_adapters(
     linears: Iterable[Linear], *, rank: int, alpha: int, seed: int, rslora: bool = False
 ) -> list[Adapter]:
-    """Create an adapter for each, in fp32 on the device of its matrices; A depends on `seed` only and B is zero.
-
-    The numbers equal PEFT's after `torch.manual_seed(seed)`: each of its layers makes two linear layers, whose
-    initialisation is sampled and discarded, before A gets its values.
-    """
+    """Create an adapter for each, in fp32 on the device of its matrices; A depends on `seed` only and B is zero."""
     generator = torch.Generator().manual_seed(seed)
     adapters = []
     for linear in linears:
         inputs, device = linear.weight.shape[1], linear.weight.device
         sampled = []
         for outputs in linear.sizes:
+            # PEFT's numbers: each of its layers initialises two linear layers, before A gets its values
             torch.empty(rank, inputs).uniform_(generator=generator)
             torch.empty(outputs, rank).uniform_(generator=generator)
             bound = math.sqrt(3.0) * math.sqrt(2.0 / 6.0) / math.sqrt(inputs)  # kaiming_uniform with a = sqrt(5)

@@ -35,8 +35,7 @@ log = logging.getLogger("retrain")
 class PublishedHistory:
     """Copies in CPU memory of the adapter published last and of the `earlier` ones before it, by version.
 
-    With overlap a step trains on completions of an earlier adapter, while coming steps are sampled from later ones. A
-    resumed run samples them again, so the earlier adapters are part of a checkpoint.
+    With overlap a resumed run samples coming steps again from earlier adapters, so they are part of a checkpoint.
     """
 
     def __init__(self, pair: Pair, earlier: int = 1) -> None:
@@ -114,8 +113,7 @@ def load_state(
     """Restore parameters, moments and limits from the files of `save_state`; the caller publishes.
 
     Returns the number of optimizer steps in the adapter, the adapters published before it, the oldest first, and the
-    number of processes that trained it. BackendError, with nothing changed, when a file is missing, broken, or does not
-    fit this model and rank.
+    number of processes that trained it. BackendError, with nothing changed, when a file is missing, broken or unfit.
     """
     weights_file = folder / (ADAPTER_FILE if pair.files is None else pair.files.weights_file)
     try:

@@ -87,12 +87,12 @@ def norm_names(at: int) -> list[str]:
     return [f"{layer}{name}.weight" for name in names]
 
 
-def create_full_pair(folder: Folder, architecture: Architecture, place: Placement) -> Pair:
-    """Create a pair that trains all weights, by transformers' names and in fp32 whatever dtype the products have.
-
-    With bf16 products a weight is rounded where it is used, as torch.autocast does it, in both directions. The numbers
-    equal a working copy's, without its memory. Every sampler has a copy in its dtype.
-    """
+def create_full_pair(
+    folder: Folder, architecture: Architecture, place: Placement, shard: Callable[..., Any] | None = None
+) -> Pair:
+    """Create a pair that trains all weights, by transformers' names and in fp32 whatever dtype the products have."""
+    # With bf16 products a weight is rounded where it is used, in both directions, as torch.autocast does it: the
+    # numbers equal a working copy's, without its memory.
     with Reader(folder.weights(), place.trainer, torch.float32, progress=place.progress) as reader:
         read = read_weights(reader, architecture)
         dtypes = {name.removeprefix("model."): reader.dtype(name) for name in reader.names()}
@@ -115,18 +115,13 @@ def create_full_pair(folder: Folder, architecture: Architecture, place: Placemen
         with folder.refusals(device):
             samplers.append(_Sampler(architecture, weights, device, place.sampler_dtype, total))
 
-    trained: FullDecoder
-    if place.mesh is None:
+    values: Mapping[str, Tensor] = parameters
+    if shard is None:
         trained = FullDecoder(architecture, weights, linears, head=Plain(weights.head), **given)
-        values: Mapping[str, Tensor] = parameters
     else:
-        from retrain_local.model.sharded import Gathered, ShardedDecoder  # FSDP takes seconds to import
-
-        trained = sharded = ShardedDecoder(architecture, weights, linears, mesh=place.mesh, **given)
-        parts = sharded.parameters()
-        parameters = {name: parts[name] for name in parameters}
-        values = Gathered(parameters)
-        del read, weights, linears
+        parts = list(parameters), architecture, weights, linears
+        trained, parameters, values = shard(*parts, mesh=place.mesh, **given)
+        del read, weights, linears, parts
     trained.read_reference, trained.padding = reference, folder.document.get("pad_token_id")
 
     def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
@@ -218,14 +213,10 @@ def _trained(read: Weights, architecture: Architecture) -> tuple[Weights, list[T
             names = [f"{name}.{kind}" for kind in ("weight", "bias") for name in linear.names]
             found |= dict(zip(names, parts, strict=False))
             linears.append(TrainedLinear(linear=linear, parts=parts))
-        layers.append(_with_norms(layer, norms, architecture))
+        heads_norm = None
+        if len(norms) > 2:
+            sizes = {"heads": architecture.heads, "kv_heads": architecture.kv_heads}
+            heads_norm = HeadsNorm(queries_D=norms[2], keys_D=norms[3], **sizes)
+        layers.append(replace(layer, attention_norm=norms[0], inner_norm=norms[1], heads_norm=heads_norm))
     trained = Weights(embedding=embedding, layers=tuple(layers), norm=found[NORM], head=head)
     return trained, linears, found
-
-
-def _with_norms(layer: LayerWeights, norms: list[Any], architecture: Architecture) -> LayerWeights:
-    heads_norm = None
-    if layer.heads_norm is not None:
-        sizes = {"heads": architecture.heads, "kv_heads": architecture.kv_heads}
-        heads_norm = HeadsNorm(queries_D=norms[2], keys_D=norms[3], **sizes)
-    return replace(layer, attention_norm=norms[0], inner_norm=norms[1], heads_norm=heads_norm)

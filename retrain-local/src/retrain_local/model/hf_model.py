@@ -33,8 +33,7 @@ from retrain_local.model.weights import Reader, UnfitWeightsError
 class HfDecoder:
     """A causal language model of transformers as a `TrainedDecoder`.
 
-    Its body is called on one packed row without cache or mask. The model with its body cut out is the head, so that
-    the architecture's own code does soft-capping and scaling.
+    The model with its body cut out is the head, so that the architecture's own code does soft-capping and scaling.
     """
 
     shape: Shape
@@ -44,7 +43,9 @@ class HfDecoder:
     def __init__(self, model: Any) -> None:
         self.device, self.dtype = model.device, model.dtype
         self._model = model
-        path = _body_path(model)
+        body = model.get_decoder() if hasattr(model, "get_decoder") else None
+        names = [name for name, module in model.named_modules() if name and module is body]
+        path = names[0] if names else str(model.base_model_prefix)
         self._body = model.get_submodule(path)
         self._head = _replaced(model, path.split("."), _Given())
         self._recompute = False
@@ -197,12 +198,6 @@ class _Given(nn.Module):  # type: ignore[misc]
         return _Output(last_hidden_state=inputs_embeds)
 
 
-def _body_path(model: Any) -> str:
-    body = model.get_decoder() if hasattr(model, "get_decoder") else None
-    names = [name for name, module in model.named_modules() if name and module is body]
-    return names[0] if names else str(model.base_model_prefix)
-
-
 def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> Any:
     """Return a copy of the module with the same tensors and another submodule at `path`."""
     found, child = copy.copy(module), module._modules[path[0]]
@@ -248,11 +243,10 @@ def attach(base: Any, lora: Lora) -> PeftModel:
 def _create_sampler(
     peft: PeftModel, trained: Mapping[str, nn.Parameter], place: Placement, device: torch.device
 ) -> tuple[Any, Publish]:
-    """Create modules that sample with the adapter last published, and the function that publishes.
+    """Create modules that share frozen tensors of the same device and dtype, and the function that publishes to them.
 
-    They share every frozen tensor whose device and dtype agree. For small fp32 models they hold merged matrices
-    W + scale B A, to save three operations per layer and token. These are computed from the untouched W each time,
-    so nothing drifts. In bf16 merging would round the update away, so these modules have copies of A and B.
+    Small fp32 models hold merged matrices W + scale B A, computed from W each time, so nothing drifts, to save three
+    operations per layer and token. In bf16 merging would round the update away: others have copies of A and B.
     """
     layers = {name: m for name, m in peft.get_base_model().named_modules() if isinstance(m, LoraLayer)}
     # expert layers have no such attribute

@@ -38,11 +38,9 @@ def create_pair(
 ) -> Pair:
     """Load the base once, from safetensors only, attach LoRA to every linear layer except the head, and publish it.
 
-    With [model] lora_rank = 0 there is no adapter: all weights are trained, and sharded over a `mesh` if there is one.
-    Each of `sampler_devices` gets a sampler in `sampler_dtype`; both default to the trainer's. Without `samples` there
-    is no sampler. `role` names the model on the console.
-    ConfigError when the model cannot be loaded completely or cannot be computed exactly; BackendError when it does not
-    fit on a device.
+    With [model] lora_rank = 0 all weights are trained, sharded over `mesh` if there is one. `sampler_devices` and
+    `sampler_dtype` default to the trainer's. ConfigError when the model cannot be loaded completely or computed
+    exactly, BackendError when it does not fit on a device.
     """
     log.info("Loading %s: %s on %s...", role, config.model.model, trainer_device)
     rank = config.model.lora_rank
@@ -64,7 +62,12 @@ def create_pair(
         if architecture is not None and not rank:
             from retrain_local.model.full import create_full_pair
 
-            pair = create_full_pair(folder, architecture, place)
+            if mesh is None:
+                pair = create_full_pair(folder, architecture, place)
+            else:
+                from retrain_local.model.sharded import shard  # FSDP takes seconds to import
+
+                pair = create_full_pair(folder, architecture, place, shard)
         elif architecture is not None and not lora.dora:
             from retrain_local.model.llama import create_llama_pair
 

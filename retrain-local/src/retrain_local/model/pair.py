@@ -61,8 +61,7 @@ class Pair:
 class Placement:
     """Devices and dtypes of the decoders; frozen weights are shared where both agree, and copied where they do not.
 
-    The trained weights are sharded over `mesh`, a `torch.distributed.DeviceMesh`, if there is one. `progress` counts
-    the tensors that are loaded.
+    Trained weights are sharded over `mesh`, a `DeviceMesh`, if given. `progress` counts the tensors that are loaded.
     """
 
     trainer: torch.device

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Attend, Decoder, Scores, Shape
 
 ATTENTION, KEYWORD = "retrain", "retrain_attend"
@@ -25,11 +24,8 @@ class UnsupportedAttentionError(Exception):
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
-    """Replace attention in transformers, with tensors [1, heads, N, size].
-
-    Its table of masks does not have the name `ATTENTION`, so it builds no mask. A mask that arrives was made by the
-    architecture itself, with an unknown meaning.
-    """
+    """Replace attention in transformers, with tensors [1, heads, N, size]."""
+    # transformers builds no mask for this unknown name, so a mask was made by the architecture, with unknown meaning
     attend: Attend | None = given.get(KEYWORD)
     if attend is None:
         raise UnsupportedAttentionError("it passes no keyword arguments to its attention")

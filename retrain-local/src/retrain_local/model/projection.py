@@ -46,11 +46,7 @@ class Plain:
 
 
 class Prepacked:
-    """A copy in oneDNN's blocked layout, as many bytes as the matrix.
-
-    PyTorch's product of a plain matrix copies it to such a layout each time, too much for a few rows: with 8
-    to 32 rows this one takes half the time.
-    """
+    """A copy in oneDNN's blocked layout, as large as the matrix; with 8 to 32 rows its product takes half the time."""
 
     def __init__(self, weight_OI: Tensor) -> None:
         self.take(weight_OI)
@@ -164,8 +160,7 @@ class SampledMerged:
 class SampledLowRank:
     """x W^T + (x A^T) (scale B)^T with shared W: two more products for all parts, since B is block-diagonal.
 
-    `may_copy` allows a prepacked W, a second copy where others hold the tensor. `expands` reads W from
-    `linear` at each use, for a quantised one.
+    `may_copy` allows a prepacked copy of W. `expands` reads W from `linear` at each use, for a quantised one.
     """
 
     def __init__(self, linear: Linear, rank: int, *, may_copy: bool = True, expands: bool = False) -> None:
@@ -196,11 +191,7 @@ def _scaled(b: Tensor, adapter: Adapter, dtype: torch.dtype) -> Tensor:
 
 
 class _Merged(torch.autograd.Function):  # type: ignore[misc]
-    """Stores only x for the backward pass.
-
-    There W' is computed again, at the cost of rank / N of a product with it. For fewer rows than outputs B and A are
-    multiplied one after the other: the gradients of A and B need the first product anyway.
-    """
+    """Stores only x: the backward pass computes W' again, for rank / N of a product with it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:
@@ -216,7 +207,7 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
         g_inner, of_parts = _adapter_gradients(x, x @ adapter.a.T, g, adapter.b * adapter.scale, adapter)
         if not ctx.needs_input_grad[0]:
             return None, None, *of_parts
-        if len(g) < len(weight):
+        if len(g) < len(weight):  # the gradients of A and B need the product with B anyway
             return (g @ weight).addmm_(g_inner, adapter.a), None, *of_parts
         return g @ merge(adapter, weight, torch.empty_like(weight)), None, *of_parts
 

@@ -9,7 +9,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,14 +17,6 @@ from torch import Tensor
 from retrain_local.model.weights import Linear
 
 BLOCK = 64  # numbers of a row that share a scale in nf4
-
-
-class Stored(Protocol):
-    """A matrix in fewer bits; `expanded` is W' [outputs, inputs]."""
-
-    def expanded(self, dtype: torch.dtype) -> Tensor: ...
-
-    def to(self, device: torch.device) -> Stored: ...
 
 
 @contextmanager
@@ -82,6 +74,7 @@ class Int8:
         return moved
 
 
+Stored: TypeAlias = Nf4 | Int8  # a matrix in fewer bits; `expanded` is W' [outputs, inputs]
 KINDS: dict[str, Callable[[Tensor], Stored]] = {"nf4": Nf4, "int8": Int8}
 
 

@@ -6,7 +6,7 @@ backward; embedding, final norm and head stay gathered from the beginning of a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -137,6 +137,16 @@ class ShardedDecoder(FullDecoder):
                 yield
             finally:
                 self._is_reference = False
+
+
+def shard(
+    names: Iterable[str], *parts: Any, **given: Any
+) -> tuple[ShardedDecoder, dict[str, nn.Parameter], Mapping[str, Tensor]]:
+    """Create the decoder; return also its parameters under `names`, sharded and whole."""
+    decoder = ShardedDecoder(*parts, **given)
+    found = decoder.parameters()
+    parameters = {name: found[name] for name in names}
+    return decoder, parameters, Gathered(parameters)
 
 
 class Gathered(Mapping[str, Tensor]):

@@ -23,8 +23,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 class Linear:
     """One or more matrices with the same input, stacked: [sum of outputs, inputs].
 
-    `names` are their modules in transformers' causal language model, `sizes` their numbers of outputs. `stacked` begins
-    with the rows of `weight` and has more below them, where sampling keeps the adapter.
+    `names` are their modules in transformers, `sizes` their outputs. `stacked` has the adapter's rows below `weight`.
     """
 
     weight: Tensor

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,14 +33,16 @@ from retrain.api import (
     TrainReport,
     stream_from,
 )
-from retrain_local.backend import LocalBackend
 from retrain_local.devices.group import Group, PeerFailedError, ProcessGroup, join, open_store
 from retrain_local.devices.torch_devices import Devices
 from retrain_local.ranks.workers import POLL_S, Delivered, LostRankError, Start, Stop, Worker, Workers
 from retrain_local.sampling.split import Cancellation, DeviceEngine, ParallelEngine, SamplingCancelledError
 
+if TYPE_CHECKING:
+    from retrain_local.backend import LocalBackend
+
 log = logging.getLogger("retrain")
-CreateLocal = Callable[[PluginContext, Devices, Group], LocalBackend]
+CreateLocal = Callable[[PluginContext, Devices, Group], "LocalBackend"]
 LEAVE_S = 10.0  # for rank 0 to leave a computation with a rank that is gone
 
 
@@ -230,8 +232,7 @@ class RankedBackend:
     def _together(self, name: str, *args: Any) -> list[Any]:
         """Call this method of the local backend on every rank at once, and return the results.
 
-        A stop ends it on every rank before anything has changed, or comes too late and is left to the caller. If a rank
-        fails, its error is raised, not the error of a rank that waited for it.
+        A stop ends it on every rank before anything has changed, or comes too late and is left to the caller.
         """
         self._open()
         self._cancellation.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,6 @@ from retrain_local.attention.pages import LARGEST, STORED, Pages, as_bytes, zero
 from retrain_local.decoder import Decoder, Shape
 from retrain_local.memory.limits import free_bytes
 from retrain_local.memory.sizes import BLOCK_SIZE, CACHE_BYTES_CPU, CACHE_SHARE_GPU
-from retrain_local.sampling.rows import Row
 
 SCALE_BYTES = 4
 
@@ -114,8 +112,7 @@ def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -
 class Blocks:
     """Blocks 1 to `capacity`, each free or held by one or more owners; block 0 takes unwanted tokens.
 
-    The blocks taken depend only on the calls so far, and released ones are reused first, so that memory that was never
-    used stays uncommitted.
+    The blocks taken depend only on the calls so far; released ones come first, so that unused memory stays uncommitted.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -251,27 +248,3 @@ def budget_tokens(decoder: Decoder, kind: str, cache_bytes: int | None, *, is_co
     if is_copied:
         cache_bytes //= 2
     return max(BLOCK_SIZE, cache_bytes // bytes_per_token(decoder.shape, kind, decoder.dtype))
-
-
-def enough_tokens(rows: Sequence[Row], pool_tokens: int, *, share: bool, keep_rows: bool) -> int:
-    """Return the size of a pool in which these rows run at once to their full length: `pool_tokens` if it is enough.
-
-    Another pool means recording every CUDA graph again. A new one has room for all rows at the length of the longest,
-    and for the partial last block of each prompt: 128 rows of 256 + 1,024 tokens of a 4B model take 24 GB where 80 % of
-    a free H100 are 57. As groups share their prompts, that leaves room for the longer prompts of later steps. Rows of
-    episodes grow from turn to turn, so their pool is twice as large.
-    """
-    groups = Counter(row.prompt_key for row in rows)
-    shared = {key: share and count > 1 for key, count in groups.items()}
-    prompts = {row.prompt_key: len(row.prompt_T) - 1 for row in rows}
-    needed = sum(_blocks(prompts[key]) for key in groups if shared[key])
-    for row in rows:
-        needed += _blocks(row.cached + row.room) - shared[row.prompt_key] * (prompts[row.prompt_key] // BLOCK_SIZE)
-    if needed * BLOCK_SIZE <= pool_tokens:
-        return pool_tokens
-    longest = max(row.cached + row.room for row in rows)
-    return (1 + keep_rows) * (len(rows) * _blocks(longest) + len(groups)) * BLOCK_SIZE
-
-
-def _blocks(tokens: int) -> int:
-    return -(-tokens // BLOCK_SIZE)

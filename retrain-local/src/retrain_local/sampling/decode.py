@@ -16,7 +16,7 @@ from retrain_local.decoder import Attend, Decoder, Scores, Target
 from retrain_local.memory.limits import is_out_of_memory
 from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.draw import Draw, draw_tokens
-from retrain_local.sampling.rows import Row
+from retrain_local.sampling.schedule import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,17 +157,6 @@ def bucket(rows: int) -> int:
     return -(-rows // step) * step
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Recording:
-    """A graph and the tensors it updates, kept alive with it."""
-
-    graph: torch.cuda.CUDAGraph
-    state: tuple[Tensor, ...]
-
-    def is_of(self, state: Sequence[Tensor]) -> bool:
-        return [tensor.data_ptr() for tensor in self.state] == [tensor.data_ptr() for tensor in state]
-
-
 class Graphs:
     """Captured steps by key.
 
@@ -180,7 +169,8 @@ class Graphs:
         self._device = device
         self._pool: Any = None
         self._stream: Any = None
-        self._recordings: dict[Hashable, _Recording] = {}
+        # with the tensors that a graph updates, to keep them alive
+        self._recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self._records = device.type == "cuda"
 
     def __len__(self) -> int:
@@ -192,20 +182,20 @@ class Graphs:
             step()
             return
         with torch.cuda.device(self._device):
-            recording = self._recordings.get(key)
-            if recording is None or not recording.is_of(state):
-                recording = self._recorded(step, state)
-                if recording is None:
+            graph, recorded = self._recordings.get(key, (None, ()))
+            if graph is None or [x.data_ptr() for x in recorded] != [x.data_ptr() for x in state]:
+                graph = self._captured(step, state)
+                if graph is None:
                     step()
                     return
-                self._recordings[key] = recording
-            recording.graph.replay()
+                self._recordings[key] = graph, tuple(state)
+            graph.replay()
 
     def forget(self) -> None:
         self._recordings.clear()
         self._pool = None
 
-    def _recorded(self, step: Callable[[], None], state: Sequence[Tensor]) -> _Recording | None:
+    def _captured(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph | None:
         before = [tensor.clone() for tensor in state]
         stream = self._stream = self._stream or torch.cuda.Stream(self._device)
         try:
@@ -230,7 +220,7 @@ class Graphs:
             torch.cuda.synchronize()
             _put_back(state, before)
             return None
-        return _Recording(graph, tuple(state))
+        return graph
 
 
 def _ran_out(error: BaseException | None) -> bool:

@@ -67,11 +67,8 @@ def _draw(
 
 
 def _inverted(probabilities_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
-    """Return tokens [B, 1], in two levels: the piece of the vocabulary that the uniform falls into, then its token.
-
-    Probabilities stay in fp32. Only the sums of the pieces and one piece per row, a few hundred numbers each, are
-    converted to float64 and summed in order.
-    """
+    """Return tokens [B, 1], in two levels: the piece of the vocabulary that the uniform falls into, then its token."""
+    # Only the sums of the pieces and one piece per row, a few hundred numbers each, are float64 and summed in order.
     vocabulary = probabilities_BV.shape[1]
     wanted_size = 2 ** math.ceil(math.log2(max(vocabulary, 2)) / 2)
     size = math.gcd(vocabulary, wanted_size)

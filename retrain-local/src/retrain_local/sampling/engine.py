@@ -29,13 +29,12 @@ from retrain_local.decoder import Decoder, Shape
 from retrain_local.memory.limits import free_memory, is_out_of_memory
 from retrain_local.memory.sizes import BLOCK_SIZE, PREFILL_TOKENS
 from retrain_local.model.pair import LocalPolicy
-from retrain_local.sampling.cache import KEPT_ROWS, Cache, budget_tokens, enough_tokens
+from retrain_local.sampling.cache import KEPT_ROWS, Cache, budget_tokens
 from retrain_local.sampling.decode import Batch, Graphs, PagedAttention, bucket, decode_step
 from retrain_local.sampling.draw import draw_for, draw_tokens
 from retrain_local.sampling.gathered_decoding import GatheredDecoding
 from retrain_local.sampling.prefill import fill
-from retrain_local.sampling.rows import Row, new_rows
-from retrain_local.sampling.schedule import NoRoomError, Prefill, Schedule
+from retrain_local.sampling.schedule import NoRoomError, Prefill, Row, Schedule, enough_tokens, new_rows
 
 if TYPE_CHECKING:
     from retrain_local.attention.select_kernels import Kernels
@@ -82,9 +81,8 @@ class PytorchEngine:
 
     A completion depends only on its prompt, its seed and the weights, not on the rest of its batch (up to rounding of
     batched matrix products). The composition of batches depends on the requests since the last `publish` and on the
-    size of the pool, a part of checkpoints. Rows that outgrow the pool are preempted, keep their tokens and are
-    resumed later; each time memory runs out, the pool is halved. Kernels that read the pool in place need it allocated
-    at once, so it is no larger than a call needs.
+    size of the pool, a part of checkpoints. Rows that outgrow the pool are preempted and resumed later; each time
+    memory runs out, the pool is halved. Kernels read a pool that is allocated at once, no larger than a call needs.
     """
 
     delivers_early = True
@@ -255,8 +253,8 @@ class PytorchEngine:
             self._check_stop()
             fills = schedule.advance(SEGMENT)
             for part in (fills.prompts, fills.rest):
-                max_tokens = min(PREFILL_TOKENS, cache.tokens)
-                fill(part, self._decoder, cache.pool, self._kernels.packed, max_tokens=max_tokens, note=self._note)
+                given, most = (self._decoder, cache.pool, self._kernels.packed), min(PREFILL_TOKENS, cache.tokens)
+                fill(part, *given, max_tokens=most, note=self._note)
             self._segment(cache, schedule.running, params)
             after(schedule)
             for row in [row for row in schedule.running if not row.room]:

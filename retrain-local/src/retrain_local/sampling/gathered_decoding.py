@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from retrain.api import SamplingParams
-from retrain_local.attention.padded import dense_attention
+from retrain_local.attention.packed import dense_attention
 from retrain_local.decoder import Decoder, Scores
 from retrain_local.devices.torch_devices import limited_threads
 from retrain_local.memory.sizes import BLOCK_SIZE
 from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.decode import Batch, decode_step
 from retrain_local.sampling.draw import draw_tokens
-from retrain_local.sampling.rows import Row
+from retrain_local.sampling.schedule import Row
 
 COLUMNS = 32  # tokens a copy has room for: more means fewer gathers, and more to move when rows are dropped
 
@@ -127,8 +127,7 @@ class GatheredDecoding:
     """Segments of decoding steps over a pool.
 
     On a CPU the rows are decoded in two parts, each by its own thread with half of PyTorch's threads. Threads that
-    share an operation wait for each other after each one; these parts do not within a segment, so a busy machine slows
-    them down by no more than its share. The work between two operations is shared as well.
+    share an operation wait for each other after each one; these parts do not, so a busy machine costs only its share.
     """
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:

@@ -15,29 +15,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from retrain.api import Tokens
-from retrain_local.attention.padded import dense_attention
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import MakeAttend, Spans, dense_attention
 from retrain_local.decoder import Attend, Decoder, Scores
 from retrain_local.memory.sizes import runs
 from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.schedule import Prefill
-
-Packed = Callable[[Spans, torch.device], Attend]
 
 
 def fill(
     fills: Sequence[Prefill],
     decoder: Decoder,
     pool: Pool,
-    packed: Packed,
+    packed: MakeAttend,
     *,
     max_tokens: int,
     note: Callable[[Sequence[Prefill]], None],
 ) -> None:
     """Copy the partial blocks, then compute the rest in forward passes of at most `max_tokens` tokens or one row.
 
-    Rows without a cached prefix use the attention that `packed` creates, others `ContinuedAttention`. `note` is called
-    with the rows of each forward pass before it starts.
+    `note` is called with the rows of each forward pass before it starts.
     """
     pool.copy(*([pair[side] for f in fills if (pair := f.copied)] for side in (0, 1)))
     work = [f for f in fills if len(f.tokens_T)]
@@ -47,7 +43,7 @@ def fill(
             _forward(part, decoder, pool, packed)
 
 
-def _forward(fills: Sequence[Prefill], decoder: Decoder, pool: Pool, packed: Packed) -> None:
+def _forward(fills: Sequence[Prefill], decoder: Decoder, pool: Pool, packed: MakeAttend) -> None:
     """Run a forward pass over the packed tokens; its layers write keys and values to the pool."""
     lengths, pasts = [len(f.tokens_T) for f in fills], [f.past for f in fills]
 

@@ -16,8 +16,7 @@ AT_A_TIME = 2**28  # numbers: on CUDA an update holds one more for each, 16 GB f
 class AdamW:
     """Adam with decoupled weight decay (arXiv:1711.05101).
 
-    `torch.optim.AdamW` calls the same function, but creating one imports PyTorch's compiler, as slow as importing
-    PyTorch. `state` has the same layout: `exp_avg`, `exp_avg_sq` and `step` of each updated parameter.
+    `torch.optim.AdamW` calls the same function and has the same `state`, but imports PyTorch's compiler.
     """
 
     def __init__(

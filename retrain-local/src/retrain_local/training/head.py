@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,9 @@ ROWS = 3
 SLOPE_TOLERANCE = 1e-2  # of the largest element: two units in the last place of bf16
 
 
-class Softmax(Protocol):
-    """Computes log softmax(logits / temperature) at one token per row, fp32 [M], and its derivative by the logits.
-
-    The slope is (onehot - softmax) / temperature, [M, V] in the dtype of the logits; without `slope` it is undefined.
-    """
-
-    def __call__(
-        self, logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool, /
-    ) -> tuple[Tensor, Tensor]: ...
-
-
+# Of logits [M, V], tokens [M], temperature: log softmax(logits / temperature) at one token per row, fp32 [M], and its
+# slope by the logits, (onehot - softmax) / temperature, [M, V] in their dtype; undefined unless the last is True.
+Softmax = Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
 # Numbers of each row, [M] each, and their derivatives by the logits, [M, V] each; arguments as for `Softmax`.
 Outputs = Callable[[Tensor, Tensor, float, bool], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
@@ -182,9 +174,8 @@ def selected_logprobs(
     """Return log softmax(head(hidden) / temperature) of each token, natural, fp32 [M], differentiable.
 
     `head` turns hidden states [m, hidden] into logits [m, vocabulary], each row by itself; `parameters` are its trained
-    ones. Memory is bounded by `LOGIT_CHUNK` logits (`FUSED_CHUNK` with a fused `softmax`), whatever M and the
-    vocabulary are. Liger kernels, arXiv:2410.10989, chunk the same way; here the log-probabilities are an output, so
-    that any loss can follow.
+    ones. Memory is bounded by `LOGIT_CHUNK` logits (`FUSED_CHUNK` with a fused `softmax`). Liger kernels,
+    arXiv:2410.10989, chunk the same way; here log-probabilities are an output, so that any loss can follow.
     """
     if not len(tokens_M):
         return hidden_MD.new_zeros(0, dtype=torch.float32)

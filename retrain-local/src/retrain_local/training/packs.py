@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from retrain.api import BackendError, Floats, Problem, TrainRow
-from retrain_local.attention.spans import Picks, Spans
+from retrain_local.attention.packed import Picks, Spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActionTokens:
     """The action tokens of several rows, row by row, with their numbers; each row is one sequence of the loss.
 
-    `rows` are the indices of the rows in the step; `sequences_M` numbers the rows from 0. `engine_logprobs_M` equal
-    `behaviour_logprobs_M` unless the rows distinguish them.
+    `rows` are the indices of the rows in the step; `sequences_M` numbers the rows from 0.
     """
 
     rows: tuple[int, ...]
@@ -84,9 +83,8 @@ def pack_rows(
 ) -> list[Pack]:
     """Pack all rows with action tokens, at most `max_tokens` in a pack; a longer row gets its own.
 
-    With `share`, rows that agree up to their first action store that prefix once; a group split over packs stores it
-    once in each. Packs are of about equal size, and their number is a multiple of `multiple` if the rows allow it. The
-    order depends on the rows only.
+    With `share`, rows that agree up to their first action store that prefix once in each pack. Packs are of about equal
+    size, and their number is a multiple of `multiple` if the rows allow it. The order depends on the rows only.
     """
     groups = grouped_rows(rows, share=share)
     cuts = list(cut_groups(groups, max_tokens))
@@ -228,8 +226,7 @@ def share_rows(rows: Sequence[TrainRow], size: int) -> list[list[int]]:
     """Return the indices of each rank's rows. They depend on the rows only.
 
     Rows of one prompt are neighbours, since a rank that computes one of them computes the prompt. The largest share is
-    as small as that order permits; with fewer rows than ranks some shares are empty. Rows without an action are left
-    out.
+    as small as that order permits. Rows without an action are left out.
     """
     groups = grouped_rows(rows)
     total = sum(member.last for members in groups for member in members) + 1

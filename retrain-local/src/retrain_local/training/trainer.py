@@ -31,9 +31,8 @@ from retrain.api import (
     TrainReport,
     TrainRow,
 )
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
-from retrain_local.decoder import Attend, TrainedDecoder
+from retrain_local.attention.packed import MakeAttend, PaddedAttend, Spans
+from retrain_local.decoder import TrainedDecoder
 from retrain_local.devices.group import ALONE, Group, own_part
 from retrain_local.devices.torch_devices import deterministic, pack_workers, packs_at_a_time
 from retrain_local.memory.limits import MemoryLimits, free_memory, is_out_of_memory
@@ -46,7 +45,6 @@ from retrain_local.training.regularisers import Marked, columns_of
 from retrain_local.training.step_loss import NAMED, PolicyLoss, split_by_row
 
 T = TypeVar("T")
-MakeAttend = Callable[[Spans, torch.device], Attend]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,11 +74,8 @@ class Trainer:
     Rows are packed without padding, with the prompt of a group stored once. Free memory decides how many tokens a pack
     holds and whether activations are recomputed in the backward pass; neither changes the gradient. When a pack does
     not fit, the step starts over, first with recomputation, then once with half the tokens; `limits` keeps that for
-    later steps and for a resumed run. Unless `is_ordered`, a step on CUDA runs in PyTorch's deterministic mode. It
-    is slow and process-wide: decoder and attention do not need it, or another thread uses PyTorch.
-
-    Each rank of `group` computes a share of the rows. Every method is called on all of them, with the same arguments,
-    and returns the same.
+    later steps and for a resumed run. Unless `is_ordered`, a step on CUDA runs in PyTorch's slow deterministic mode.
+    Each rank of `group` computes a share of the rows, and returns the same.
     """
 
     def __init__(
