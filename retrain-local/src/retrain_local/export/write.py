@@ -53,7 +53,7 @@ def export_model(export: ModelExport) -> ExportedModel:
     folder = open_folder(export.config, source, export.base)
     adapter = None if export.adapter is None else read_adapter_file(export.adapter)
     quantize = "none" if export.adapter is None else export.config.table("model", ModelKeys).quantize
-    dtype = export.config.table("model", ModelKeys).dtype
+    dtype: str = export.config.table("model", ModelKeys).dtype
     if dtype == "auto":
         dtype = AUTO_DTYPE["cuda" if "gpu" in export.config.backend.devices else "cpu"]
     is_gguf = export.form == "gguf"
