@@ -158,7 +158,6 @@ def _deterministic(wanted: bool) -> AbstractContextManager[None]:
 
 
 def _copies(spans: Spans, device: torch.device) -> Picks:
-    """Pick the keys of a packed row, with a copy of its prefix before every segment."""
     starts = spans.starts
     index: list[np.ndarray] = []
     for segment, prefix in enumerate(spans.prefixes):

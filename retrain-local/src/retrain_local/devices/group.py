@@ -157,7 +157,6 @@ def open_store(port: int, *, is_master: bool) -> Any:
 
 
 def torchrun_environment(rank: int, size: int, port: int) -> Mapping[str, str]:
-    """Return the environment that torchrun sets for the processes of one machine."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     return {**os.environ, **{name: str(number) for name, number in numbers.items()}, "MASTER_ADDR": "127.0.0.1"}
 

@@ -171,7 +171,6 @@ class MergedWeights:
         return self.count(name) * size
 
     def base(self, name: str) -> Tensor:
-        """Return the tensor without the adapter, in fp32."""
         if name in self.replaced:
             return self.replaced[name]()
         return self.reader.read(name, torch.empty(self.reader.shape(name), dtype=torch.float32))

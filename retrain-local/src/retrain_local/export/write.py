@@ -297,7 +297,6 @@ def largest_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> flo
 
 
 def texts_ids(path: str, folder: Folder, vocabulary: int) -> list[list[int]]:
-    """Return the texts in tokens of the tokenizer in `path`; the written one is thereby tried too."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=folder.trust_remote_code)

@@ -167,7 +167,6 @@ def bytes_per_token(shape: ModelShape, work: Workload) -> int:
 
 
 def cache_budget(work: Workload, free_bytes: int | None) -> int:
-    """Return the bytes of the pool, 0 = unknown; `free_bytes` is the memory that the rest leaves free."""
     if work.cache_bytes:
         return work.cache_bytes // (2 if work.device == "cpu" else 1)
     if work.device == "cpu":

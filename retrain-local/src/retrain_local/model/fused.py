@@ -112,7 +112,6 @@ PLAIN = DecodeKernels(add_norm=_add_norm, heads=_heads, swiglu=lambda product: o
 
 
 def fused_decode(device: torch.device, dtype: torch.dtype, shape: Shape, rank: int) -> DecodeKernels | None:
-    """Return kernels for layers that decode one token per row, or None if they are missing or have a fault."""
     place, given = "retrain_local.model.decode_triton:KERNELS", (device, dtype, shape, rank)
     found: DecodeKernels | None = proven("decoding kernels", device, place, lambda made: decode_faults(made, *given))
     return found

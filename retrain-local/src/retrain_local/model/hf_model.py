@@ -192,8 +192,6 @@ class _Output(BaseModelOutput):  # type: ignore[misc]
 
 
 class _Given(nn.Module):  # type: ignore[misc]
-    """A body that returns hidden states computed before."""
-
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
         return _Output(last_hidden_state=inputs_embeds)
 

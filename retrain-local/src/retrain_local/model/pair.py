@@ -47,7 +47,6 @@ class Pair:
 
     @property
     def adapter(self) -> dict[str, Tensor]:
-        """The trained tensors, not copied, by their names in the file of the adapter or of the model."""
         return {name: p.detach() for name, p in file_names(self.parameters).items()}
 
     def stop_ids(self, tokenizer: Any) -> frozenset[int]:

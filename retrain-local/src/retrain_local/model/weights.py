@@ -165,7 +165,6 @@ class Reader:
         return torch.empty(shape, device=self._device, dtype=self._dtype)
 
     def read(self, name: str, into: Tensor) -> Tensor:
-        """Fill a tensor of the same shape."""
         self._progress.add(1)
         return into.copy_(self._files[name].get_tensor(name))
 

@@ -52,8 +52,6 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """A finished sample of a call of `sample`, before its answer."""
-
     number: int
     request: int
     place: int
@@ -81,7 +79,6 @@ def send(connection: Connection, message: Any) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """The next message; EOFError or ConnectionError when the other process is gone."""
     return pickle.loads(connection.recv_bytes())
 
 
@@ -160,7 +157,6 @@ class Worker:
         return LostRankError(Problem(where="[backend] devices", what=what, fix=FIX))
 
     def end(self) -> None:
-        """End it by closing its socket, or kill it if it has not ended after a while."""
         self._connection.close()
         try:
             self.process.wait(CLOSE_S)

@@ -186,7 +186,6 @@ class PrefixCache:
         return len(self._prefixes)
 
     def add(self, prefix: Prefix) -> None:
-        """Take over the blocks of a finished row; of equal rows one is kept."""
         key = prefix.tokens_T.tobytes()
         if key in self._prefixes:
             self._blocks.release(prefix.blocks)

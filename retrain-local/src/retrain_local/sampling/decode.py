@@ -65,7 +65,6 @@ class Batch:
 
     @property
     def advanced(self) -> tuple[Tensor, ...]:
-        """The tensors that a step changes and the next one reads."""
         return self.ids_B, self.positions_B, self.lengths_B, self.column_1
 
     def load(self, rows: Sequence[Row], temperature: float, steps: int, block_size: int) -> None:

@@ -81,7 +81,6 @@ class GatheredAttention:
         return dense_attention(queries_NHD[:, :, None], keys, values, mask[:, :1], scores)[:, :, 0]
 
     def finish(self, slots_SB: Tensor) -> None:
-        """Write the columns of a segment to these slots of the pool."""
         slots_N = slots_SB[: self._seen - self._first].flatten()
         for layer, copies in self._layers.items():
             new = (states[:, :, self._first : self._seen].permute(2, 0, 1, 3).flatten(0, 1) for states in copies)

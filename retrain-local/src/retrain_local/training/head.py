@@ -139,7 +139,6 @@ def plain_softmax(logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope
 
 
 def softmax_of(device: torch.device, dtype: torch.dtype, vocabulary: int) -> Softmax:
-    """Return the fused kernel where this device has it and it passes its trial, or PyTorch's operations."""
     faults_of = partial(softmax_faults, device=device, dtype=dtype, vocabulary=vocabulary)
     place = "retrain_local.training.head_triton:triton_softmax"
     return proven("the fused softmax of training", device, place, faults_of) or plain_softmax

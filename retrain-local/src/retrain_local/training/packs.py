@@ -209,7 +209,6 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
 
 
 def engine_logprobs(row: TrainRow) -> Floats:
-    """Return the log-probabilities that the sampler itself reported."""
     return row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T
 
 

@@ -181,7 +181,6 @@ class PolicyLoss:
         return terms_M if added_M is None else terms_M - added_M, clipped_M
 
     def _checked(self, found: Any, new_M: Tensor) -> LossTerms:
-        """Return the result of a loss as `LossTerms`; PluginError unless it has one number per token."""
         terms = found if isinstance(found, LossTerms) else LossTerms(terms_M=found)
         for name, values_M in (("terms", terms.terms_M), ("clipped tokens", terms.clipped_M)):
             if values_M is None and name != "terms":

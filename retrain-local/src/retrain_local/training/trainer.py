@@ -332,7 +332,6 @@ class Trainer:
                 pool.shutdown(cancel_futures=True)
 
     def _tracked(self, work: Callable[[Pack], T], pack: Pack) -> T:
-        """Run `work` on one pack; keep the size of the pack that failed or of the largest that fitted."""
         size = budget.PackSize(rows=len(pack.rows), tokens=pack.spans.num_tokens, longest=pack.longest)
         try:
             done = work(pack)
